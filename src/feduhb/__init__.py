@@ -1,0 +1,60 @@
+"""FedUHB: exact federated unlearning, fast.
+
+    federation = feduhb.load("mnist-5k", clients=20, partition="dirichlet:0.5", seed=1)
+    trained    = feduhb.train(federation, rounds=40)
+    unlearned  = feduhb.unlearn(trained, forget=["c00", "c01"])
+
+Names are loaded when first used, so that reading records or reports does not import torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from feduhb.core.aggregate import geometric_median, krum, median, trimmed_mean, weighted_mean
+    from feduhb.core.types import Local, Updates, Work
+    from feduhb.data.backdoor import Backdoor
+    from feduhb.data.federation import Federation
+    from feduhb.data.request import Request
+    from feduhb.engines import Loop, Pool
+    from feduhb.errors import FeduhbError
+    from feduhb.experiment.api import Run, compare, open_run, train, unlearn
+    from feduhb.experiment.federations import load
+    from feduhb.methods import FedUHB, Retrain
+    from feduhb.records import Round
+    from feduhb.stopping import dynamic_stop, never, replay
+
+_HOMES = {
+    "feduhb.core.aggregate": ("geometric_median", "krum", "median", "trimmed_mean", "weighted_mean"),
+    "feduhb.core.types": ("Local", "Updates", "Work"),
+    "feduhb.data.backdoor": ("Backdoor",),
+    "feduhb.data.federation": ("Federation",),
+    "feduhb.data.request": ("Request",),
+    "feduhb.engines": ("Loop", "Pool"),
+    "feduhb.errors": ("FeduhbError",),
+    "feduhb.experiment.api": ("Run", "compare", "open_run", "train", "unlearn"),
+    "feduhb.experiment.federations": ("load",),
+    "feduhb.methods": ("FedUHB", "Retrain"),
+    "feduhb.records": ("Round",),
+    "feduhb.stopping": ("dynamic_stop", "never", "replay"),
+}
+_HOME = {name: home for home, names in _HOMES.items() for name in names}
+
+__version__ = "0.1.0"
+__all__ = [
+    "Backdoor", "FedUHB", "Federation", "FeduhbError", "Local", "Loop", "Pool", "Request", "Retrain", "Round", "Run",
+    "Updates", "Work", "compare", "dynamic_stop", "geometric_median", "krum", "load", "median", "never", "open_run",
+    "replay", "train", "trimmed_mean", "unlearn", "weighted_mean",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"feduhb has no {name!r}; it has {', '.join(__all__)}")
+    return getattr(importlib.import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

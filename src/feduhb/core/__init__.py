@@ -1,0 +1,1 @@
+"""Values and laws: no files, no clock, no global random state."""

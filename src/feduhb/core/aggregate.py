@@ -1,0 +1,145 @@
+"""The rule A that makes one step out of the clients' updates.
+
+The weighted mean folds a stream of blocks client by client: it holds one [P] sum whatever the number
+of clients, and its result does not depend on how they were blocked. The robust rules need every
+update at once and gather [C, P]; they cannot work on a pre-summed answer.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor
+
+from feduhb.core.types import ClientId, Updates
+from feduhb.errors import AggregationError, ConfigError
+
+Aggregate = Callable[[Iterable[Updates]], Tensor]
+
+
+def weighted_mean(answers: Iterable[Updates]) -> Tensor:
+    """Give Σ (n_c / N) u_c. Reference: McMahan et al. 2017."""
+    total: Tensor | None = None  # [P]
+    weight = 0.0
+    for block in answers:
+        for row, n in zip(block.values, block.weights.tolist(), strict=True):
+            total = row * n if total is None else total.add_(row, alpha=n)
+            weight += n
+    if total is None or weight <= 0:
+        raise AggregationError("there is nothing to average: no client answered with any examples; check who takes part")
+    return total.div_(weight)
+
+
+def median(answers: Iterable[Updates]) -> Tensor:
+    """Give the coordinate-wise median, every client counted once. Reference: Yin et al. 2018."""
+    _, values, _ = _gather(answers, "median")
+    ranked, count = values.sort(dim=0).values, len(values)
+    return (ranked[(count - 1) // 2] + ranked[count // 2]) / 2
+
+
+def trimmed_mean(answers: Iterable[Updates], *, trim: float = 0.1) -> Tensor:
+    """Give the mean of each coordinate without the share ``trim`` of largest and of smallest entries.
+
+    At least one entry goes at each end when trim > 0 and three or more clients answer. Reference: Yin et al. 2018.
+    """
+    if not 0 <= trim < 0.5:
+        raise ConfigError(f"trimmed_mean's trim is {trim}; give a share of at least 0 and below 0.5")
+    _, values, _ = _gather(answers, "trimmed_mean")
+    count = len(values)
+    cut = int(trim * count) or int(trim > 0 and count > 2)
+    return values.sort(dim=0).values[cut : count - cut].mean(dim=0)
+
+
+def krum(answers: Iterable[Updates], *, hostile: int | None = None) -> Tensor:
+    """Give the one update whose C - f - 2 nearest neighbours are nearest, for up to f hostile clients.
+
+    Args:
+        hostile: f; None takes the most that Krum withstands, the largest f with 2 f + 2 < C.
+
+    Reference: Blanchard et al. 2017.
+    """
+    _, values, _ = _gather(answers, "krum")
+    count = len(values)
+    most = (count - 3) // 2
+    f = most if hostile is None else hostile
+    if f < 0 or f > most:
+        need = 3 if hostile is None else 2 * max(hostile, 0) + 3
+        raise AggregationError(f"krum needs {need} answers for {max(f, 0)} hostile clients, but {count} came; ask more clients or use median")
+    distance = torch.stack([(values - row).square().sum(dim=1) for row in values])  # [C, C]
+    distance.fill_diagonal_(torch.inf)
+    score = distance.sort(dim=1).values[:, : count - f - 2].sum(dim=1)
+    return values[int(score.argmin())].clone()
+
+
+def geometric_median(answers: Iterable[Updates], *, tolerance: float = 1e-10, iterations: int = 1000) -> Tensor:
+    """Give argmin_z Σ n_c ‖u_c - z‖ by Weiszfeld's iteration in float64.
+
+    Args:
+        tolerance: stop once z moves less than this share of the updates' spread.
+        iterations: stop after so many at the latest.
+
+    An update on which z lands keeps z there only if the others do not pull it away (Vardi and Zhang 2000).
+    """
+    _, values, weights = _gather(answers, "geometric_median")
+    points, n = values.double(), weights.double().to(values.device)
+    z = n @ points / n.sum()
+    spread = (points - z).norm(dim=1).max()
+    for _ in range(iterations):
+        distance = (points - z).norm(dim=1)
+        apart = distance > 1e-14 * spread
+        pull = torch.where(apart, n / distance.clamp_min(torch.finfo(torch.float64).tiny), 0.0)
+        if not apart.any():
+            break
+        step = pull @ (points - z)
+        here, force = n[~apart].sum(), step.norm()
+        moved = step / pull.sum() * (1 - (here / force).clamp(max=1.0) if force > 0 else 0.0)
+        z = z + moved
+        if moved.norm() <= tolerance * spread:
+            break
+    return z.to(values.dtype)
+
+
+def _gather(answers: Iterable[Updates], rule: str) -> tuple[tuple[ClientId, ...], Tensor, Tensor]:
+    blocks = list(answers)
+    if any(block.summed for block in blocks):
+        raise AggregationError(f"{rule} needs every client's update, but this answer is pre-summed; use weighted_mean under secure aggregation")
+    if not blocks:
+        raise AggregationError(f"{rule} has nothing to work on: no client answered; check who takes part")
+    clients = tuple(client for block in blocks for client in block.clients)
+    return clients, torch.cat([b.values for b in blocks]), torch.cat([b.weights for b in blocks])
+
+
+RULES: dict[str, tuple[Aggregate, str | None]] = {
+    "weighted_mean": (weighted_mean, None),
+    "median": (median, None),
+    "trimmed_mean": (trimmed_mean, "trim"),
+    "krum": (krum, "hostile"),
+    "geometric_median": (geometric_median, None),
+}
+
+
+def rule_named(spec: str) -> Aggregate:
+    """Find a rule by its spelling in a config: "median", "trimmed_mean:0.2", "krum:3"."""
+    name, _, value = spec.partition(":")
+    if name not in RULES:
+        raise ConfigError(f"there is no aggregation rule {name!r}; choose one of {', '.join(RULES)}")
+    rule, parameter = RULES[name]
+    if not value:
+        return rule
+    if parameter is None:
+        raise ConfigError(f"{name} takes no parameter, but {spec!r} gives one; write {name!r}")
+    try:
+        number = int(value) if parameter == "hostile" else float(value)
+    except ValueError:
+        raise ConfigError(f"{spec!r}: {value!r} is not a number for {parameter}; write for example {name}:{3 if parameter == 'hostile' else 0.2}") from None
+    return functools.partial(rule, **{parameter: number})
+
+
+def spelling(rule: Aggregate) -> str:
+    """Spell a rule the way `rule_named` reads it; a rule of the user's own is named by its function."""
+    if isinstance(rule, functools.partial):
+        values = ",".join(str(value) for value in rule.keywords.values())
+        return f"{spelling(rule.func)}:{values}"
+    return getattr(rule, "__name__", type(rule).__name__)

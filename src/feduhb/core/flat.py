@@ -1,0 +1,100 @@
+"""Modules and flat vectors [P]: what may be flattened, a fresh draw, there and back."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from feduhb.core.seeds import fixed_draws
+from feduhb.errors import ModelError
+
+ModelSource = nn.Module | Callable[[], nn.Module]
+
+
+def check_module(module: nn.Module) -> None:
+    """Refuse modules whose training leaves a trace outside the parameters or draws random numbers."""
+    for name, layer in module.named_modules():
+        kind = f"layer {name or '(the module itself)'} ({type(layer).__name__})"
+        buffers = [key for key, _ in layer.named_buffers(recurse=False)]
+        if buffers:
+            raise ModelError(
+                f"{kind} keeps buffers ({', '.join(buffers)}), and statistics gathered there would outlive a "
+                "forgotten client; use GroupNorm or LayerNorm, or BatchNorm with track_running_stats=False"
+            )
+        if isinstance(layer, nn.modules.dropout._DropoutNd | nn.RReLU) or _rate(layer) > 0:  # noqa: SLF001
+            raise ModelError(
+                f"{kind} draws random numbers that no client or round can be held to; "
+                "remove it, or regularise with l2 instead"
+            )
+    parameters = dict(module.named_parameters())
+    if not parameters:
+        raise ModelError(f"{type(module).__name__} has no parameters to train; give a module that has some")
+    if frozen := [name for name, p in parameters.items() if not p.requires_grad]:
+        raise ModelError(
+            f"parameter {frozen[0]} is frozen (requires_grad=False), so a fresh draw would never be trained; "
+            "unfreeze it, or put the frozen part into the data as features"
+        )
+    if len(kinds := {p.dtype for p in parameters.values()}) > 1 or not next(iter(kinds)).is_floating_point:
+        raise ModelError(f"parameters have the types {sorted(map(str, kinds))}; convert the module to one float type")
+
+
+def _rate(layer: nn.Module) -> float:
+    rate = getattr(layer, "dropout", 0.0)
+    return float(rate) if isinstance(rate, int | float) else 0.0
+
+
+def fresh(source: ModelSource, seed: int) -> nn.Module:
+    """Draw the fresh model w[0] of a run: the same draw in training and in every unlearning.
+
+    A module is copied and every layer's ``reset_parameters`` drawn anew under the run's seed; a factory
+    is called under it instead. Nothing of the weights that the module holds survives.
+    """
+    with fixed_draws(seed, "init"):
+        if not isinstance(source, nn.Module):
+            module = source()
+            check_module(module)
+            return module
+        check_module(source)
+        module = copy.deepcopy(source)
+        for name, layer in module.named_modules():
+            if not any(True for _ in layer.parameters(recurse=False)):
+                continue
+            reset = getattr(layer, "reset_parameters", None) or getattr(layer, "_reset_parameters", None)
+            if reset is None:
+                raise ModelError(
+                    f"layer {name or '(the module itself)'} ({type(layer).__name__}) has no reset_parameters, so a "
+                    "fresh model cannot be drawn; add one, or pass a factory: model=lambda: MyModule()"
+                )
+            reset()
+    return module
+
+
+def flatten(module: nn.Module) -> Tensor:
+    """Copy a module's parameters into one flat tensor [P]."""
+    return torch.cat([p.detach().reshape(-1) for p in module.parameters()])
+
+
+def unflatten(params: Tensor, module: nn.Module) -> None:
+    """Copy flat parameters [P] into a module."""
+    with torch.no_grad():
+        for p, part in zip(module.parameters(), split(params, module), strict=True):
+            p.copy_(part)
+
+
+def split(params: Tensor, module: nn.Module) -> list[Tensor]:
+    """View flat parameters [P] in the shapes of a module's own."""
+    shapes = [p.shape for p in module.parameters()]
+    sizes = [shape.numel() for shape in shapes]
+    if params.shape != (sum(sizes),):
+        raise ModelError(f"{list(params.shape)} parameters do not fit a module of {sum(sizes)}; use the model of this run")
+    return [part.view(shape) for part, shape in zip(params.split(sizes), shapes, strict=True)]
+
+
+def with_params(module: nn.Module, params: Tensor) -> nn.Module:
+    """Give a copy of the module that holds these parameters."""
+    held = copy.deepcopy(module).to(params.device)
+    unflatten(params, held)
+    return held

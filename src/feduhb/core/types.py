@@ -1,0 +1,140 @@
+"""The words that server, clients and engines exchange.
+
+Signs and indices are fixed here, once. Round t turns w[t] into w[t+1]. A client's update is
+``u = w[t] - w_client``, what it started from minus what it arrived at: it points uphill, like a
+gradient, and servers subtract it. Letters in shapes: C clients, P parameters.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from feduhb.errors import ConfigError
+
+ClientId = str
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What the server asks of the clients of a round."""
+
+    params: Tensor  # [P] start here
+    epochs: int  # local passes; 0: answer with the full-batch gradient at params
+    clients: tuple[ClientId, ...] | None = None  # None: everyone who takes part
+
+    def __post_init__(self) -> None:
+        if self.params.dim() != 1:
+            raise ValueError(f"params must be flat [P], not {list(self.params.shape)}")
+        if self.epochs < 0:
+            raise ValueError(f"epochs must be 0 or more, not {self.epochs}")
+
+
+@dataclass(frozen=True, slots=True)
+class Updates:
+    """A block of answers: one row a client, or one row for all of them where only their mean is known.
+
+    A pre-summed block (secure aggregation) holds the weighted mean of its clients as its only row and
+    their total as its only weight.
+    """
+
+    clients: tuple[ClientId, ...]
+    values: Tensor  # [C, P] params - local params: uphill, like a gradient; [1, P] when summed
+    weights: Tensor  # [C] examples held; [1] when summed
+
+    def __post_init__(self) -> None:
+        rows = self.values.shape[0] if self.values.dim() == 2 else -1
+        if rows != len(self.clients) and rows != 1:
+            raise ValueError(f"{len(self.clients)} clients need values [C, P] or [1, P], not {list(self.values.shape)}")
+        if self.weights.shape != (rows,):
+            raise ValueError(f"{rows} rows of values need as many weights, not {list(self.weights.shape)}")
+
+    @property
+    def summed(self) -> bool:
+        """Whether one row stands for several clients."""
+        return self.values.shape[0] != len(self.clients)
+
+
+class State(Protocol):
+    """A method's memory: a NamedTuple of tensors and ints that always has ``params``."""
+
+    @property
+    def params(self) -> Tensor:
+        """The model, flat [P]."""
+        ...
+
+
+S = TypeVar("S", bound=State)
+
+
+class Method(Protocol[S]):
+    """A server rule as a frozen dataclass: it asks, is told, and keeps nothing to itself."""
+
+    @property
+    def name(self) -> str:
+        """What the user types."""
+        ...
+
+    @property
+    def needs(self) -> Literal["sum", "each"]:
+        """"sum" works on a pre-summed answer, and so under secure aggregation; "each" needs every update."""
+        ...
+
+    @property
+    def exact(self) -> bool:
+        """Whether it may claim: retrained without the forgotten data from a fresh model."""
+        ...
+
+    @property
+    def rounds(self) -> int | None:
+        """Its own number of rounds where it has one, else the user's."""
+        ...
+
+    def init(self, params: Tensor) -> S:
+        """Begin at these parameters."""
+        ...
+
+    def ask(self, state: S) -> Work | None:
+        """Say what is wanted of whom; None where nobody is needed this round."""
+        ...
+
+    def tell(self, state: S, answers: Iterable[Updates]) -> S:
+        """Give the next state. Pure; after None it is told ``()``."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Local:
+    """How a client trains: plain SGD on its own batches."""
+
+    batch_size: int = 64
+    lr: float = 0.005
+    loss: Loss = torch.nn.functional.cross_entropy  # the mean over a batch
+    l2: float = 0.0  # adds l2/2 * ‖w‖² to the loss, biases included
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise ConfigError(f"batch_size is {self.batch_size}; give 1 or more")
+        if not 0 < self.lr < math.inf:
+            raise ConfigError(f"lr is {self.lr}; give a positive number, such as 0.005")
+        if not 0 <= self.l2 < math.inf:
+            raise ConfigError(f"l2 is {self.l2}; give 0 or more")
+
+
+class Engine(Protocol):
+    """Trains clients and streams their answers, block by block, in the order of the clients asked."""
+
+    @property
+    def about(self) -> Mapping[str, Any]:
+        """Name, precision, threads, block and local training: goes into records."""
+        ...
+
+    def train(self, work: Work, clients: Sequence[ClientId], round: int) -> Iterator[Updates]:
+        """Let these clients do this work."""
+        ...

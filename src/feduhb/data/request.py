@@ -1,0 +1,111 @@
+"""What is asked to be forgotten: whole clients, rows of a client, or a class."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from feduhb.core.types import ClientId
+from feduhb.errors import RequestError
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request to forget. Rows are counted from 0 in the data a client joined with."""
+
+    clients: tuple[ClientId, ...] = ()
+    rows: Mapping[ClientId, tuple[int, ...]] = field(default_factory=dict)
+    classes: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "clients", tuple(sorted(set(self.clients))))
+        object.__setattr__(self, "classes", tuple(sorted({int(c) for c in self.classes})))
+        rows = {c: tuple(sorted({int(r) for r in some})) for c, some in sorted(self.rows.items())}
+        object.__setattr__(self, "rows", {c: some for c, some in rows.items() if c not in self.clients})
+        if empty := [c for c, some in rows.items() if not some]:
+            raise RequestError(f"no rows of {empty[0]} are named; give some, or forget the whole client: [{empty[0]!r}]")
+        if not (self.clients or self.rows or self.classes):
+            raise RequestError("nobody is to be forgotten; name clients (c00,c01), rows of a client (c00:0-9+12) or a class (class:3)")
+
+    def __str__(self) -> str:
+        """Spell it the way `parse` reads it."""
+        rows = (f"{client}:{_spelled(some)}" for client, some in self.rows.items())
+        return ",".join([*self.clients, *rows, *(f"class:{c}" for c in self.classes)])
+
+    @classmethod
+    def parse(cls, text: str) -> Request:
+        """Read "c00,c01" (clients), "c02:0-9+12" (rows 0 to 9 and 12 of c02), "class:3"."""
+        clients: list[str] = []
+        rows: dict[str, list[int]] = {}
+        classes: list[int] = []
+        for part in filter(None, (p.strip() for p in text.split(","))):
+            name, colon, detail = part.partition(":")
+            if not colon:
+                clients.append(name)
+            elif name == "class":
+                classes.extend(_numbers(detail, part))
+            else:
+                rows.setdefault(name, []).extend(_numbers(detail, part))
+        return cls(tuple(clients), {c: tuple(some) for c, some in rows.items()}, tuple(classes))
+
+    def merged(self, other: Request) -> Request:
+        """Give the request that asks for both."""
+        both = {c: (*self.rows.get(c, ()), *other.rows.get(c, ())) for c in (*self.rows, *other.rows)}
+        return Request((*self.clients, *other.clients), both, (*self.classes, *other.classes))
+
+    def mask(self, client: ClientId, keys: Tensor, y: Tensor) -> Tensor:
+        """Mark, of a client's examples with these keys [n] and targets [n], those to forget."""
+        if client in self.clients:
+            return torch.ones(len(keys), dtype=torch.bool)
+        named = torch.isin(keys, torch.tensor(self.rows.get(client, ()), dtype=keys.dtype))
+        return named | self.class_mask(y)
+
+    def class_mask(self, y: Tensor) -> Tensor:
+        """Mark the examples of a class to forget, whoever holds them."""
+        if not self.classes:
+            return torch.zeros(len(y), dtype=torch.bool)
+        if y.dim() != 1 or y.is_floating_point():
+            raise RequestError("a class can be forgotten only where targets are whole numbers; name clients or rows instead")
+        return torch.isin(y, torch.tensor(self.classes, dtype=y.dtype))
+
+
+Forget = Request | str | Iterable[ClientId] | Mapping[ClientId, Iterable[int]]
+
+
+def as_request(forget: Forget) -> Request:
+    """Read a request in any of the forms a user may give: ids, {id: rows}, "c00,class:3", or a Request."""
+    if isinstance(forget, Request):
+        return forget
+    if isinstance(forget, str):
+        return Request.parse(forget)
+    if isinstance(forget, Mapping):
+        return Request(rows={client: tuple(int(r) for r in rows) for client, rows in forget.items()})
+    return Request(clients=tuple(forget))
+
+
+def _numbers(text: str, part: str) -> list[int]:
+    found: list[int] = []
+    for piece in text.split("+"):
+        low, dash, high = piece.partition("-")
+        try:
+            span = range(int(low), int(high if dash else low) + 1)
+        except ValueError:
+            raise RequestError(f"{part!r} is not a request; write rows as c02:0-9+12 and classes as class:3") from None
+        if not span:
+            raise RequestError(f"{part!r} counts down; write the smaller number first")
+        found.extend(span)
+    return found
+
+
+def _spelled(rows: tuple[int, ...]) -> str:
+    """Spell sorted rows as ranges: 0-9+12."""
+    spans: list[list[int]] = []
+    for row in rows:
+        if spans and row == spans[-1][1] + 1:
+            spans[-1][1] = row
+        else:
+            spans.append([row, row])
+    return "+".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)

@@ -1,0 +1,48 @@
+"""What engines share: the order in which a client sees its examples, and blocks of answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from feduhb.core.seeds import generator
+from feduhb.core.types import ClientId, Local, Updates
+
+CHUNK = 512  # examples a pass of a full-batch gradient holds at once
+
+
+def batches(count: int, size: int, seed: int, client: ClientId, round: int, epoch: int) -> Iterator[Tensor]:
+    """Give the positions of each batch of an epoch: a shuffle drawn at (seed, client, round, epoch)."""
+    return iter(torch.randperm(count, generator=generator(seed, client, round, epoch)).split(size))
+
+
+def chunks(count: int) -> Iterator[Tensor]:
+    """Give the positions of each chunk of a full pass, in order."""
+    return iter(torch.arange(count).split(CHUNK))
+
+
+def blocked(answers: Iterable[tuple[ClientId, Tensor, int]], size: int) -> Iterator[Updates]:
+    """Gather (client, update [P], examples) into blocks of ``size`` clients."""
+    held: list[tuple[ClientId, Tensor, int]] = []
+    for answer in answers:
+        held.append(answer)
+        if len(held) == size:
+            yield _block(held)
+            held = []
+    if held:
+        yield _block(held)
+
+
+def _block(held: list[tuple[ClientId, Tensor, int]]) -> Updates:
+    clients, values, counts = zip(*held, strict=True)
+    stacked = torch.stack(values)
+    return Updates(clients, stacked, torch.tensor(counts, dtype=stacked.dtype, device=stacked.device))
+
+
+def described(local: Local) -> Mapping[str, Any]:
+    """Say how clients train, for records."""
+    loss = getattr(local.loss, "__name__", type(local.loss).__name__)
+    return {"batch_size": local.batch_size, "lr": local.lr, "loss": loss, "l2": local.l2}

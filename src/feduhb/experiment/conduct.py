@@ -1,0 +1,158 @@
+"""Carrying a run out: fresh or resumed, with or without a folder."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import importlib.metadata
+import platform
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import partial
+from hashlib import sha256
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from feduhb.core.aggregate import spelling
+from feduhb.core.flat import flatten
+from feduhb.core.seeds import sample_clients
+from feduhb.core.types import Engine, Method
+from feduhb.data.federation import Federation
+from feduhb.errors import ConfigError, RunFolderError
+from feduhb.evaluate.accuracy import evaluator
+from feduhb.experiment.config import first_difference
+from feduhb.records import Round, RunFolder, why_ended
+from feduhb.run.checkpoint import load_state
+from feduhb.run.loop import Participants, run
+from feduhb.run.pipes import evaluated, saved, shown
+from feduhb.stopping import StopRule
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One run to carry out."""
+
+    method: Method[Any]
+    federation: Federation  # those who take part, and nobody else
+    engine: Engine
+    rounds: int
+    stop: StopRule
+    clients_per_round: int | None = None
+    folder: RunFolder | None = None
+    config: str = ""
+
+
+def carry_out(task: Task, *, resume: bool = False, show: Callable[[Round], None] | None = None) -> tuple[Any, list[Round]]:
+    """Run a task to its end, from its folder's last checkpoint when resumed; give the final state and all rounds."""
+    with _sole_writer(task.folder):
+        state = task.method.init(flatten(task.federation.fresh_model()))
+        records: list[Round] = []
+        if task.folder is not None:
+            state, records = _begin(task, task.folder, state, resume=resume)
+        first = len(records)
+        moved = [record.moved for record in records]
+        stream = run(task.method, task.engine, participants(task), state, rounds=task.rounds, stop=task.stop, first=first, moved=moved)
+        stream = evaluated(stream, evaluator(task.federation))
+        if task.folder is not None:
+            stream = saved(stream, task.folder)
+        for new, record in shown(stream, show) if show else stream:
+            state = new
+            records.append(record)
+        if task.folder is not None and not task.folder.finished():
+            task.folder.finish(summary(task, state.params, records))
+        return state, records
+
+
+def participants(task: Task) -> Participants:
+    """Give everyone, or the function that samples a round's clients by (seed, round, client)."""
+    clients = list(task.federation.clients)
+    if task.clients_per_round is None:
+        return clients
+    if not 1 <= task.clients_per_round <= len(clients):
+        raise ConfigError(
+            f"clients_per_round is {task.clients_per_round}, but {len(clients)} clients take part; give 1 to {len(clients)}"
+        )
+    count = task.clients_per_round
+    return lambda round: sample_clients(task.federation.seed, round, clients, count)
+
+
+def _begin(task: Task, folder: RunFolder, fresh: Any, *, resume: bool) -> tuple[Any, list[Round]]:
+    """Lay out the folder, or find where its run stands."""
+    if not folder.exists():
+        folder.create(task.config)
+        return fresh, []
+    if not resume:
+        raise RunFolderError(f"{folder.path} already holds a run; go on with it by --resume, or choose another folder with --out")
+    if difference := first_difference(folder.config(), tomllib.loads(task.config)):
+        raise RunFolderError(f"{folder.path} was begun with {difference}; resume it with the same settings, or choose another --out")
+    if not folder.state_path.exists():
+        folder.keep([])
+        return fresh, []
+    state, done = load_state(folder.state_path, fresh)
+    records = folder.rounds()
+    if len(records) < done:
+        raise RunFolderError(f"{folder.rounds_path} holds {len(records)} rounds, its checkpoint {done}; delete {folder.path} and run again")
+    folder.keep(records[:done])
+    return state, records[:done]
+
+
+@contextlib.contextmanager
+def _sole_writer(folder: RunFolder | None) -> Iterator[None]:
+    """Let one process at a time write a run folder. The lock goes with its process, however that ends."""
+    if folder is None:
+        yield
+        return
+    try:
+        import fcntl
+    except ImportError:  # not on Windows
+        yield
+        return
+    with folder.lock_file() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise RunFolderError(f"another process is writing {folder.path}; wait for it, or choose another --out") from None
+        yield
+
+
+def summary(task: Task, params: Tensor, records: Sequence[Round]) -> dict[str, Any]:
+    """Sum a finished run up for result.json."""
+    total = partial(_total, records)
+    return {
+        "method": task.method.name,
+        "exact": task.method.exact,
+        "needs": task.method.needs,
+        "settings": settings_of(task.method),
+        "rounds": len(records),
+        "scheduled_rounds": task.rounds,
+        "stopped": why_ended(records),
+        "clients": sorted(task.federation.clients),
+        "parameters": params.numel(),
+        "weights_sha256": sha256(params.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()).hexdigest(),
+        "client_epochs": total("client_epochs"),
+        "bytes_down": total("bytes_down"),
+        "bytes_up": total("bytes_up"),
+        "client_seconds": total("client_seconds"),
+        "server_seconds": total("server_seconds"),
+        "evaluate_seconds": total("evaluate_seconds"),
+        "scores": dict(records[-1].scores) if records else {},
+        "engine": dict(task.engine.about),
+        "versions": {name: importlib.metadata.version(name) for name in ("feduhb", "torch")} | {"python": platform.python_version()},
+        "finished": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    }
+
+
+def _total(records: Sequence[Round], name: str) -> float:
+    return sum(getattr(record, name) for record in records)
+
+
+def settings_of(method: Method[Any]) -> Mapping[str, float | int | str]:
+    """Give a method's settings as a config spells them; what it cannot spell is named by its type."""
+    spelled: dict[str, float | int | str] = {}
+    for field in fields(method):  # pyright: ignore[reportArgumentType]
+        value = getattr(method, field.name)
+        spelled[field.name] = value if isinstance(value, int | float | str) else spelling(value) if callable(value) else type(value).__name__
+    return spelled

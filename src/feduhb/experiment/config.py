@@ -1,0 +1,90 @@
+"""Config files: TOML in, validated by pydantic, errors in one line; and TOML out."""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Mapping
+from dataclasses import asdict, fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from feduhb.data.backdoor import Backdoor
+from feduhb.errors import ConfigError
+from feduhb.experiment.settings import Config, FederationSettings, TrainSettings, UnlearnSettings
+from feduhb.stopping import DynamicStop
+
+TABLES: dict[str, type] = {
+    "": Config,
+    "federation": FederationSettings,
+    "federation.backdoor": Backdoor,
+    "train": TrainSettings,
+    "unlearn": UnlearnSettings,
+    "unlearn.stop": DynamicStop,
+}
+
+
+def read_config(path: Path) -> Config:
+    """Read a config file that a person wrote."""
+    try:
+        values = tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        raise ConfigError(f"there is no config file {path}; write one, docs/config.md shows how") from None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not TOML: {error}") from None
+    return parse_config(values, str(path))
+
+
+def parse_config(values: Mapping[str, Any], where: str) -> Config:
+    """Validate a config: unknown names get the nearest known one, wrong types are told with their place."""
+    from pydantic import TypeAdapter, ValidationError
+
+    _refuse_unknown(values, where)
+    try:
+        return TypeAdapter(Config).validate_python(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise ConfigError(f"{where}: {place} = {first['input']!r} will not do: {first['msg'].lower()}") from None
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None
+
+
+def _refuse_unknown(values: Mapping[str, Any], where: str, table: str = "") -> None:
+    known = [f.name for f in fields(TABLES[table])] if is_dataclass(TABLES[table]) else []
+    for key, value in values.items():
+        name = f"{table}.{key}" if table else key
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"it knows {', '.join(known)}"
+            raise ConfigError(f"{where}: there is no setting {name}; {hint}")
+        if name in TABLES and isinstance(value, Mapping):
+            _refuse_unknown(value, where, name)
+
+
+def to_toml(config: Config) -> str:
+    """Write a config as TOML, settings that are None left out."""
+    return tomli_w.dumps(_plain(asdict(config)))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _plain(v) for key, v in value.items() if v is not None}
+    return [_plain(v) for v in value] if isinstance(value, list | tuple) else value
+
+
+def first_difference(old: Mapping[str, Any], new: Mapping[str, Any], table: str = "") -> str | None:
+    """Say in words where two configs differ first; None where they agree."""
+    for key in sorted({*old, *new}):
+        a, b = old.get(key), new.get(key)
+        name = f"{table}.{key}" if table else key
+        if isinstance(a, Mapping) and isinstance(b, Mapping):
+            if inner := first_difference(a, b, name):
+                return inner
+        elif a != b:
+            return f"{name} = {a!r}, not {b!r}"
+    return None

@@ -1,0 +1,64 @@
+"""What comes back from clients is looked at before it touches the model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from feduhb.core.types import ClientId, Updates
+from feduhb.errors import AnswerError
+
+OnBad = Literal["raise", "drop"]
+
+
+def checked(
+    blocks: Iterable[Updates],
+    asked: Sequence[ClientId],
+    params: Tensor,
+    round: int,
+    *,
+    on_bad: OnBad = "raise",
+    max_norm: float = math.inf,
+) -> Iterator[Updates]:
+    """Pass on sound answers; name the client of any other and raise, or leave it out."""
+    waiting = set(asked)
+    for block in blocks:
+        if strangers := [c for c in block.clients if c not in waiting]:
+            raise AnswerError(f"{strangers[0]} answered in round {round} without being asked, or twice; fix the engine")
+        waiting.difference_update(block.clients)
+        faults = _faults(block, params, max_norm)
+        if not any(faults):
+            yield block
+            continue
+        if on_bad == "raise":
+            row = next(i for i, fault in enumerate(faults) if fault)
+            who = "the sum of all clients" if block.summed else f"client {block.clients[row]}"
+            raise AnswerError(
+                f"{who} answered round {round} with {faults[row]}; nothing of that round was averaged in: "
+                "look at that client's data, or lower lr, step_size or momentum, and go on from the last checkpoint"
+            )
+        sound = [i for i, fault in enumerate(faults) if not fault]
+        if sound:
+            rows = torch.tensor(sound)
+            yield Updates(tuple(block.clients[i] for i in sound), block.values[rows], block.weights[rows])
+
+
+def _faults(block: Updates, params: Tensor, max_norm: float) -> list[str | None]:
+    """Say for each row what is wrong with it, or None."""
+    if block.values.shape[1:] != params.shape:
+        return [f"{block.values.shape[1]} numbers instead of {params.numel()}"] * len(block.values)
+    return [_fault(row, weight, max_norm) for row, weight in zip(block.values, block.weights.tolist(), strict=True)]
+
+
+def _fault(row: Tensor, weight: float, max_norm: float) -> str | None:
+    if not torch.isfinite(row).all():
+        return "NaN" if torch.isnan(row).any() else "infinity"
+    if not 0 < weight < math.inf:
+        return f"a weight of {weight:g} examples"
+    if math.isfinite(max_norm) and (norm := float(torch.linalg.vector_norm(row))) > max_norm:
+        return f"an update of norm {norm:.3g}, above the limit {max_norm:g}"
+    return None
