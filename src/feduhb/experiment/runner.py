@@ -1,0 +1,65 @@
+"""What the command line asks for: runs described by words and config files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+from feduhb.errors import ConfigError
+from feduhb.experiment.api import Run, method_for, train, unlearn
+from feduhb.experiment.federations import build_federation
+from feduhb.experiment.settings import Config, FederationSettings
+from feduhb.run.progress import Show
+from feduhb.stopping import StopRule, dynamic_stop, never
+
+
+def train_from(config: Config, out: Path, *, data: Path | None = None, resume: bool = False, show: Show = "auto") -> Run:
+    """Train as a config file says."""
+    if config.unlearn is not None:
+        raise ConfigError("this config has an [unlearn] table, so it describes an unlearning; train without it, then feduhb unlearn")
+    federation = build_federation(config.federation or FederationSettings(), config.seed, data)
+    how = config.train
+    return train(
+        federation, how.rounds, epochs=how.epochs, batch_size=how.batch_size, lr=how.lr, l2=how.l2,
+        aggregate=how.aggregate, clients_per_round=how.clients_per_round, engine=how.engine,
+        out=out, resume=resume, show=show,
+    )  # fmt: skip
+
+
+def unlearn_from(
+    run: Run,
+    forget: str,
+    method: str,
+    *,
+    settings: Mapping[str, float] | None = None,
+    rounds: int | None = None,
+    stop: tuple[str, int | None, float] = ("auto", None, 0.0),
+    out: Path,
+    resume: bool = False,
+    show: Show = "auto",
+) -> Run:
+    """Unlearn with a method and a stop rule given in words."""
+    chosen = method_for(method, run.settings, **(settings or {}))
+    rule = stop_named(*stop, momentum=getattr(chosen, "momentum", 0.0))
+    most = run.settings.rounds if rounds is None else rounds
+    return unlearn(run, forget, method=chosen, rounds=most, stop=rule, out=out, resume=resume, show=show)
+
+
+def stop_named(word: str, window: int | None, floor: float, *, momentum: float) -> Literal["auto"] | StopRule:
+    """Read a stop rule: "auto", "never", or lambda."""
+    if word == "never" and window is None and floor == 0:
+        return never
+    if word == "auto":
+        return "auto" if window is None and floor == 0 else dynamic_stop(window=window, floor=floor, momentum=momentum)
+    try:
+        scale = float(word)
+    except ValueError:
+        raise ConfigError(f"the stop rule {word!r} cannot be read; write auto, never (without window and floor), or lambda, such as 0.6") from None
+    return dynamic_stop(scale, window=window, floor=floor, momentum=momentum)
+
+
+def folder_beside(run: Path, word: str) -> Path:
+    """Name a folder after a run, beside it."""
+    place = run.resolve()
+    return place.with_name(f"{place.name}-{word}")

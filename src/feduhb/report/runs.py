@@ -1,0 +1,214 @@
+"""Run folders as a report sees them: read once, checked, and named so that no two look alike."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from feduhb.errors import RunFolderError
+from feduhb.records import Round, RunFolder
+
+ORIGINAL = "original"
+RETRAIN = "retrain"
+LABEL_LENGTH = 36  # characters; a longer label is replaced by the folder's name
+SPELLINGS = {"feduhb": "FedUHB", "retrain": "Retrain", "federaser": "FedEraser", "fedrecover": "FedRecover"}
+NUMBERS = (
+    "rounds", "scheduled_rounds", "parameters", "client_epochs", "bytes_down", "bytes_up",
+    "client_seconds", "server_seconds", "evaluate_seconds",
+)  # fmt: skip
+NEEDED: dict[str, type | tuple[type, ...]] = {
+    **dict.fromkeys(NUMBERS, (int, float)),
+    **dict.fromkeys(("method", "needs", "stopped", "weights_sha256", "finished"), str),
+    **dict.fromkeys(("scores", "engine", "versions", "settings"), dict),
+    "exact": bool,
+    "clients": list,
+}
+
+Series = list[float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class RunView:
+    """One finished run, as its folder tells it."""
+
+    path: Path
+    label: str  # unique within a report
+    role: str  # "original" for training, else the unlearning method's name
+    rounds: list[Round]
+    result: dict[str, Any]
+    config: dict[str, Any]
+    config_text: str
+
+    def scored(self, name: str) -> Series:
+        """Give a score's series, one value a round; None where a round has none."""
+        return [record.scores.get(name) for record in self.rounds]
+
+    @property
+    def accuracy(self) -> Series:
+        """Test accuracy after each round."""
+        return self.scored("test_accuracy")
+
+    @property
+    def loss(self) -> Series:
+        """Test loss after each round."""
+        return self.scored("test_loss")
+
+    @property
+    def backdoor(self) -> Series:
+        """Success of the planted trigger after each round."""
+        return self.scored("backdoor")
+
+    @property
+    def moved(self) -> list[float]:
+        """‖w[t+1] - w[t]‖ of each round."""
+        return [record.moved for record in self.rounds]
+
+    @property
+    def threshold(self) -> Series:
+        """The movement under which the stop rule would have ended the run; None where it was silent."""
+        return [record.threshold for record in self.rounds]
+
+    @property
+    def judged(self) -> bool:
+        """Whether a stop rule watched this run."""
+        return any(value is not None for value in self.threshold) or "stop" in self.config.get("unlearn", {})
+
+    @property
+    def fired(self) -> int | None:
+        """After how many rounds the stop rule ended the run; None if it did not."""
+        return next((number for number, record in enumerate(self.rounds, 1) if record.stopped), None)
+
+    @property
+    def seconds(self) -> float:
+        """Wall clock of clients and server together, evaluation apart."""
+        return self.result["client_seconds"] + self.result["server_seconds"]
+
+    @property
+    def megabytes(self) -> float:
+        """Payload down and up, in 10^6 bytes."""
+        return (self.result["bytes_down"] + self.result["bytes_up"]) / 1e6
+
+    @property
+    def unlearned(self) -> bool:
+        """Whether something was forgotten."""
+        return self.role != ORIGINAL
+
+    @property
+    def forget(self) -> str | None:
+        """What was forgotten, as the config spells it."""
+        return str(self.config["unlearn"].get("forget", "")) if self.unlearned else None
+
+    @property
+    def world(self) -> tuple[Any, ...]:
+        """Seed, data and what was forgotten: runs are held against each other only where these agree."""
+        return self.config.get("seed", 0), self.config.get("federation"), self.forget
+
+    def final(self, score: str) -> float | None:
+        """Give a score of the last round."""
+        return self.result["scores"].get(score)
+
+
+def retrain_of(view: RunView, views: Sequence[RunView]) -> RunView | None:
+    """Give the Retrain run that forgot the same from the same data and seed."""
+    return next((v for v in views if v.role == RETRAIN and v.world == view.world), None)
+
+
+def read_runs(paths: Sequence[Path | str]) -> list[RunView]:
+    """Read finished run folders, each once, in the order given; refuse what is none or has not finished."""
+    folders = list({Path(path).resolve(): Path(path) for path in paths}.values())
+    if not folders:
+        raise RunFolderError(
+            "no run folder is named; give at least one that feduhb train or feduhb unlearn made"
+        )
+    return _labelled([_read(RunFolder(folder)) for folder in folders])
+
+
+def _read(folder: RunFolder) -> RunView:
+    try:
+        config, result, rounds = folder.config(), folder.result(), folder.rounds()
+        text = folder.config_path.read_text()
+    except OSError as error:
+        raise RunFolderError(
+            f"{folder.path} cannot be read: {error.strerror}; give a run folder you may read"
+        ) from None
+    unlearn = config.get("unlearn")
+    _check(folder, result, rounds, unlearn)
+    role = ORIGINAL if unlearn is None else result["method"]
+    return RunView(folder.path, SPELLINGS.get(role, _printable(role)), role, rounds, result, config, text)
+
+
+def _check(folder: RunFolder, result: object, rounds: Sequence[Round], unlearn: object) -> None:
+    """Refuse a result that another program wrote, or that does not belong to the rounds beside it."""
+    told = result if isinstance(result, dict) else {}
+    odd = [key for key, kind in NEEDED.items() if not isinstance(told.get(key), kind)]
+    if odd:
+        raise RunFolderError(
+            f"{folder.result_path} does not tell {odd[0]}; another version wrote it: run again"
+        )
+    if not rounds or len(rounds) != told["rounds"]:
+        raise RunFolderError(
+            f"{folder.rounds_path} holds {len(rounds)} rounds, result.json tells of {told['rounds']}; "
+            f"delete {folder.path} and run again"
+        )
+    if unlearn is not None and not isinstance(unlearn, Mapping):
+        raise RunFolderError(f"{folder.config_path}: unlearn is no table; restore it from a backup")
+
+
+def _labelled(views: Sequence[RunView]) -> list[RunView]:
+    """Tell runs of one method apart: by the settings that differ, else by folder, else by number."""
+    labels = [view.label for view in views]
+    for tell in (_by_settings, _by_folder, _by_number):
+        clashes = {label for label, count in Counter(labels).items() if count > 1}
+        for label in clashes:
+            places = [i for i, other in enumerate(labels) if other == label]
+            for i, told in zip(places, tell([views[i] for i in places]), strict=True):
+                labels[i] = told
+    return [replace(view, label=label) for view, label in zip(views, labels, strict=True)]
+
+
+def _by_settings(views: Sequence[RunView]) -> list[str]:
+    """Add the settings that differ; give the labels as they were where that is too long or tells nothing."""
+    flat = [dict(_flat(view.config)) for view in views]
+    keys = [
+        key
+        for key in dict.fromkeys(k for one in flat for k in one)
+        if len({one.get(key) for one in flat}) > 1
+    ]
+    told = [f"{view.label} ({_spelled(one, keys)})" for view, one in zip(views, flat, strict=True)]
+    fits = keys and len(set(told)) == len(told) and max(map(len, told)) <= LABEL_LENGTH
+    return [_printable(label) for label in told] if fits else [view.label for view in views]
+
+
+def _spelled(settings: Mapping[tuple[str, ...], str], keys: Sequence[tuple[str, ...]]) -> str:
+    return ", ".join(dict.fromkeys(f"{key[-1]} {settings.get(key, 'none')}" for key in keys))
+
+
+def _by_folder(views: Sequence[RunView]) -> list[str]:
+    """Add as little of the path as tells the folders apart."""
+    parts = [view.path.resolve().parts for view in views]
+    depths = range(1, max(map(len, parts)) + 1)
+    depth = next(d for d in depths if len({path[-d:] for path in parts}) == len(parts))
+    alone = [path[-depth:][:1] for path in parts]
+    names = alone if len(set(alone)) == len(alone) else [path[-depth:] for path in parts]
+    return [_printable(f"{view.label} ({'/'.join(name)})") for view, name in zip(views, names, strict=True)]
+
+
+def _by_number(views: Sequence[RunView]) -> list[str]:
+    return [f"{view.label} #{number}" for number, view in enumerate(views, 1)]
+
+
+def _flat(table: Mapping[str, Any], above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Walk a config's settings as ((table, name), value)."""
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, (*above, key))
+        else:
+            yield (*above, key), str(value)
+
+
+def _printable(text: str) -> str:
+    """Replace what no terminal, figure or page can show."""
+    return "".join(c if c.isprintable() else "?" for c in text)

@@ -1,0 +1,42 @@
+"""The look that figures and page share: colours safe for colour-blind readers, one for each run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+from feduhb.report.runs import ORIGINAL, RETRAIN, RunView
+
+# After Okabe and Ito 2008 and Tol 2021, without the light ones that vanish as text on white.
+BLUE, VERMILLION = "#0072B2", "#D55E00"
+GREY = "#8C8C8C"
+OTHERS = ("#009E73", "#C2679A", "#B58300", "#7A6FD6", "#5E7F8C")
+
+Dash = Literal["solid", "dashed", "dashdot", "dotted"]
+DASHES: tuple[Dash, ...] = ("solid", "dashdot", "dotted")
+
+
+class Stroke(NamedTuple):
+    """How a run is drawn everywhere."""
+
+    colour: str
+    dash: Dash
+
+
+Looks = dict[str, Stroke]  # by a run's label
+
+
+def strokes(views: Sequence[RunView]) -> Looks:
+    """Give each run its stroke: FedUHB blue, Retrain vermillion, original grey, others as they come."""
+    chosen: Looks = {}
+    for view in views:
+        supply = _supply(view.role)
+        chosen[view.label] = next((stroke for stroke in supply if stroke not in chosen.values()), supply[-1])
+    return chosen
+
+
+def _supply(role: str) -> list[Stroke]:
+    if role == ORIGINAL:
+        return [Stroke(GREY, dash) for dash in ("dashed", "dotted", "dashdot")]
+    own = {"feduhb": (BLUE,), RETRAIN: (VERMILLION,)}.get(role, ())
+    return [Stroke(colour, dash) for dash in DASHES for colour in (*own, *OTHERS)]

@@ -1,0 +1,160 @@
+"""One table, in every rendering the same cells."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from feduhb.report.runs import RETRAIN, RunView, retrain_of
+from feduhb.report.words import notes, number, percent
+
+if TYPE_CHECKING:
+    from rich.table import Table as RichTable
+
+NOTHING = "–"  # noqa: RUF001
+HEADER_WIDTH = 11  # characters a LaTeX header's line holds
+TEX = {
+    "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "–": "--",  # noqa: RUF001
+    **{c: f"\\{c}" for c in "&%$#_{}"},
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column: its raw value of a run, and how that is shown."""
+
+    key: str
+    header: str
+    value: Callable[[RunView], Any]
+    shown: Callable[[Any], str] = str
+    text: bool = False  # left-aligned
+
+
+def columns(views: Sequence[RunView]) -> list[Column]:
+    """Choose the columns that these runs can fill."""
+    found = [
+        Column("run", "run", lambda v: v.label, text=True),
+        Column("exact", "exact", lambda v: v.result["exact"] if v.unlearned else None, _yes_no),
+        Column("secure_aggregation", "secure aggregation", lambda v: v.result["needs"] == "sum", _yes_no),
+        Column("rounds", "rounds / max", lambda v: (len(v.rounds), v.result["scheduled_rounds"]), _of),
+        Column("client_epochs", "client epochs", lambda v: v.result["client_epochs"], lambda n: f"{n:,}"),
+        Column("megabytes", "MB down + up", lambda v: v.megabytes, number),
+        Column("seconds", "seconds", lambda v: v.seconds, number),
+        Column("seconds_per_round", "seconds a round", lambda v: v.seconds / len(v.rounds), number),
+        Column("test_accuracy", "test accuracy", lambda v: v.final("test_accuracy"), percent),
+        Column("test_loss", "test loss", lambda v: v.final("test_loss"), number),
+    ]
+    if any(view.final("backdoor") is not None for view in views):
+        found.append(Column("backdoor", "backdoor success", lambda v: v.final("backdoor"), percent))
+    if any(view.role == RETRAIN for view in views):
+        found.append(
+            Column(
+                "reaches_retrain",
+                "reaches Retrain's final accuracy at round",
+                lambda v: reaches(v, retrain_of(v, views)),
+            )
+        )
+    return found
+
+
+def reaches(view: RunView, retrain: RunView | None) -> int | str | None:
+    """Give the earliest round with at least Retrain's final test accuracy; None: no Retrain to reach."""
+    goal = retrain.final("test_accuracy") if retrain else None
+    if goal is None:
+        return None
+    return next(
+        (n for n, value in enumerate(view.accuracy, 1) if value is not None and value >= goal), "never"
+    )
+
+
+def table(views: Sequence[RunView]) -> tuple[list[str], list[list[str]]]:
+    """Give headers and rows, one row a run."""
+    chosen = columns(views)
+    return [column.header for column in chosen], [
+        [_cell(column, view) for column in chosen] for view in views
+    ]
+
+
+def markdown(views: Sequence[RunView]) -> str:
+    """Render as a Markdown table."""
+    headers, rows = table(views)
+    rule = [":---" if column.text else "---:" for column in columns(views)]
+    cells = [[_markdown_safe(cell) for cell in row] for row in rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in [headers, rule, *cells])
+
+
+def latex(views: Sequence[RunView]) -> str:
+    """Render as a LaTeX tabular; it needs the package booktabs."""
+    headers, rows = table(views)
+    chosen = columns(views)
+    sides = ["l" if column.text else "r" for column in chosen]
+    top = [f"\\shortstack[{s}]{{{_stacked(h)}}}" for s, h in zip(sides, headers, strict=True)]
+    lines = [
+        " & ".join(line) + r" \\" for line in [top, *([_tex_safe(cell) for cell in row] for row in rows)]
+    ]
+    body = "\n".join([r"\toprule", lines[0], r"\midrule", *lines[1:], r"\bottomrule"])
+    return f"\\begin{{tabular}}{{{''.join(sides)}}}\n{body}\n\\end{{tabular}}\n"
+
+
+def rich_table(views: Sequence[RunView]) -> RichTable:
+    """Render for a terminal."""
+    from rich import box
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+    drawn = RichTable(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, header_style="bold")
+    for column in columns(views):
+        side = "left" if column.text else "right"
+        word = max(map(len, column.header.split()))
+        drawn.add_column(
+            Text(column.header), justify=side, overflow="fold", vertical="bottom", min_width=word
+        )
+    for row in table(views)[1]:
+        drawn.add_row(*(Text(cell) for cell in row))
+    return drawn
+
+
+def as_json(views: Sequence[RunView]) -> str:
+    """Render as JSON with the numbers unrounded, for machines."""
+    runs = [{column.key: column.value(view) for column in columns(views)} | _beside(view) for view in views]
+    return json.dumps({"runs": runs, "notes": notes(views)}, indent=2)
+
+
+def _beside(view: RunView) -> dict[str, Any]:
+    executed, scheduled = len(view.rounds), view.result["scheduled_rounds"]
+    return {
+        "rounds": executed,
+        "scheduled_rounds": scheduled,
+        "stopped": view.result["stopped"],
+        "folder": str(view.path),
+    }
+
+
+def _cell(column: Column, view: RunView) -> str:
+    value = column.value(view)
+    return NOTHING if value is None else column.shown(value)
+
+
+def _yes_no(value: bool) -> str:
+    return "yes" if value else "no"
+
+
+def _of(value: tuple[int, int]) -> str:
+    return f"{value[0]} / {value[1]}"
+
+
+def _markdown_safe(cell: str) -> str:
+    for mark in "\\|*_`<>[]":
+        cell = cell.replace(mark, f"\\{mark}")
+    return cell
+
+
+def _tex_safe(text: str) -> str:
+    return "".join(TEX.get(c, c) for c in text)
+
+
+def _stacked(header: str) -> str:
+    return r"\\".join(_tex_safe(line) for line in textwrap.wrap(header, HEADER_WIDTH))

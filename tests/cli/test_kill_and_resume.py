@@ -1,0 +1,100 @@
+"""kill -9 at any moment, then --resume: the same weights, to the last bit."""
+
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from feduhb.records import RunFolder
+
+KILLING = Path(__file__).with_name("killing.py")
+CONFIG = """
+seed = 5
+[federation]
+data = "digits"
+clients = 6
+partition = "dirichlet:0.5"
+[train]
+rounds = 3
+epochs = 1
+lr = 0.05
+clients_per_round = 4
+"""
+
+
+def feduhb(*arguments, kill_at=0, kind="any", count_in=None):
+    """Run the command line in a process of its own, killed at its kill_at-th moment."""
+    command = [sys.executable, KILLING, str(kill_at), kind, count_in or "/dev/null", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A trained run, an unlearning that was never killed, and how many moments it had."""
+    folder = tmp_path_factory.mktemp("killed")
+    (folder / "config.toml").write_text(CONFIG)
+    assert feduhb("train", folder / "config.toml", "--out", folder / "run").returncode == 0
+    unlearn = ("unlearn", folder / "run", "--forget", "c01,c02:0-9", "--rounds", 10, "--stop", 0.9)
+    moments = {}
+    for kind in ("any", "disk"):
+        done = feduhb(*unlearn, "--out", folder / kind, kind=kind, count_in=folder / "count")
+        assert done.returncode == 0, done.stderr
+        moments[kind] = int((folder / "count").read_text())
+    assert torch.equal(weights(folder / "any"), weights(folder / "disk"))
+    return folder, unlearn, moments
+
+
+def weights(folder):
+    return load_file(folder / "state.safetensors")["params"]
+
+
+def same_run(folder, reference):
+    """Same weights and same rounds; only the clock may differ."""
+    a, b = RunFolder(folder), RunFolder(reference)
+    facts = [[(r.round, r.asked, r.answered, r.moved, r.threshold, r.stopped, r.scores) for r in each.rounds()] for each in (a, b)]
+    assert torch.equal(weights(folder), weights(reference))
+    assert a.result()["weights_sha256"] == b.result()["weights_sha256"]
+    assert facts[0] == facts[1]
+
+
+@pytest.mark.parametrize("number", range(10))
+def test_killed_at_a_random_moment(whole, number):
+    folder, unlearn, moments = whole
+    moment = random.Random(number).randrange(1, moments["any"])
+    out = folder / f"random-{number}"
+    killed = feduhb(*unlearn, "--out", out, kill_at=moment)
+    assert killed.returncode == -signal.SIGKILL
+    resumed = feduhb(*unlearn, "--out", out, "--resume")
+    assert resumed.returncode == 0, resumed.stderr
+    same_run(out, folder / "any")
+
+
+def test_killed_again_and_again_around_its_writes(whole):
+    """Ten kills in one run, each at a call that touches the disk: before and after write, fsync and rename."""
+    folder, unlearn, moments = whole
+    out = folder / "again"
+    draw = random.Random(1)
+    kills = 0
+    while kills < 10:
+        ended = feduhb(*unlearn, "--out", out, "--resume", kind="disk", kill_at=draw.randrange(8, moments["disk"] // 3))
+        if ended.returncode == 0:
+            break
+        assert ended.returncode == -signal.SIGKILL, ended.stderr
+        kills += 1
+    assert kills >= 3
+    assert feduhb(*unlearn, "--out", out, "--resume").returncode == 0
+    same_run(out, folder / "any")
+    assert not list(out.glob("*.tmp"))
+
+
+def test_a_finished_run_resumed_is_left_as_it_is(whole):
+    folder, unlearn, _ = whole
+    before = {path.name: path.read_bytes() for path in (folder / "any").iterdir()}
+    assert feduhb(*unlearn, "--out", folder / "any", "--resume").returncode == 0
+    after = {path.name: path.read_bytes() for path in (folder / "any").iterdir()}
+    assert before == after

@@ -1,0 +1,149 @@
+"""Federations from tensors and arrays, and those that cannot be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from data.wording import refused
+from feduhb.data.federation import Examples, Federation
+from feduhb.errors import DataError
+
+X = torch.rand(6, 3, generator=torch.Generator().manual_seed(0))
+Y = torch.tensor([0, 1, 2, 0, 1, 2])
+MODEL = nn.Linear(3, 3)
+
+
+def federation(clients: Any, test: Any = (X, Y), **more: Any) -> Federation:
+    return Federation(clients, test, MODEL, **more)
+
+
+def test_from_tensors_without_a_copy():
+    made = federation({"a": (X, Y), "b": (X[:2], Y[:2])})
+    assert [len(e) for e in made.clients.values()] == [6, 2]
+    assert made.clients["a"].x.data_ptr() == X.data_ptr()
+    x, y = made.clients["b"].all()
+    assert torch.equal(x, X[:2])
+    assert torch.equal(y, Y[:2])
+
+
+def test_from_arrays_without_a_copy():
+    x, y = np.ones((4, 3), dtype=np.float32), np.array([0, 1, 2, 0])
+    made = federation({"a": (x, y)}, (x, y), held_out={"a": (x[:1], y[:1])})
+    assert np.shares_memory(made.clients["a"].x.numpy(), x)
+    assert made.clients["a"].targets.tolist() == [0, 1, 2, 0]
+    made.fresh_model()
+
+
+def test_from_lists():
+    made = federation({"a": ([[0.0, 1.0, 2.0]], [1])})
+    assert made.clients["a"].x.shape == (1, 3)
+
+
+def test_from_rows_of_shared_tensors():
+    some = Examples.of(X, Y, torch.tensor([5, 1]))
+    x, y = some.all()
+    assert torch.equal(x, X[[5, 1]])
+    assert some.targets.tolist() == y.tolist() == [2, 1]
+    assert some.keys.tolist() == [0, 1]
+    x, y = some.batch(torch.tensor([1]))
+    assert torch.equal(x, X[[1]])
+    assert y.tolist() == [1]
+
+
+def test_a_mask_keeps_rows_with_their_keys():
+    some = Examples.of(X, Y, torch.tensor([5, 1, 3])).where(torch.tensor([True, False, True]))
+    assert (some.rows.tolist(), some.keys.tolist()) == ([5, 3], [0, 2])
+
+
+def test_it_says_what_it_is():
+    made = federation({"a": (X, Y), "b": (X[:2], Y[:2])}, seed=7)
+    assert repr(made) == "Federation(2 clients, 2 to 6 examples each, 6 for testing, seed 7)"
+
+
+def test_without_clients():
+    with refused(DataError, "a federation needs at least one client; give clients={'name': (x, y)}"):
+        federation({})
+
+
+def test_a_client_without_examples_is_named():
+    with refused(DataError, "client b holds no examples; leave it out, or give it at least one"):
+        federation({"a": (X, Y), "b": (X[:0], Y[:0])})
+
+
+def test_a_test_set_without_examples():
+    with refused(DataError, "the test set holds no examples; leave it out, or give it at least one"):
+        federation({"a": (X, Y)}, (X[:0], Y[:0]))
+
+
+def test_a_held_out_part_may_be_empty():
+    made = federation({"a": (X, Y)}, held_out={"a": (X[:0], Y[:0])})
+    assert len(made.held_out["a"]) == 0
+
+
+@pytest.mark.parametrize("targets", [Y[:4], torch.zeros(7), torch.tensor(1)])
+def test_inputs_and_targets_of_different_lengths(targets):
+    shape = list(targets.shape)
+    with refused(
+        DataError, f"client b: [6, 3] inputs do not match {shape} targets; give one target an input"
+    ):
+        federation({"a": (X, Y), "b": (X, targets)})
+
+
+def test_a_single_number_is_no_input():
+    with refused(DataError, "client a: [] inputs do not match [] targets"):
+        federation({"a": (torch.tensor(1.0), torch.tensor(1))})
+
+
+def test_the_test_sets_lengths_are_checked_too():
+    with refused(DataError, "the test set: [6, 3] inputs do not match [2] targets"):
+        federation({"a": (X, Y)}, (X, Y[:2]))
+
+
+def test_the_held_out_parts_lengths_are_checked_too():
+    with refused(DataError, "held-out part of a: [6, 3] inputs do not match [2] targets"):
+        federation({"a": (X, Y)}, held_out={"a": (X, Y[:2])})
+
+
+def test_inputs_of_another_shape_than_the_test_set():
+    with refused(DataError, "client b holds inputs [5], the test set [3]; make them alike"):
+        federation({"a": (X, Y), "b": (torch.rand(2, 5), Y[:2])})
+
+
+def test_held_out_inputs_of_another_shape_than_the_test_set():
+    with refused(DataError, "held-out part of a", "[5]", "[3]"):
+        federation({"a": (X, Y)}, held_out={"a": (torch.rand(2, 5), Y[:2])})
+
+
+@pytest.mark.parametrize("name", ["", "a,b", "a:0", "a+b", " a", "a ", "a\nb", "\t", 3, None, ("a",)])
+def test_ids_that_a_request_could_not_spell(name):
+    text = (
+        f"{name!r} cannot be a client's id; use a word without commas, colons, plus signs or spaces around it"
+    )
+    with refused(DataError, text):
+        federation({name: (X, Y)})
+
+
+@pytest.mark.parametrize("name", ["c00", "hospital-3", "a b", "Zürich", "7", "a.b/c"])
+def test_ids_that_will_do(name):
+    made = federation({name: (X, Y), "other": (X, Y)})
+    assert list(made.without([name]).clients) == ["other"]
+    assert list(made.without(name).clients) == ["other"]
+
+
+def test_a_stranger_in_held_out():
+    with refused(DataError, "held_out names zoe, who is not among the clients; use the same ids"):
+        federation({"a": (X, Y)}, held_out={"zoe": (X, Y)})
+
+
+def test_like_this_one_but_for_some_arguments():
+    made = federation({"a": (X, Y)}, seed=7, held_out={"a": (X[:1], Y[:1])})
+    other = made.replace(seed=8)
+    assert (other.seed, made.seed) == (8, 7)
+    assert other.clients == made.clients
+    assert other.held_out == made.held_out
+    assert (other.test, other.model, other.loss) == (made.test, made.model, made.loss)

@@ -1,0 +1,123 @@
+"""w[0]: drawn from the seed alone, by a model that reads the data and draws nothing on the way."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+
+from data.wording import refused
+from feduhb.core.flat import flatten
+from feduhb.data.federation import Federation
+from feduhb.errors import ModelError
+
+X = torch.rand(6, 3, generator=torch.Generator().manual_seed(0))
+Y = torch.tensor([0, 1, 2, 0, 1, 2])
+
+
+def federation(
+    model: Any, *, loss: Any = F.cross_entropy, seed: int = 0, names: str = "ab", count: int = 6
+) -> Federation:
+    return Federation(dict.fromkeys(names, (X, Y)), (X[:count], Y[:count]), model, seed=seed, loss=loss)
+
+
+def weights(**more: Any) -> Tensor:
+    return flatten(federation(nn.Linear(3, 3), **more).fresh_model())
+
+
+def test_same_seed_same_weights_whatever_the_clients():
+    full = federation(nn.Linear(3, 3), names="abcd")
+    expected = flatten(full.fresh_model())
+    for other in (federation(nn.Linear(3, 3), names="z"), full.without("a"), full.without("a:0,class:1")):
+        assert torch.equal(flatten(other.fresh_model()), expected)
+
+
+def test_other_seed_other_weights():
+    assert not torch.equal(weights(seed=0), weights(seed=1))
+
+
+def test_weights_that_the_module_holds_do_not_matter():
+    trained = nn.Linear(3, 3)
+    nn.init.constant_(trained.weight, 7.0)
+    assert torch.equal(flatten(federation(trained).fresh_model()), weights())
+    assert torch.equal(trained.weight, torch.full((3, 3), 7.0))
+
+
+def test_the_callers_draws_do_not_matter_and_are_left_alone():
+    made = federation(nn.Linear(3, 3))
+    expected = flatten(made.fresh_model())
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(99)
+        before = torch.default_generator.get_state()
+        assert torch.equal(flatten(made.fresh_model()), expected)
+        assert torch.equal(before, torch.default_generator.get_state())
+
+
+def test_a_factory_is_called_under_the_seed():
+    made = federation(lambda: nn.Linear(3, 3))
+    assert torch.equal(flatten(made.fresh_model()), weights())
+
+
+@pytest.mark.parametrize("model", [nn.Linear(4, 3), nn.Linear(3, 3).double(), nn.Conv2d(1, 2, 3)])
+def test_a_model_that_cannot_read_the_data(model):
+    with refused(ModelError, "the model and its loss cannot read this data (", "); check shapes and types"):
+        federation(model).fresh_model()
+
+
+def test_a_loss_that_cannot_read_the_targets():
+    with refused(ModelError, "the model and its loss cannot read this data (", "); check shapes and types"):
+        federation(nn.Linear(3, 3), loss=F.binary_cross_entropy).fresh_model()
+
+
+def each(given: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(given, y, reduction="none")
+
+
+def test_a_loss_that_is_no_single_number():
+    with refused(ModelError, "the loss gives [2] instead of one number; use its mean over the batch"):
+        federation(nn.Linear(3, 3), loss=each).fresh_model()
+
+
+def test_a_loss_of_one_example_each_is_found_by_one_test_example_too():
+    with refused(ModelError, "the loss gives [1] instead of one number; use its mean over the batch"):
+        federation(nn.Linear(3, 3), loss=each, count=1).fresh_model()
+
+
+def test_a_loss_that_is_no_tensor():
+    with refused(ModelError, "the loss gives"):
+        federation(nn.Linear(3, 3), loss=lambda given, y: float(F.cross_entropy(given, y))).fresh_model()
+
+
+class Dropping(nn.Linear):
+    """Dropout that no layer shows."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(F.dropout(input, 0.5))
+
+
+class DrawingThenFailing(nn.Linear):
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(torch.cat([input, torch.rand(len(input), 1)], dim=1))
+
+
+def test_dropout_inside_forward_is_found():
+    with refused(
+        ModelError,
+        "the model's forward draws random numbers (dropout?), so no run could be held to a seed; remove that",
+    ):
+        federation(Dropping(3, 3)).fresh_model()
+
+
+@pytest.mark.parametrize("model", [Dropping(3, 3), DrawingThenFailing(3, 3)])
+def test_a_model_that_draws_leaves_the_global_generator_alone(model):
+    before = torch.default_generator.get_state()
+    with refused(ModelError):
+        federation(model).fresh_model()
+    assert torch.equal(before, torch.default_generator.get_state())
+
+
+def test_one_test_example_is_enough():
+    assert isinstance(federation(nn.Linear(3, 3), count=1).fresh_model(), nn.Linear)

@@ -1,0 +1,164 @@
+"""The fast engine is held to the slow one, and each to itself."""
+
+import itertools
+
+import pytest
+import torch
+from federations import SIZES, ragged, tensors
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import feduhb
+from feduhb.core.flat import flatten
+from feduhb.engines import engine_named
+from feduhb.errors import ConfigError, DataError
+
+SEQUENCE = [*SIZES]
+
+
+def answers(engine, federation, epochs=2, clients=tuple(SEQUENCE), round=3):
+    start = flatten(federation.fresh_model())
+    blocks = list(engine.train(feduhb.Work(start, epochs), clients, round))
+    assert tuple(itertools.chain.from_iterable(block.clients for block in blocks)) == tuple(clients)
+    return torch.cat([block.values for block in blocks]), torch.cat([block.weights for block in blocks])
+
+
+@settings(max_examples=15, deadline=None, derandomize=True)
+@given(
+    sizes=st.lists(st.integers(1, 40), min_size=1, max_size=6),
+    batch_size=st.integers(1, 50),
+    epochs=st.integers(0, 3),
+    l2=st.sampled_from([0.0, 0.1]),
+)
+def test_the_pool_equals_the_loop_on_ragged_federations(sizes, batch_size, epochs, l2):
+    clients = {f"c{i}": size for i, size in enumerate(sizes)}
+    federation = ragged(clients)
+    local = feduhb.Local(batch_size=batch_size, lr=0.1, l2=l2)
+    slow, slow_weights = answers(feduhb.Loop(federation, local), federation, epochs, tuple(clients))
+    fast, fast_weights = answers(feduhb.Pool(federation, local, threads=2), federation, epochs, tuple(clients))
+    assert torch.equal(slow_weights, fast_weights)
+    assert slow_weights.tolist() == sizes
+    torch.testing.assert_close(fast, slow, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("epochs", [0, 2])
+def test_the_pool_gives_the_same_bits_whatever_its_threads_and_blocks(dtype, epochs):
+    federation = ragged(dtype=dtype)
+    local = feduhb.Local(batch_size=8, lr=0.1)
+    first, _ = answers(feduhb.Pool(federation, local, threads=1, block=1), federation, epochs)
+    for threads, block in [(1, 5), (2, 1), (2, 3), (4, 2), (7, 100)]:
+        assert torch.equal(first, answers(feduhb.Pool(federation, local, threads=threads, block=block), federation, epochs)[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("epochs", [0, 2])
+def test_the_loop_gives_the_same_bits_whatever_torchs_threads_and_its_blocks(dtype, epochs):
+    federation = ragged(dtype=dtype)
+    local = feduhb.Local(batch_size=8, lr=0.1)
+    first, _ = answers(feduhb.Loop(federation, local), federation, epochs)
+    before = torch.get_num_threads()
+    try:
+        for threads, block in [(1, 5), (2, 1), (4, 3)]:
+            torch.set_num_threads(threads)
+            assert torch.equal(first, answers(feduhb.Loop(federation, local, block=block), federation, epochs)[0])
+            assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("maker", [feduhb.Loop, feduhb.Pool])
+def test_a_client_draws_the_same_whoever_else_takes_part(maker):
+    federation = ragged()
+    engine = maker(federation, feduhb.Local(batch_size=4, lr=0.1))
+    everyone, _ = answers(engine, federation)
+    for row, client in enumerate(SEQUENCE):
+        assert torch.equal(everyone[row], answers(engine, federation, clients=(client,))[0][0])
+
+
+@pytest.mark.parametrize("maker", [feduhb.Loop, feduhb.Pool])
+def test_rounds_and_clients_shuffle_differently(maker):
+    federation = ragged(dog=tensors("cat", 13), cat=tensors("cat", 13))
+    engine = maker(federation, feduhb.Local(batch_size=4, lr=0.1))
+    cat, dog = (answers(engine, federation, clients=(client,))[0] for client in ("cat", "dog"))
+    later = answers(engine, federation, clients=("cat",), round=4)[0]
+    assert not torch.equal(cat, dog)
+    assert not torch.equal(cat, later)
+
+
+@pytest.mark.parametrize("maker", [feduhb.Loop, feduhb.Pool])
+def test_gradient_mode_answers_with_the_full_batch_gradient(maker, monkeypatch):
+    """Chunked or not, with l2/2 ‖w‖² over every parameter."""
+    monkeypatch.setattr("feduhb.engines.local.CHUNK", 5)
+    federation = ragged()
+    found, _ = answers(maker(federation, feduhb.Local(l2=0.3)), federation, epochs=0, clients=("dog",))
+    model = federation.fresh_model()
+    x, y = federation.clients["dog"].all()
+    penalty = sum(p.square().sum() for p in model.parameters()) * 0.3 / 2
+    (nn.functional.cross_entropy(model(x), y) + penalty).backward()
+    expected = torch.cat([p.grad.reshape(-1) for p in model.parameters() if p.grad is not None])
+    torch.testing.assert_close(found[0], expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("maker", [feduhb.Loop, feduhb.Pool])
+def test_one_step_of_one_batch_is_lr_times_the_gradient(maker):
+    federation = ragged()
+    engine = maker(federation, feduhb.Local(batch_size=100, lr=0.25))
+    step, _ = answers(engine, federation, epochs=1, clients=("dog",))
+    gradient, _ = answers(engine, federation, epochs=0, clients=("dog",))
+    torch.testing.assert_close(step, 0.25 * gradient, rtol=0, atol=1e-12)
+
+
+def test_an_empty_client_is_refused_by_name():
+    with pytest.raises(DataError, match="client fox holds no examples; leave it out"):
+        ragged(fox=(torch.zeros(0, 1, 12, 12, dtype=torch.float64), torch.zeros(0, dtype=torch.long)))
+
+
+def test_the_pool_never_holds_more_than_a_few_answers():
+    """Ten thousand clients must cost the memory of one block: work is handed out as answers are taken."""
+    federation = ragged({f"c{i}": 1 for i in range(40)})
+    pool = feduhb.Pool(federation, feduhb.Local(), threads=2, block=1)
+    trained: list[str] = []
+    train_one = pool._answer
+    pool._answer = lambda work, client, round: (trained.append(client), train_one(work, client, round))[1]
+    stream = pool.train(feduhb.Work(flatten(federation.fresh_model()), 1), tuple(federation.clients), 0)
+    next(stream)
+    assert len(trained) <= 4
+    stream.close()  # pyright: ignore[reportAttributeAccessIssue]
+    assert len(trained) <= 4
+
+
+@pytest.mark.parametrize("maker", [feduhb.Loop, feduhb.Pool])
+def test_training_leaves_the_model_the_start_and_torchs_random_state_alone(maker):
+    federation = ragged()
+    start = flatten(federation.fresh_model())
+    kept, state = start.clone(), torch.get_rng_state()
+    list(maker(federation, feduhb.Local(lr=0.1)).train(feduhb.Work(start, 1), tuple(SEQUENCE), 0))
+    assert torch.equal(start, kept)
+    assert torch.equal(state, torch.get_rng_state())
+    assert torch.equal(flatten(federation.fresh_model()), kept)
+
+
+def test_engines_say_what_they_are():
+    federation = ragged(dtype=torch.float32)
+    about = feduhb.Pool(federation, feduhb.Local(batch_size=9, lr=0.2, l2=0.1), threads=3, block=2).about
+    assert about == {
+        "name": "pool", "device": "cpu", "precision": "float32", "threads": 3, "block": 2,
+        "batch_size": 9, "lr": 0.2, "loss": "cross_entropy", "l2": 0.1,
+    }  # fmt: skip
+    assert feduhb.Loop(federation).about["threads"] == 1
+
+
+def test_an_unknown_engine_is_told_what_there_is():
+    with pytest.raises(ConfigError, match="there is no engine 'warp'; choose one of auto, loop, pool"):
+        engine_named("warp", ragged(), feduhb.Local())
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_the_loop_on_a_gpu_matches_the_one_on_the_cpu():
+    federation = ragged()
+    local = feduhb.Local(batch_size=8, lr=0.1)
+    slow, _ = answers(feduhb.Loop(federation, local), federation)
+    fast, _ = answers(feduhb.Loop(federation, local, device="cuda"), federation)
+    torch.testing.assert_close(fast, slow, rtol=0, atol=1e-10)

@@ -1,0 +1,130 @@
+"""Exact means exact: nothing of the forgotten data reaches the unlearned weights, to the last bit.
+
+(a) Replace the forgotten data by noise, of the same or another size, train and unlearn again: same weights.
+(b) Build a federation that never held it and train that by the same method: same weights.
+"""
+
+import pytest
+import torch
+from federations import SIZES, ragged, tensors
+
+import feduhb
+
+LEAVERS = ("bee", "elk")
+ROWS = {"dog": (0, 3, 4, 23), "ant": (0,)}  # the only row of ant: it leaves whole
+ENGINES = {"loop": feduhb.Loop, "pool": feduhb.Pool}
+METHODS = {
+    "feduhb": feduhb.FedUHB(epochs=2, momentum=0.9),
+    "feduhb gradient": feduhb.FedUHB(epochs=0, step_size=0.3),
+    "feduhb median": feduhb.FedUHB(epochs=1, aggregate=feduhb.median),
+    "retrain": feduhb.Retrain(epochs=2),
+}
+every_way = pytest.mark.parametrize(
+    ("engine", "method", "sampled"),
+    [(engine, method, sampled) for engine in ENGINES for method in METHODS for sampled in (None, 2)],
+)
+
+
+def noise(size):
+    draw = torch.Generator().manual_seed(99)
+    return torch.randn(size, 1, 12, 12, generator=draw, dtype=torch.float64) * 50, torch.randint(0, 3, (size,), generator=draw)
+
+
+def unlearned(federation, forget, engine, method, sampled):
+    """Train with everybody, then unlearn."""
+    trained = feduhb.train(federation, 3, epochs=1, batch_size=6, lr=0.05, clients_per_round=sampled, engine=ENGINES[engine])
+    return feduhb.unlearn(trained, forget, method=METHODS[method], rounds=5)
+
+
+def never_there(federation, engine, method, sampled):
+    """Run the method on a federation that never held what was forgotten, by the bare loop."""
+    from feduhb.core.flat import flatten
+    from feduhb.core.seeds import sample_clients
+    from feduhb.run import run
+
+    made = ENGINES[engine](federation, feduhb.Local(batch_size=6, lr=0.05))
+    clients = list(federation.clients)
+    taking_part = clients if sampled is None else lambda round: sample_clients(federation.seed, round, clients, sampled)
+    rule = METHODS[method]
+    stop = feduhb.dynamic_stop(momentum=rule.momentum) if isinstance(rule, feduhb.FedUHB) else feduhb.never
+    start = rule.init(flatten(federation.fresh_model()))
+    *_, (state, _) = run(rule, made, taking_part, start, rounds=5, stop=stop)
+    return state
+
+
+@every_way
+def test_whole_clients(engine, method, sampled):
+    real = unlearned(ragged(), LEAVERS, engine, method, sampled)
+    same_size = {client: noise(SIZES[client]) for client in LEAVERS}
+    other_size = {"bee": noise(40), "elk": noise(2)}
+    for changed in (same_size, other_size):
+        again = unlearned(ragged(**changed), LEAVERS, engine, method, sampled)
+        assert torch.equal(real.params, again.params)
+        assert [r.asked for r in real.rounds] == [r.asked for r in again.rounds]
+    remaining = ragged({client: size for client, size in SIZES.items() if client not in LEAVERS})
+    assert torch.equal(real.params, never_there(remaining, engine, method, sampled).params)
+    assert all(set(LEAVERS).isdisjoint(r.asked) for r in real.rounds)
+
+
+@every_way
+def test_rows_of_clients(engine, method, sampled):
+    real = unlearned(ragged(), ROWS, engine, method, sampled)
+    x, y = (part.clone() for part in tensors("dog", SIZES["dog"]))
+    rows = list(ROWS["dog"])
+    x[rows], y[rows] = noise(len(rows))
+    noisy = unlearned(ragged(dog=(x, y), ant=noise(1)), ROWS, engine, method, sampled)
+    assert torch.equal(real.params, noisy.params)
+    more = torch.cat([x, noise(3)[0]]), torch.cat([y, noise(3)[1]])
+    longer = unlearned(ragged(dog=more), {**ROWS, "dog": (*rows, 24, 25, 26)}, engine, method, sampled)
+    assert torch.equal(real.params, longer.params)
+    kept = [row for row in range(SIZES["dog"]) if row not in rows]
+    short = ragged({client: size for client, size in SIZES.items() if client != "ant"}, dog=(x[kept], y[kept]))
+    assert torch.equal(real.params, never_there(short, engine, method, sampled).params)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_class(engine):
+    real = unlearned(ragged(), "class:2", engine, "feduhb", None)
+    data = {client: tensors(client, size) for client, size in SIZES.items()}
+    noisy = {}
+    for client, (x, y) in data.items():
+        scrambled = torch.where((y == 2).view(-1, 1, 1, 1), 7.0, x)
+        noisy[client] = (scrambled, y)
+    again = unlearned(ragged(**noisy), "class:2", engine, "feduhb", None)
+    assert torch.equal(real.params, again.params)
+    left = {client: (x[y != 2], y[y != 2]) for client, (x, y) in data.items() if (y != 2).any()}
+    never = ragged({}, **left)
+    assert torch.equal(real.params, never_there(never, engine, "feduhb", None).params)
+
+
+def test_the_check_can_fail():
+    """A method that starts from the trained model instead of a fresh one is caught."""
+    federation, noisy = ragged(), ragged(bee=noise(5), elk=noise(8))
+    found = []
+    for each in (federation, noisy):
+        trained = feduhb.train(each, 3, epochs=1, batch_size=6, lr=0.05)
+        remaining = each.without(LEAVERS)
+        rule = feduhb.FedUHB(epochs=1)
+        from feduhb.run import run
+
+        *_, (state, _) = run(rule, feduhb.Loop(remaining), list(remaining.clients), rule.init(trained.params), rounds=2)
+        found.append(state.params)
+    assert not torch.equal(*found)
+
+
+def test_forgetting_in_two_steps_equals_forgetting_at_once():
+    trained = feduhb.train(ragged(), 2, epochs=1, batch_size=6, lr=0.05)
+    once = feduhb.unlearn(trained, feduhb.Request(clients=("bee",), rows={"dog": (0, 3)}), rounds=3)
+    first = feduhb.unlearn(trained, {"dog": (0,)}, rounds=3)
+    twice = feduhb.unlearn(feduhb.unlearn(first, ["bee"], rounds=3), {"dog": (3,)}, rounds=3)
+    assert torch.equal(once.params, twice.params)
+    assert str(once.forgot) == str(twice.forgot) == "bee,dog:0+3"
+
+
+@pytest.mark.parametrize("name", ["mnist-5k", "digits"])
+def test_inputs_are_scaled_by_constants_so_no_statistic_of_forgotten_data_survives(name):
+    """Same as for every data set: pixels land exactly on the grid 2 k / white - 1."""
+    federation = feduhb.load(name, clients=5)
+    white = {"mnist-5k": 255, "digits": 16}[name]
+    steps = (federation.test.x.double() + 1) * white / 2
+    assert float((steps - steps.round()).abs().max()) < 1e-4

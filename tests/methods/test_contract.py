@@ -1,0 +1,218 @@
+"""The contract that every method signs. Adding a method is one line in SIGNED."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from feduhb.core.aggregate import median
+from feduhb.core.types import Method, Updates
+from feduhb.errors import AggregationError
+from feduhb.methods import METHODS, FedUHB, Retrain
+from feduhb.run import run
+from feduhb.run.checkpoint import load_state, save_state
+from toys import quadratics
+
+Make = Callable[[], Method[Any]]
+
+SIGNED = [
+    pytest.param(lambda: FedUHB(step_size=0.5, momentum=0.8, epochs=2), id="feduhb"),
+    pytest.param(lambda: FedUHB(step_size=0.2, momentum=0.9, epochs=0), id="feduhb-gradients"),
+    pytest.param(lambda: FedUHB(step_size=0.5, momentum=0.8, epochs=2, aggregate=median), id="feduhb-median"),
+    pytest.param(lambda: Retrain(epochs=2), id="retrain"),
+]
+
+every_method = pytest.mark.parametrize("make", SIGNED)
+CLIENTS = ("a", "b", "c", "d", "e")
+ROUNDS = 6
+
+
+def start(dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.tensor([1.0, -2.0, 0.5], dtype=dtype)
+
+
+def states_of(
+    make: Make, *, clients: Sequence[str] = CLIENTS, dtype: torch.dtype = torch.float64
+) -> list[Any]:
+    """Give the state before each round and after the last."""
+    method = make()
+    first = method.init(start(dtype))
+    return [first, *(state for state, _ in run(method, quadratics(), clients, first, rounds=ROUNDS))]
+
+
+def answers_to(method: Method[Any], state: Any, round: int) -> list[Updates]:
+    work = method.ask(state)
+    return [] if work is None else list(quadratics().train(work, work.clients or CLIENTS, round))
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two states have the same kind, fields, types and bits."""
+    return type(one) is type(other) and all(
+        a.dtype == b.dtype and a.device == b.device and torch.equal(a, b) if isinstance(a, Tensor) else a == b
+        for a, b in zip(one, other, strict=True)
+    )
+
+
+def test_everyone_has_signed():
+    assert {param.values[0]().name for param in SIGNED} == set(METHODS)  # pyright: ignore[reportCallIssue]
+
+
+@every_method
+def test_it_says_what_it_is(make: Make):
+    method = make()
+    assert method.name in METHODS
+    assert method.needs in {"sum", "each"}
+    assert method.exact in {True, False}
+    assert method.rounds is None or method.rounds > 0
+
+
+@every_method
+def test_it_is_a_frozen_value(make: Make):
+    method: Any = make()
+    assert dataclasses.is_dataclass(method)
+    for setting in dataclasses.fields(method):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(method, setting.name, None)
+    with pytest.raises((AttributeError, TypeError)):
+        setattr(method, "memory", 1)  # noqa: B010 (keeps nothing to itself, whatever pyright says)
+    assert make() == make()
+
+
+@every_method
+def test_init_keeps_the_parameters(make: Make):
+    params = start()
+    state = make().init(params)
+    assert torch.equal(state.params, params)
+    assert isinstance(state, tuple)
+    assert "params" in type(state)._fields  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@every_method
+def test_a_state_is_tensors_and_ints(make: Make):
+    for state in states_of(make):
+        assert all(isinstance(value, Tensor | int) for value in state)
+
+
+@every_method
+def test_tell_changes_none_of_its_inputs(make: Make):
+    method = make()
+    for t, state in enumerate(states_of(make)[:-1]):
+        answers = answers_to(method, state, t)
+        kept_state, kept = (
+            copy.deepcopy(state),
+            [(b.clients, b.values.clone(), b.weights.clone()) for b in answers],
+        )
+        method.tell(state, answers)
+        assert same(state, kept_state)
+        for block, (clients, values, weights) in zip(answers, kept, strict=True):
+            assert block.clients == clients
+            assert torch.equal(block.values, values)
+            assert torch.equal(block.weights, weights)
+
+
+@every_method
+def test_a_new_state_shares_no_memory_with_the_answers(make: Make):
+    method = make()
+    state = method.init(start())
+    answers = answers_to(method, state, 0)
+    told = method.tell(state, answers)
+    kept = copy.deepcopy(told)
+    for block in answers:
+        block.values.fill_(99.0)
+    assert same(told, kept)
+
+
+@every_method
+def test_told_twice_it_says_the_same(make: Make):
+    """Pure: no counter, no cache, no random draw."""
+    method, other = make(), make()
+    for t, state in enumerate(states_of(make)[:-1]):
+        answers = answers_to(method, state, t)
+        first = method.tell(state, answers)
+        assert same(first, method.tell(state, answers))
+        assert same(first, other.tell(state, iter(answers)))
+
+
+@every_method
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_type_and_device_are_kept(make: Make, dtype: torch.dtype):
+    for state in states_of(make, dtype=dtype):
+        assert state.params.dtype is dtype
+        assert state.params.device.type == "cpu"
+        assert state.params.shape == (3,)
+
+
+@every_method
+def test_ask_asks_from_where_the_model_is(make: Make):
+    method = make()
+    for state in states_of(make):
+        work = method.ask(state)
+        assert work is None or torch.equal(work.params, state.params)
+
+
+@every_method
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_state_survives_the_disk_bit_for_bit(make: Make, dtype: torch.dtype, tmp_path: Path):
+    like = make().init(torch.zeros(3, dtype=dtype))
+    for t, state in enumerate(states_of(make, dtype=dtype)):
+        save_state(tmp_path / "state.safetensors", state, t)
+        loaded, rounds_done = load_state(tmp_path / "state.safetensors", like)
+        assert same(loaded, state)
+        assert rounds_done == t
+
+
+@every_method
+@pytest.mark.parametrize("stop_after", range(1, ROUNDS))
+def test_stopped_and_resumed_is_never_stopped_bit_for_bit(make: Make, stop_after: int, tmp_path: Path):
+    method = make()
+    whole = list(run(method, quadratics(), CLIENTS, method.init(start()), rounds=ROUNDS))
+    half = list(run(method, quadratics(), CLIENTS, method.init(start()), rounds=stop_after))
+    save_state(tmp_path / "state.safetensors", half[-1][0], stop_after)
+
+    again = make()
+    state, first = load_state(tmp_path / "state.safetensors", again.init(torch.zeros(3, dtype=torch.float64)))
+    moved = [record.moved for _, record in half]
+    rest = list(run(again, quadratics(), CLIENTS, state, rounds=ROUNDS, first=first, moved=moved))
+    assert [record.round for _, record in rest] == list(range(stop_after, ROUNDS))
+    for (resumed, one), (straight, other) in zip(rest, whole[stop_after:], strict=True):
+        assert same(resumed, straight)
+        assert (one.moved, one.asked, one.answered) == (other.moved, other.asked, other.answered)
+
+
+@every_method
+def test_nobody_outside_those_who_remain_is_asked(make: Make):
+    engine, method = quadratics(), make()
+    remaining = ("b", "d", "e")
+    records = [record for _, record in run(method, engine, remaining, method.init(start()), rounds=ROUNDS)]
+    assert {client for _, asked in engine.asked for client in asked} <= set(remaining)
+    assert {client for record in records for client in (*record.asked, *record.answered)} <= set(remaining)
+
+
+@every_method
+def test_needs_says_whether_a_sum_is_enough(make: Make):
+    """What secure aggregation tells a "sum" method leads, to rounding, to the same model; others refuse."""
+    method = make()
+    alone = run(method, quadratics(presummed=True), CLIENTS, method.init(start()), rounds=ROUNDS)
+    if method.needs == "each":
+        with pytest.raises(AggregationError, match="pre-summed"):
+            list(alone)
+        return
+    for (state, record), each in zip(alone, states_of(make)[1:], strict=True):
+        torch.testing.assert_close(state.params, each.params, rtol=1e-12, atol=1e-12)
+        assert record.answered == record.asked
+
+
+@every_method
+@pytest.mark.parametrize("block", [1, 3, 5])
+def test_blocks_do_not_change_a_bit(make: Make, block: int):
+    method = make()
+    ours = run(method, quadratics(block=block), CLIENTS, method.init(start()), rounds=ROUNDS)
+    for (state, _), other in zip(ours, states_of(make)[1:], strict=True):
+        assert same(state, other)

@@ -1,0 +1,90 @@
+"""Settings that cannot be, by the words of their refusal, and methods by the name a user types."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import pytest
+
+from feduhb.core.aggregate import krum, median, weighted_mean
+from feduhb.errors import ConfigError
+from feduhb.methods import METHODS, FedUHB, Retrain, method_named
+
+MOMENTUM = "give at least 0 and below 1 (at 1 or more the weights never settle), such as 0.9"
+STEP = "give a positive number, such as 1.0"
+EPOCHS = "give 1 or more, or 0 for full-batch gradients"
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: FedUHB(momentum=-0.1), f"momentum is -0.1; {MOMENTUM}"),
+        (lambda: FedUHB(momentum=1.0), f"momentum is 1.0; {MOMENTUM}"),
+        (lambda: FedUHB(momentum=math.nan), f"momentum is nan; {MOMENTUM}"),
+        (lambda: FedUHB(step_size=0), f"step_size is 0; {STEP}"),
+        (lambda: FedUHB(step_size=-1.0), f"step_size is -1.0; {STEP}"),
+        (lambda: FedUHB(step_size=math.inf), f"step_size is inf; {STEP}"),
+        (lambda: FedUHB(epochs=-1), f"epochs is -1; {EPOCHS}"),
+        (lambda: Retrain(step_size=0), f"step_size is 0; {STEP}"),
+        (lambda: Retrain(step_size=math.nan), f"step_size is nan; {STEP}"),
+        (lambda: Retrain(epochs=-2), f"epochs is -2; {EPOCHS}"),
+    ],
+)
+def test_settings_that_cannot_be(make, words: str):
+    with pytest.raises(ConfigError) as error:
+        make()
+    assert str(error.value) == words
+
+
+def test_the_papers_defaults():
+    assert FedUHB() == FedUHB(step_size=1.0, momentum=0.9, epochs=5, aggregate=weighted_mean)
+    assert Retrain() == Retrain(step_size=1.0, epochs=5, aggregate=weighted_mean)
+    FedUHB(momentum=0.0)
+    FedUHB(epochs=0)
+
+
+@pytest.mark.parametrize("kind", [FedUHB, Retrain])
+def test_only_the_weighted_mean_is_content_with_a_sum(kind: type[FedUHB | Retrain]):
+    assert kind().needs == "sum"
+    assert kind(aggregate=median).needs == "each"
+    assert kind(aggregate=functools.partial(krum, hostile=1)).needs == "each"
+
+
+@pytest.mark.parametrize("name", list(METHODS))
+def test_a_method_goes_by_its_name(name: str):
+    assert METHODS[name].name == name  # pyright: ignore[reportFunctionMemberAccess]
+
+
+def test_a_method_by_name_has_the_settings_given():
+    assert method_named("feduhb", momentum=0.5, epochs=0) == FedUHB(momentum=0.5, epochs=0)
+    assert method_named("retrain", step_size=0.5) == Retrain(step_size=0.5)
+
+
+def test_a_name_nobody_has():
+    with pytest.raises(ConfigError) as error:
+        method_named("fedavg")
+    assert str(error.value) == f"there is no method 'fedavg'; choose one of {', '.join(METHODS)}"
+
+
+@pytest.mark.parametrize(
+    ("settings", "odd"),
+    [({"momentum": 0.9}, "momentum"), ({"speed": 1, "gears": 3}, "speed, gears"), ({"rounds": 3}, "rounds")],
+)
+def test_a_setting_nobody_knows(settings: dict[str, float], odd: str):
+    """What the method says it knows is what it takes: name, exact and rounds are no settings."""
+    with pytest.raises(ConfigError) as error:
+        method_named("retrain", **settings)
+    assert str(error.value) == f"retrain has no setting {odd}; it knows step_size, epochs, aggregate"
+
+
+def test_a_setting_of_the_wrong_kind_is_named():
+    """'0.9' is not a number; that is not the same as a setting which does not exist."""
+    with pytest.raises(ConfigError, match="momentum") as error:
+        method_named("feduhb", momentum="0.9")
+    assert "has no setting ;" not in str(error.value)
+
+
+def test_a_refused_value_keeps_its_own_words():
+    with pytest.raises(ConfigError, match=r"momentum is 1\.5; give at least 0"):
+        method_named("feduhb", momentum=1.5)

@@ -1,0 +1,130 @@
+"""When the disk refuses, the old file stays whole, nothing half-written is left, and the words say why."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from feduhb.errors import StorageError
+from feduhb.methods.retrain import Plain
+from feduhb.records import Round, RunFolder, write_atomically
+from feduhb.run.checkpoint import load_state, save_state
+
+OLD, NEW = Plain(torch.zeros(3)), Plain(torch.ones(3))
+SAFE = "everything up to the last finished round is safe:"
+
+
+def refusal(number: int):
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    return refuse
+
+
+REFUSALS = [
+    pytest.param(errno.ENOSPC, "the disk is full", "free some space", id="full"),
+    pytest.param(errno.EDQUOT, "the disk is full", "free some space", id="quota"),
+    pytest.param(errno.EROFS, "Read-only file system", "fix that", id="read-only"),
+    pytest.param(errno.EIO, "Input/output error", "fix that", id="broken"),
+]
+
+
+@pytest.mark.parametrize(("number", "what", "remedy"), REFUSALS)
+@pytest.mark.parametrize("where", ["os.fsync", "pathlib.Path.replace", "pathlib.Path.open"])
+def test_a_refused_checkpoint_leaves_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, number: int, what: str, remedy: str
+):
+    path = tmp_path / "state.safetensors"
+    save_state(path, OLD, 4)
+    with monkeypatch.context() as patch:
+        patch.setattr(where, refusal(number))
+        with pytest.raises(StorageError) as error:
+            save_state(path, NEW, 5)
+    assert str(error.value) == f"cannot write {path}: {what}; {SAFE} {remedy} and go on with --resume"
+    assert isinstance(error.value.__cause__, OSError)
+    state, rounds_done = load_state(path, OLD)
+    assert torch.equal(state.params, OLD.params)
+    assert rounds_done == 4
+    assert [p.name for p in tmp_path.iterdir()] == ["state.safetensors"]
+
+
+def test_a_temporary_file_left_by_a_crash_is_no_obstacle(tmp_path: Path):
+    (tmp_path / ".state.safetensors.tmp").write_bytes(b"half a checkpo")
+    save_state(tmp_path / "state.safetensors", NEW, 1)
+    assert [p.name for p in tmp_path.iterdir()] == ["state.safetensors"]
+
+
+def test_the_folder_is_synced_after_the_rename(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Data, then rename, then folder: any other order may lose the file in a power cut."""
+    order: list[str] = []
+    sync, replace = os.fsync, Path.replace
+
+    def noted_sync(handle: int) -> None:
+        order.append("folder" if os.path.isdir(f"/proc/self/fd/{handle}") else "file")  # noqa: PTH112
+        sync(handle)
+
+    def noted_replace(self: Path, target: Path) -> Path:
+        order.append("rename")
+        return replace(self, target)
+
+    monkeypatch.setattr("os.fsync", noted_sync)
+    monkeypatch.setattr("pathlib.Path.replace", noted_replace)
+    write_atomically(tmp_path / "x", b"data")
+    assert order == ["file", "rename", "folder"]
+
+
+LIMITED = """
+import resource, sys
+from pathlib import Path
+import torch
+from feduhb.errors import StorageError
+from feduhb.methods.retrain import Plain
+from feduhb.run.checkpoint import save_state
+
+resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+try:
+    save_state(Path(sys.argv[1]), Plain(torch.ones(100_000)), 5)
+except StorageError as error:
+    print(error)
+"""
+
+
+def test_a_real_refusal_of_the_operating_system(tmp_path: Path):
+    """A limit of 4096 bytes a file and a checkpoint of 400 kB: the kernel itself says no."""
+    path = tmp_path / "state.safetensors"
+    save_state(path, OLD, 4)
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED, str(path)], capture_output=True, text=True, check=True
+    )
+    assert (
+        done.stdout.strip()
+        == f"cannot write {path}: the disk is full; {SAFE} free some space and go on with --resume"
+    )
+    assert load_state(path, OLD)[1] == 4
+    assert [p.name for p in tmp_path.iterdir()] == ["state.safetensors"]
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path):
+    (tmp_path / "file").write_text("in the way")
+    folder = RunFolder(tmp_path / "file" / "run")
+    with pytest.raises(StorageError, match=r"cannot write .*run: Not a directory"):
+        folder.create("seed = 0\n")
+    with pytest.raises(StorageError, match="Not a directory"):
+        folder.lock_file()
+
+
+def test_a_round_that_cannot_be_appended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    folder = RunFolder(tmp_path)
+    folder.append(Round(0, ("a",), ("a",), 1.0))
+    with monkeypatch.context() as patch:
+        patch.setattr("os.fsync", refusal(errno.ENOSPC))
+        with pytest.raises(StorageError) as error:
+            folder.append(Round(1, ("a",), ("a",), 1.0))
+    assert str(error.value).startswith(f"cannot write {tmp_path / 'rounds.jsonl'}: the disk is full; {SAFE}")
+    assert folder.rounds()[0].round == 0
