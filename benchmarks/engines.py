@@ -33,7 +33,7 @@ def measured(kind: str, clients: int, images: int, epochs: int) -> float:
     if kind == "plain":
         import feduhb.engines.loop as module
 
-        module._one_thread = contextlib.nullcontext  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
+        module._one_thread = contextlib.nullcontext
     work = feduhb.Work(flatten(federation.fresh_model()), epochs)
     everyone = tuple(federation.clients)
     list(engine.train(work, everyone[:2], 0))
@@ -45,16 +45,18 @@ def measured(kind: str, clients: int, images: int, epochs: int) -> float:
 def matrix_rate(size: int = 1024, repeats: int = 20) -> float:
     """Give the machine's float32 matrix product rate with all threads, in GFLOP/s."""
     a, b = torch.randn(2, size, size)
-    a @ b
+    torch.mm(a, b)
     began = time.perf_counter()
     for _ in range(repeats):
-        a @ b
+        torch.mm(a, b)
     return repeats * 2 * size**3 / (time.perf_counter() - began) / 1e9
 
 
 def main() -> None:
     """Take turns, then print the table."""
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     for name, default in (("--clients", 6), ("--images", 500), ("--epochs", 1), ("--repeats", 3)):
         arguments.add_argument(name, type=int, default=default)
     arguments.add_argument("--json", action="store_true")
@@ -68,8 +70,12 @@ def main() -> None:
     for _ in range(given.repeats):
         for kind in KINDS:
             command = [sys.executable, __file__, "--only", kind]
-            command += [f"--{name}={size}" for name, size in zip(("clients", "images", "epochs"), sizes, strict=True)]
-            turns[kind].append(float(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
+            command += [
+                f"--{name}={size}" for name, size in zip(("clients", "images", "epochs"), sizes, strict=True)
+            ]
+            turns[kind].append(
+                float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+            )
     best = {kind: max(rates) for kind, rates in turns.items()}
     report(best, given.json)
 
@@ -80,7 +86,9 @@ def report(best: dict[str, float], as_json: bool) -> None:
     if as_json:
         print(json.dumps({"images_per_second": best, "ratios": ratios, "matrix_gflops": matrix_rate()}))
         return
-    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, matrix products at {matrix_rate():.0f} GFLOP/s\n")
+    print(
+        f"torch {torch.__version__}, {torch.get_num_threads()} threads, matrix products at {matrix_rate():.0f} GFLOP/s\n"
+    )
     for kind, rate in best.items():
         print(f"{kind:<6} {rate:>8,.0f} images/s")
     print()

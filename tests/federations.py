@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -18,11 +20,19 @@ def tensors(client: str, size: int, *, seed: int = 0, dtype: torch.dtype = torch
 
 
 def small_cnn(dtype: torch.dtype = torch.float64) -> nn.Module:
-    layers = nn.Conv2d(1, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(4, 6, 3), nn.ReLU(), nn.Flatten(), nn.Linear(54, 3)
+    layers = (
+        nn.Conv2d(1, 4, 3),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(4, 6, 3),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(54, 3),
+    )
     return nn.Sequential(*layers).to(dtype)
 
 
-def ragged(clients=SIZES, *, dtype: torch.dtype = torch.float64, seed: int = 7, **changes) -> feduhb.Federation:
+def ragged(clients=SIZES, *, dtype: Any = torch.float64, seed: Any = 7, **changes: Any) -> feduhb.Federation:
     """A federation of five: a client of one example, one smaller than a batch, some larger."""
     data = {client: tensors(client, size, dtype=dtype) for client, size in clients.items()}
     data.update(changes)

@@ -116,6 +116,7 @@ class Scripted:
     asked: list[tuple[int, tuple[ClientId, ...]]] = field(default_factory=list)
     told: int = 0
     closed: list[int] = field(default_factory=list)
+    streams: list[Iterator[Updates]] = field(default_factory=list)
 
     @property
     def about(self) -> Mapping[str, Any]:
@@ -123,6 +124,12 @@ class Scripted:
 
     def train(self, work: Work, clients: Sequence[ClientId], round: int) -> Iterator[Updates]:  # noqa: ARG002
         self.asked.append((round, tuple(clients)))
+        self.streams.append(
+            self._stream(round)
+        )  # held, so that only being closed can end it, not its last reader
+        return self.streams[-1]
+
+    def _stream(self, round: int) -> Iterator[Updates]:
         try:
             for block in self.script[round]:
                 self.told += 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json as json_format
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,23 +19,32 @@ app = typer.Typer(
     help="Exact federated unlearning: forget clients, rows or classes by retraining fast with Polyak's heavy ball.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode="markdown",
+    rich_markup_mode="rich",
     add_completion=False,
 )
 
-RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.", show_default=False)]
+RunArgument = Annotated[
+    Path, typer.Argument(metavar="RUN", help="The folder of a finished run.", show_default=False)
+]
 Forget = Annotated[
     str,
     typer.Option(
         metavar="WHAT",
         show_default=False,
-        help="Clients (**c00,c01**), rows of a client (**c02:0-9+12**) or a class (**class:3**), separated by commas. "
+        help="Clients (c00,c01), rows of a client (c02:0-9+12) or a class (class:3), separated by commas. "
         "Rows are counted from 0 in the data that the client joined with.",
     ),
 ]
-Data = Annotated[Path | None, typer.Option(metavar="FOLDER", help="Where the files of `mnist` are; else FEDUHB_DATA.", show_default=False)]
+Data = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FOLDER", help="Where the files of mnist are; else FEDUHB_DATA.", show_default=False
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print the answer as JSON, for a program to read.")]
-Resume = Annotated[bool, typer.Option("--resume", help="Go on after a crash: the result is the same, bit for bit.")]
+Resume = Annotated[
+    bool, typer.Option("--resume", help="Go on after a crash: the result is the same, bit for bit.")
+]
 
 
 def main() -> None:
@@ -44,7 +53,9 @@ def main() -> None:
 
 
 @app.callback(invoke_without_command=True)
-def _version(version: Annotated[bool, typer.Option("--version", help="Print the version and leave.")] = False) -> None:
+def _version(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and leave.")] = False,
+) -> None:
     if version:
         from feduhb import __version__
 
@@ -59,8 +70,9 @@ def demo(
 ) -> None:
     """See the whole story on real data, in under two minutes on two cores.
 
-    Twenty clients learn handwritten digits, two of them plant a backdoor and then ask to be forgotten. FedUHB and
-    Retrain each retrain a fresh model without them. A table, figures and an HTML report show what came out.
+    Twenty clients learn handwritten digits; two of them plant a backdoor, then ask to be forgotten.
+
+    FedUHB and Retrain each retrain a fresh model without them. A table, figures and a page show the outcome.
     """
     from feduhb.demo import run_demo
 
@@ -70,26 +82,32 @@ def demo(
 
 @app.command()
 def train(
-    config: Annotated[Path, typer.Argument(metavar="CONFIG.toml", help="The federation and how it trains.", show_default=False)],
-    out: Annotated[Path, typer.Option(metavar="RUN", help="The folder to record the run in.", show_default=False)],
+    config: Annotated[
+        Path,
+        typer.Argument(metavar="CONFIG.toml", help="The federation and how it trains.", show_default=False),
+    ],
+    out: Annotated[
+        Path, typer.Option(metavar="RUN", help="The folder to record the run in.", show_default=False)
+    ],
     resume: Resume = False,
     data: Data = None,
-    engine: Annotated[str | None, typer.Option(help="auto, pool or loop; else the config's.", show_default=False)] = None,
+    engine: Annotated[
+        str | None, typer.Option(help="auto, pool or loop; else the config's.", show_default=False)
+    ] = None,
     json: Json = False,
 ) -> None:
     """Train a federation by FedAvg into a run folder.
 
-    A config needs little:
+    A config is a TOML file and needs little:
 
-        seed = 1
-
-        [federation]
-        data = "mnist-5k"
-        clients = 20
-        partition = "dirichlet:0.5"
-
-        [train]
-        rounds = 40
+    \b
+    seed = 1
+    \\[federation]
+    data = "mnist-5k"
+    clients = 20
+    partition = "dirichlet:0.5"
+    \\[train]
+    rounds = 40
     """
     from feduhb.experiment.config import read_config
     from feduhb.experiment.runner import train_from
@@ -107,22 +125,37 @@ def unlearn(
     run: RunArgument,
     forget: Forget,
     method: Annotated[str, typer.Option(help="feduhb or retrain.")] = "feduhb",
-    rounds: Annotated[int | None, typer.Option(help="At most so many; else as many as the training had.", show_default=False)] = None,
-    momentum: Annotated[float | None, typer.Option(help="Heavy ball's beta, at least 0 and below 1; 0.9 if not given.", show_default=False)] = None,
-    step_size: Annotated[float | None, typer.Option(help="The server's step alpha; 1.0 if not given.", show_default=False)] = None,
+    rounds: Annotated[
+        int | None,
+        typer.Option(help="At most so many; else as many as the training had.", show_default=False),
+    ] = None,
+    momentum: Annotated[
+        float | None,
+        typer.Option(help="Heavy ball's beta, at least 0 and below 1; 0.9 if not given.", show_default=False),
+    ] = None,
+    step_size: Annotated[
+        float | None, typer.Option(help="The server's step alpha; 1.0 if not given.", show_default=False)
+    ] = None,
     stop: Annotated[
-        str, typer.Option(help="**auto** (the dynamic rule for FedUHB), **never**, or the rule's lambda, such as 0.6.")
+        str,
+        typer.Option(help="auto (the dynamic rule for FedUHB), never, or the rule's lambda, such as 0.6."),
     ] = "auto",
-    window: Annotated[int | None, typer.Option(help="Rounds the rule looks back on; all so far if not given.", show_default=False)] = None,
+    window: Annotated[
+        int | None,
+        typer.Option(help="Rounds the rule looks back on; all so far if not given.", show_default=False),
+    ] = None,
     floor: Annotated[float, typer.Option(help="The rule's epsilon.")] = 0.0,
-    out: Annotated[Path | None, typer.Option(help="The new run's folder; RUN-METHOD beside RUN if not given.", show_default=False)] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The new run's folder; RUN-METHOD beside RUN if not given.", show_default=False),
+    ] = None,
     resume: Resume = False,
     data: Data = None,
     json: Json = False,
 ) -> None:
     """Forget: start a fresh model and retrain it on what remains.
 
-        feduhb unlearn runs/first --forget c00,c01
+    For example: feduhb unlearn runs/first --forget c00,c01
 
     The old run stays as it is: delete it once the new model has taken its place.
     """
@@ -151,8 +184,14 @@ def compare(
     run: RunArgument,
     forget: Forget,
     methods: Annotated[str, typer.Option(help="Which, separated by commas.")] = "feduhb,retrain",
-    rounds: Annotated[int | None, typer.Option(help="At most so many; else as many as the training had.", show_default=False)] = None,
-    out: Annotated[Path | None, typer.Option(help="A folder for all of it; RUN-compare beside RUN if not given.", show_default=False)] = None,
+    rounds: Annotated[
+        int | None,
+        typer.Option(help="At most so many; else as many as the training had.", show_default=False),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="A folder for all of it; RUN-compare beside RUN if not given.", show_default=False),
+    ] = None,
     resume: Resume = False,
     data: Data = None,
     json: Json = False,
@@ -168,13 +207,23 @@ def compare(
         opened = open_run(run, data=data)
         place = out or folder_beside(run, "compare")
         for name in names:
-            unlearn_from(opened, forget, name, rounds=rounds, out=place / name, resume=resume, show="auto" if json else "lines")
+            unlearn_from(
+                opened,
+                forget,
+                name,
+                rounds=rounds,
+                out=place / name,
+                resume=resume,
+                show="auto" if json else "lines",
+            )
         _report(answer, [run, *(place / name for name in names)], place, json)
 
 
 @app.command()
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of finished runs.", show_default=False)],
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN...", help="Folders of finished runs.", show_default=False)
+    ],
     out: Annotated[Path, typer.Option(help="Where table, figures and HTML go.")] = Path("report"),
     json: Json = False,
 ) -> None:
@@ -196,19 +245,21 @@ def _finish(answer: dict[str, Any], folder: Path | None, json: bool) -> None:
 
 
 def _report(answer: dict[str, Any], runs: list[Path], out: Path, json: bool) -> None:
-    from feduhb.report import print_table, write_report
-    from feduhb.report.runs import read_runs
-    from feduhb.report.tables import as_json
+    from rich.console import Console
+
+    from feduhb.report import read_runs, write_report
+    from feduhb.report.tables import as_json, rich_table
 
     written = write_report(runs, out)
-    answer.update(runs=as_json(read_runs(runs)), written=[str(path) for path in written])
+    views = read_runs(runs)
+    answer.update(runs=as_json(views), written=[str(path) for path in written])
     if not json:
-        print_table(runs)
+        Console().print(rich_table(views))
         typer.echo("\n".join(str(path) for path in written))
 
 
 @contextlib.contextmanager
-def _answering(json: bool) -> Iterator[dict[str, Any]]:
+def _answering(json: bool) -> Generator[dict[str, Any]]:
     """Collect a command's answer; print it as JSON if wanted; say errors in one line and exit 2."""
     answer: dict[str, Any] = {}
     try:

@@ -6,21 +6,24 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
 from feduhb.data.backdoor import Backdoor
 from feduhb.errors import RunFolderError
 from feduhb.experiment.api import unlearn
 from feduhb.experiment.runner import train_from
 from feduhb.experiment.settings import Config, FederationSettings, TrainSettings
 from feduhb.records import RunFolder
-from feduhb.report import print_table, write_report
-from feduhb.report.runs import read_runs
-from feduhb.report.tables import as_json
+from feduhb.report import read_runs, write_report
+from feduhb.report.tables import as_json, rich_table
 
 LEAVERS = ("c09", "c19")  # the two that hold most
 UNLEARN_ROUNDS = 40
 SETTINGS = Config(
     seed=1,
-    federation=FederationSettings(data="mnist-5k", clients=20, partition="dirichlet:0.2", backdoor=Backdoor(LEAVERS)),
+    federation=FederationSettings(
+        data="mnist-5k", clients=20, partition="dirichlet:0.2", backdoor=Backdoor(LEAVERS)
+    ),
     train=TrainSettings(rounds=30, epochs=1, batch_size=16, lr=0.05),
 )
 
@@ -36,11 +39,14 @@ def run_demo(out: Path, *, quiet: bool = False) -> dict[str, Any]:
         unlearn(trained, LEAVERS, method=method, rounds=UNLEARN_ROUNDS, out=out / method, show=show)
     folders = [out / "original", out / "feduhb", out / "retrain"]
     written = write_report(folders, out)
+    views = read_runs(folders)
     if not quiet:
         _say("")
-        print_table(folders)
-        _say("\nOpen these:\n" + "\n".join(f"  {path}" for path in written if path.suffix in {".html", ".png"}))
-    return {"runs": as_json(read_runs(folders)), "written": [str(path) for path in written]}
+        Console().print(rich_table(views))
+        _say(
+            "\nOpen these:\n" + "\n".join(f"  {path}" for path in written if path.suffix in {".html", ".png"})
+        )
+    return {"runs": as_json(views), "written": [str(path) for path in written]}
 
 
 def introduction() -> str:
@@ -68,6 +74,3 @@ def _make_room(out: Path) -> None:
 
 def _say(text: str) -> None:
     print(text, flush=True)  # noqa: T201 (a demo talks)
-
-
-

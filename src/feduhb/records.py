@@ -12,7 +12,7 @@ import errno
 import json
 import os
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any, ClassVar
@@ -80,7 +80,7 @@ def why_ended(rounds: Sequence[Round]) -> str:
 
 
 @contextlib.contextmanager
-def disk_errors(path: Path) -> Iterator[None]:
+def disk_errors(path: Path) -> Generator[None]:
     """Turn the operating system's refusal to write into our words: what, where, what to do."""
     try:
         yield
@@ -168,19 +168,21 @@ class RunFolder:
     def config(self) -> dict[str, Any]:
         """Read config.toml."""
         try:
-            return tomllib.loads(self.config_path.read_text())
-        except FileNotFoundError:
+            return tomllib.loads(self.config_path.read_text(encoding="utf-8"))
+        except (FileNotFoundError, NotADirectoryError):
             raise RunFolderError(
                 f"{self.path} is not a run folder: it has no config.toml; make one with feduhb train CONFIG.toml --out {self.path}"
             ) from None
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise RunFolderError(f"{self.config_path} cannot be read: {error}; restore it from a backup") from None
+            raise RunFolderError(
+                f"{self.config_path} cannot be read: {error}; restore it from a backup"
+            ) from None
 
     def rounds(self) -> list[Round]:
         """Read every complete round; a last line cut short by a crash is left out."""
         if not self.rounds_path.exists():
             return []
-        lines = self.rounds_path.read_text(errors="replace").split("\n")[:-1]
+        lines = self.rounds_path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]
         found: list[Round] = []
         for number, line in enumerate(lines):
             try:
@@ -193,7 +195,7 @@ class RunFolder:
 
     def append(self, record: Round) -> None:
         """Add one round and see it onto the disk."""
-        with disk_errors(self.rounds_path), self.rounds_path.open("a") as file:
+        with disk_errors(self.rounds_path), self.rounds_path.open("a", encoding="utf-8") as file:
             file.write(record.to_json() + "\n")
             file.flush()
             os.fsync(file.fileno())
@@ -205,11 +207,15 @@ class RunFolder:
     def result(self) -> dict[str, Any]:
         """Read result.json."""
         try:
-            return json.loads(self.result_path.read_text())
+            return json.loads(self.result_path.read_text(encoding="utf-8"))
         except FileNotFoundError:
-            raise RunFolderError(f"the run in {self.path} has not finished; go on with it by --resume") from None
+            raise RunFolderError(
+                f"the run in {self.path} has not finished; go on with it by --resume"
+            ) from None
         except ValueError:
-            raise RunFolderError(f"{self.result_path} is damaged; delete it and finish the run with --resume") from None
+            raise RunFolderError(
+                f"{self.result_path} is damaged; delete it and finish the run with --resume"
+            ) from None
 
     def finish(self, result: Mapping[str, Any]) -> None:
         """Write result.json: the run has ended."""

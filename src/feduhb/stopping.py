@@ -40,27 +40,38 @@ class DynamicStop:
 
     def __post_init__(self) -> None:
         if not 0 <= self.scale < math.inf:
-            raise ConfigError(f"the stop rule's scale (lambda) is {self.scale}; give a number of 0 or more, such as 0.6")
+            raise ConfigError(
+                f"the stop rule's scale (lambda) is {self.scale}; give a number of 0 or more, such as 0.6"
+            )
         if self.window is not None and self.window < 2:
-            raise ConfigError(f"the stop rule's window is {self.window}; give 2 rounds or more, or none for all rounds so far")
+            raise ConfigError(
+                f"the stop rule's window is {self.window}; give 2 rounds or more, or none for all rounds so far"
+            )
         if not 0 <= self.floor < math.inf:
             raise ConfigError(f"the stop rule's floor (epsilon) is {self.floor}; give a number of 0 or more")
         if not 0 <= self.momentum < 1:
-            raise ConfigError(f"the stop rule's momentum is {self.momentum}; give the method's: at least 0 and below 1")
+            raise ConfigError(
+                f"the stop rule's momentum is {self.momentum}; give the method's: at least 0 and below 1"
+            )
         if self.min_rounds < 1:
             raise ConfigError(f"the stop rule's min_rounds is {self.min_rounds}; give 1 or more")
 
     def __call__(self, moved: Sequence[float], /) -> StopReason | None:
+        """Give the reason to stop after these movements, or None."""
         judged = self._judged(moved)
         if judged is None:
             return None
         now, sigma = judged
-        if now < self.scale * sigma:
-            text = f"movement {now:.3g} fell below {self.scale:g} x its standard deviation {sigma:.3g}"
-            return StopReason(text, now, self.scale * sigma)
-        if self._unit * now < self.floor:
-            return StopReason(f"movement {now:.3g} fell below the floor {self.floor / self._unit:.3g}", now, self.floor / self._unit)
-        return None
+        spread, floor = self.scale * sigma, self.floor / self._unit
+        if now >= max(spread, floor):
+            return None
+        if spread >= floor:
+            return StopReason(
+                f"movement {now:.3g} fell below {self.scale:g} x its standard deviation {sigma:.3g}",
+                now,
+                spread,
+            )
+        return StopReason(f"movement {now:.3g} fell below the floor {floor:.3g}", now, floor)
 
     def threshold(self, moved: Sequence[float], /) -> float | None:
         """Give max(ε/β, λ std(movements)), in the units of the movements themselves."""
@@ -75,11 +86,11 @@ class DynamicStop:
     def _judged(self, moved: Sequence[float]) -> tuple[float, float] | None:
         """The movement now and the standard deviation it is held against, where the rule may speak."""
         series = [0.0, *moved[:-1]] if self.as_printed else moved
-        if len(series) < max(self.min_rounds, self.window or 0):
+        if len(moved) < max(self.min_rounds, self.window or 0):
             return None
         recent = series if self.window is None else series[-self.window :]
         mean = math.fsum(recent) / len(recent)
-        return series[-1], math.sqrt(math.fsum((m - mean) ** 2 for m in recent) / len(recent))
+        return series[-1], math.hypot(*(m - mean for m in recent)) / math.sqrt(len(recent))
 
 
 def dynamic_stop(
@@ -118,6 +129,7 @@ class Never:
     """Run every scheduled round."""
 
     def __call__(self, moved: Sequence[float], /) -> StopReason | None:  # noqa: ARG002
+        """Give None: go on."""
         return None
 
     def threshold(self, moved: Sequence[float], /) -> float | None:  # noqa: ARG002

@@ -7,6 +7,7 @@ At the COUNT-th of them the process kills itself; with COUNT 0 it runs to its en
 receives, on a normal end, the number of moments there were.
 """
 
+import importlib
 import os
 import signal
 import sys
@@ -22,7 +23,10 @@ def main() -> None:
     last, seen = int(count), 0
 
     import feduhb.cli
-    import feduhb.experiment.runner  # noqa: F401
+
+    importlib.import_module(
+        "feduhb.experiment.runner"
+    )  # the moments are those of the run, not of torch's import
 
     def moment(frame: FrameType, event: str, what: Any) -> None:  # noqa: ARG001
         nonlocal seen

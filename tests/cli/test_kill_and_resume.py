@@ -56,7 +56,10 @@ def weights(folder):
 def same_run(folder, reference):
     """Same weights and same rounds; only the clock may differ."""
     a, b = RunFolder(folder), RunFolder(reference)
-    facts = [[(r.round, r.asked, r.answered, r.moved, r.threshold, r.stopped, r.scores) for r in each.rounds()] for each in (a, b)]
+    facts = [
+        [(r.round, r.asked, r.answered, r.moved, r.threshold, r.stopped, r.scores) for r in each.rounds()]
+        for each in (a, b)
+    ]
     assert torch.equal(weights(folder), weights(reference))
     assert a.result()["weights_sha256"] == b.result()["weights_sha256"]
     assert facts[0] == facts[1]
@@ -81,7 +84,9 @@ def test_killed_again_and_again_around_its_writes(whole):
     draw = random.Random(1)
     kills = 0
     while kills < 10:
-        ended = feduhb(*unlearn, "--out", out, "--resume", kind="disk", kill_at=draw.randrange(8, moments["disk"] // 3))
+        ended = feduhb(
+            *unlearn, "--out", out, "--resume", kind="disk", kill_at=draw.randrange(8, moments["disk"] // 3)
+        )
         if ended.returncode == 0:
             break
         assert ended.returncode == -signal.SIGKILL, ended.stderr

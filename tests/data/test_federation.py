@@ -121,9 +121,7 @@ def test_held_out_inputs_of_another_shape_than_the_test_set():
 
 @pytest.mark.parametrize("name", ["", "a,b", "a:0", "a+b", " a", "a ", "a\nb", "\t", 3, None, ("a",)])
 def test_ids_that_a_request_could_not_spell(name):
-    text = (
-        f"{name!r} cannot be a client's id; use a word without commas, colons, plus signs or spaces around it"
-    )
+    text = f"{name!r} cannot be a client's id; use a word other than class, without commas, colons, plus signs or spaces around it"
     with refused(DataError, text):
         federation({name: (X, Y)})
 

@@ -4,12 +4,12 @@ import itertools
 
 import pytest
 import torch
-from federations import SIZES, ragged, tensors
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
 import feduhb
+from federations import SIZES, ragged, tensors
 from feduhb.core.flat import flatten
 from feduhb.engines import engine_named
 from feduhb.errors import ConfigError, DataError
@@ -36,7 +36,9 @@ def test_the_pool_equals_the_loop_on_ragged_federations(sizes, batch_size, epoch
     federation = ragged(clients)
     local = feduhb.Local(batch_size=batch_size, lr=0.1, l2=l2)
     slow, slow_weights = answers(feduhb.Loop(federation, local), federation, epochs, tuple(clients))
-    fast, fast_weights = answers(feduhb.Pool(federation, local, threads=2), federation, epochs, tuple(clients))
+    fast, fast_weights = answers(
+        feduhb.Pool(federation, local, threads=2), federation, epochs, tuple(clients)
+    )
     assert torch.equal(slow_weights, fast_weights)
     assert slow_weights.tolist() == sizes
     torch.testing.assert_close(fast, slow, rtol=0, atol=1e-10)
@@ -49,7 +51,10 @@ def test_the_pool_gives_the_same_bits_whatever_its_threads_and_blocks(dtype, epo
     local = feduhb.Local(batch_size=8, lr=0.1)
     first, _ = answers(feduhb.Pool(federation, local, threads=1, block=1), federation, epochs)
     for threads, block in [(1, 5), (2, 1), (2, 3), (4, 2), (7, 100)]:
-        assert torch.equal(first, answers(feduhb.Pool(federation, local, threads=threads, block=block), federation, epochs)[0])
+        assert torch.equal(
+            first,
+            answers(feduhb.Pool(federation, local, threads=threads, block=block), federation, epochs)[0],
+        )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -62,7 +67,9 @@ def test_the_loop_gives_the_same_bits_whatever_torchs_threads_and_its_blocks(dty
     try:
         for threads, block in [(1, 5), (2, 1), (4, 3)]:
             torch.set_num_threads(threads)
-            assert torch.equal(first, answers(feduhb.Loop(federation, local, block=block), federation, epochs)[0])
+            assert torch.equal(
+                first, answers(feduhb.Loop(federation, local, block=block), federation, epochs)[0]
+            )
             assert torch.get_num_threads() == threads
     finally:
         torch.set_num_threads(before)

@@ -6,9 +6,9 @@
 
 import pytest
 import torch
-from federations import SIZES, ragged, tensors
 
 import feduhb
+from federations import SIZES, ragged, tensors
 
 LEAVERS = ("bee", "elk")
 ROWS = {"dog": (0, 3, 4, 23), "ant": (0,)}  # the only row of ant: it leaves whole
@@ -27,12 +27,16 @@ every_way = pytest.mark.parametrize(
 
 def noise(size):
     draw = torch.Generator().manual_seed(99)
-    return torch.randn(size, 1, 12, 12, generator=draw, dtype=torch.float64) * 50, torch.randint(0, 3, (size,), generator=draw)
+    return torch.randn(size, 1, 12, 12, generator=draw, dtype=torch.float64) * 50, torch.randint(
+        0, 3, (size,), generator=draw
+    )
 
 
 def unlearned(federation, forget, engine, method, sampled):
     """Train with everybody, then unlearn."""
-    trained = feduhb.train(federation, 3, epochs=1, batch_size=6, lr=0.05, clients_per_round=sampled, engine=ENGINES[engine])
+    trained = feduhb.train(
+        federation, 3, epochs=1, batch_size=6, lr=0.05, clients_per_round=sampled, engine=ENGINES[engine]
+    )
     return feduhb.unlearn(trained, forget, method=METHODS[method], rounds=5)
 
 
@@ -44,7 +48,9 @@ def never_there(federation, engine, method, sampled):
 
     made = ENGINES[engine](federation, feduhb.Local(batch_size=6, lr=0.05))
     clients = list(federation.clients)
-    taking_part = clients if sampled is None else lambda round: sample_clients(federation.seed, round, clients, sampled)
+    taking_part = (
+        clients if sampled is None else lambda round: sample_clients(federation.seed, round, clients, sampled)
+    )
     rule = METHODS[method]
     stop = feduhb.dynamic_stop(momentum=rule.momentum) if isinstance(rule, feduhb.FedUHB) else feduhb.never
     start = rule.init(flatten(federation.fresh_model()))
@@ -78,7 +84,9 @@ def test_rows_of_clients(engine, method, sampled):
     longer = unlearned(ragged(dog=more), {**ROWS, "dog": (*rows, 24, 25, 26)}, engine, method, sampled)
     assert torch.equal(real.params, longer.params)
     kept = [row for row in range(SIZES["dog"]) if row not in rows]
-    short = ragged({client: size for client, size in SIZES.items() if client != "ant"}, dog=(x[kept], y[kept]))
+    short = ragged(
+        {client: size for client, size in SIZES.items() if client != "ant"}, dog=(x[kept], y[kept])
+    )
     assert torch.equal(real.params, never_there(short, engine, method, sampled).params)
 
 
@@ -107,7 +115,9 @@ def test_the_check_can_fail():
         rule = feduhb.FedUHB(epochs=1)
         from feduhb.run import run
 
-        *_, (state, _) = run(rule, feduhb.Loop(remaining), list(remaining.clients), rule.init(trained.params), rounds=2)
+        *_, (state, _) = run(
+            rule, feduhb.Loop(remaining), list(remaining.clients), rule.init(trained.params), rounds=2
+        )
         found.append(state.params)
     assert not torch.equal(*found)
 

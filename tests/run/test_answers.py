@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import pytest
 import torch
@@ -33,9 +33,12 @@ class Watched:
     """FedAvg that notes when tell is called and when it comes to an end."""
 
     calls: list[str] = field(default_factory=list)
-    name = "watched"
-    exact = True
-    rounds = None
+    name: ClassVar[str] = "watched"
+    exact: ClassVar[bool] = True
+
+    @property
+    def rounds(self) -> int | None:
+        return None
 
     @property
     def needs(self) -> Literal["sum", "each"]:

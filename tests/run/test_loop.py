@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import permutations
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import pytest
 import torch
@@ -34,9 +34,12 @@ class EveryOther:
     """Asks in even rounds only, whom it is told to ask, and takes one step of 1 in the others."""
 
     whom: tuple[str, ...] | None = None
-    name = "every-other"
-    exact = False
-    rounds = None
+    name: ClassVar[str] = "every-other"
+    exact: ClassVar[bool] = False
+
+    @property
+    def rounds(self) -> int | None:
+        return None
 
     @property
     def needs(self) -> Literal["sum", "each"]:

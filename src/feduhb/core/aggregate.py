@@ -28,7 +28,9 @@ def weighted_mean(answers: Iterable[Updates]) -> Tensor:
             total = row * n if total is None else total.add_(row, alpha=n)
             weight += n
     if total is None or weight <= 0:
-        raise AggregationError("there is nothing to average: no client answered with any examples; check who takes part")
+        raise AggregationError(
+            "there is nothing to average: no client answered with any examples; check who takes part"
+        )
     return total.div_(weight)
 
 
@@ -44,8 +46,7 @@ def trimmed_mean(answers: Iterable[Updates], *, trim: float = 0.1) -> Tensor:
 
     At least one entry goes at each end when trim > 0 and three or more clients answer. Reference: Yin et al. 2018.
     """
-    if not 0 <= trim < 0.5:
-        raise ConfigError(f"trimmed_mean's trim is {trim}; give a share of at least 0 and below 0.5")
+    _check_trim(trim)
     _, values, _ = _gather(answers, "trimmed_mean")
     count = len(values)
     cut = int(trim * count) or int(trim > 0 and count > 2)
@@ -64,48 +65,76 @@ def krum(answers: Iterable[Updates], *, hostile: int | None = None) -> Tensor:
     count = len(values)
     most = (count - 3) // 2
     f = most if hostile is None else hostile
+    if hostile is not None:
+        _check_hostile(hostile)
     if f < 0 or f > most:
         need = 3 if hostile is None else 2 * max(hostile, 0) + 3
-        raise AggregationError(f"krum needs {need} answers for {max(f, 0)} hostile clients, but {count} came; ask more clients or use median")
+        raise AggregationError(
+            f"krum needs {need} answers for {max(f, 0)} hostile clients, but {count} came; ask more clients or use median"
+        )
     distance = torch.stack([(values - row).square().sum(dim=1) for row in values])  # [C, C]
     distance.fill_diagonal_(torch.inf)
     score = distance.sort(dim=1).values[:, : count - f - 2].sum(dim=1)
     return values[int(score.argmin())].clone()
 
 
-def geometric_median(answers: Iterable[Updates], *, tolerance: float = 1e-10, iterations: int = 1000) -> Tensor:
-    """Give argmin_z Σ n_c ‖u_c - z‖ by Weiszfeld's iteration in float64.
+def geometric_median(
+    answers: Iterable[Updates], *, tolerance: float = 1e-10, iterations: int = 1000
+) -> Tensor:
+    """Give argmin_z Σ n_c ‖u_c - z‖ in float64: a client's own update where that is the minimum, else by Weiszfeld's iteration.
 
     Args:
-        tolerance: stop once z moves less than this share of the updates' spread.
+        tolerance: stop once the pulls on z balance to this share of all weight.
         iterations: stop after so many at the latest.
 
-    An update on which z lands keeps z there only if the others do not pull it away (Vardi and Zhang 2000).
+    z = u_c is the minimum iff the others pull at it with no more than the weight n_c (Vardi and Zhang 2000).
+    Weiszfeld's iteration would creep towards such a point; it is looked at first.
     """
     _, values, weights = _gather(answers, "geometric_median")
-    points, n = values.double(), weights.double().to(values.device)
-    z = n @ points / n.sum()
-    spread = (points - z).norm(dim=1).max()
+    n = weights.double().to(values.device)
+    centre = n @ values.double() / n.sum()
+    points = values.double() - centre  # centred, so that rounding is that of the spread, not of the position
+    spread = points.norm(dim=1).max()
+    for point in points:
+        if _unbalanced(points, n, point, spread)[0] <= 0:
+            return (centre + point).to(values.dtype)
+    z = torch.zeros_like(centre)
     for _ in range(iterations):
-        distance = (points - z).norm(dim=1)
-        apart = distance > 1e-14 * spread
-        pull = torch.where(apart, n / distance.clamp_min(torch.finfo(torch.float64).tiny), 0.0)
-        if not apart.any():
+        excess, step = _unbalanced(points, n, z, spread)
+        if excess <= tolerance * n.sum():
             break
-        step = pull @ (points - z)
-        here, force = n[~apart].sum(), step.norm()
-        moved = step / pull.sum() * (1 - (here / force).clamp(max=1.0) if force > 0 else 0.0)
-        z = z + moved
-        if moved.norm() <= tolerance * spread:
-            break
-    return z.to(values.dtype)
+        z = z + step
+    return (centre + z).to(values.dtype)
+
+
+def _unbalanced(points: Tensor, n: Tensor, z: Tensor, spread: Tensor) -> tuple[Tensor, Tensor]:
+    """How much harder the points pull at z than the weight that sits there holds it, and Weiszfeld's step from z."""
+    distance = (points - z).norm(dim=1)
+    apart = distance > 1e-8 * spread
+    pull = torch.where(apart, n / distance.clamp_min(torch.finfo(torch.float64).tiny), 0.0)
+    step = pull @ (points - z)
+    here, force = n[~apart].sum(), step.norm()
+    held = (here / force.clamp_min(torch.finfo(torch.float64).tiny)).clamp(max=1.0)
+    return force - here, step / pull.sum().clamp_min(torch.finfo(torch.float64).tiny) * (1 - held)
+
+
+def _check_trim(trim: float) -> None:
+    if not 0 <= trim < 0.5:
+        raise ConfigError(f"trimmed_mean's trim is {trim}; give a share of at least 0 and below 0.5")
+
+
+def _check_hostile(hostile: float) -> None:
+    if hostile < 0:
+        raise ConfigError(f"krum's hostile is {hostile}; give 0 or more")
 
 
 def _gather(answers: Iterable[Updates], rule: str) -> tuple[tuple[ClientId, ...], Tensor, Tensor]:
     blocks = list(answers)
     if any(block.summed for block in blocks):
-        raise AggregationError(f"{rule} needs every client's update, but this answer is pre-summed; use weighted_mean under secure aggregation")
-    if not blocks:
+        raise AggregationError(
+            f"{rule} needs every client's update, but this answer is pre-summed; use weighted_mean under secure aggregation"
+        )
+    if not any(block.clients for block in blocks):
         raise AggregationError(f"{rule} has nothing to work on: no client answered; check who takes part")
     clients = tuple(client for block in blocks for client in block.clients)
     return clients, torch.cat([b.values for b in blocks]), torch.cat([b.weights for b in blocks])
@@ -133,7 +162,10 @@ def rule_named(spec: str) -> Aggregate:
     try:
         number = int(value) if parameter == "hostile" else float(value)
     except ValueError:
-        raise ConfigError(f"{spec!r}: {value!r} is not a number for {parameter}; write for example {name}:{3 if parameter == 'hostile' else 0.2}") from None
+        raise ConfigError(
+            f"{spec!r}: {value!r} is not a number for {parameter}; write for example {name}:{3 if parameter == 'hostile' else 0.2}"
+        ) from None
+    (_check_hostile if parameter == "hostile" else _check_trim)(number)
     return functools.partial(rule, **{parameter: number})
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.lazy import LazyModuleMixin
 
 from feduhb.core.seeds import fixed_draws
 from feduhb.errors import ModelError
@@ -18,13 +19,21 @@ def check_module(module: nn.Module) -> None:
     """Refuse modules whose training leaves a trace outside the parameters or draws random numbers."""
     for name, layer in module.named_modules():
         kind = f"layer {name or '(the module itself)'} ({type(layer).__name__})"
+        if isinstance(layer, LazyModuleMixin):
+            raise ModelError(
+                f"{kind} does not know its shape yet; give the sizes, or pass a batch through it first"
+            )
         buffers = [key for key, _ in layer.named_buffers(recurse=False)]
         if buffers:
             raise ModelError(
                 f"{kind} keeps buffers ({', '.join(buffers)}), and statistics gathered there would outlive a "
-                "forgotten client; use GroupNorm or LayerNorm, or BatchNorm with track_running_stats=False"
+                "forgotten client; use GroupNorm or LayerNorm"
             )
-        if isinstance(layer, nn.modules.dropout._DropoutNd | nn.RReLU) or _rate(layer) > 0:  # noqa: SLF001
+        if isinstance(layer, nn.modules.batchnorm._BatchNorm):
+            raise ModelError(
+                f"{kind} scores an example by the others in its batch; use GroupNorm or LayerNorm"
+            )
+        if isinstance(layer, nn.RReLU) or _rate(layer) > 0:
             raise ModelError(
                 f"{kind} draws random numbers that no client or round can be held to; "
                 "remove it, or regularise with l2 instead"
@@ -38,11 +47,15 @@ def check_module(module: nn.Module) -> None:
             "unfreeze it, or put the frozen part into the data as features"
         )
     if len(kinds := {p.dtype for p in parameters.values()}) > 1 or not next(iter(kinds)).is_floating_point:
-        raise ModelError(f"parameters have the types {sorted(map(str, kinds))}; convert the module to one float type")
+        raise ModelError(
+            f"parameters have the types {sorted(map(str, kinds))}; convert the module to one float type"
+        )
 
 
 def _rate(layer: nn.Module) -> float:
-    rate = getattr(layer, "dropout", 0.0)
+    """The chance with which a layer drops: of a Dropout its p, of an LSTM or attention its dropout."""
+    dropout = isinstance(layer, nn.modules.dropout._DropoutNd)
+    rate = getattr(layer, "p" if dropout else "dropout", 0.0)
     return float(rate) if isinstance(rate, int | float) else 0.0
 
 
@@ -58,7 +71,10 @@ def fresh(source: ModelSource, seed: int) -> nn.Module:
             check_module(module)
             return module
         check_module(source)
-        module = copy.deepcopy(source)
+        module = copy.deepcopy(source).cpu()
+        with torch.no_grad():
+            for p in module.parameters():
+                p.fill_(torch.nan)
         for name, layer in module.named_modules():
             if not any(True for _ in layer.parameters(recurse=False)):
                 continue
@@ -69,6 +85,11 @@ def fresh(source: ModelSource, seed: int) -> nn.Module:
                     "fresh model cannot be drawn; add one, or pass a factory: model=lambda: MyModule()"
                 )
             reset()
+        if kept := [name for name, p in module.named_parameters() if not p.isfinite().all()]:
+            raise ModelError(
+                f"parameter {kept[0]} is not drawn anew by its layer's reset_parameters, so what it learned would "
+                "survive; reset it there, or pass a factory: model=lambda: MyModule()"
+            )
     return module
 
 
@@ -89,8 +110,15 @@ def split(params: Tensor, module: nn.Module) -> list[Tensor]:
     shapes = [p.shape for p in module.parameters()]
     sizes = [shape.numel() for shape in shapes]
     if params.shape != (sum(sizes),):
-        raise ModelError(f"{list(params.shape)} parameters do not fit a module of {sum(sizes)}; use the model of this run")
+        raise ModelError(
+            f"{list(params.shape)} parameters do not fit a module of {sum(sizes)}; use the model of this run"
+        )
     return [part.view(shape) for part, shape in zip(params.split(sizes), shapes, strict=True)]
+
+
+def channels_last(module: nn.Module) -> nn.Module:
+    """Lay a module's convolutions out channels-last, in place: the same numbers in the order that CPUs read fastest."""
+    return module.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
 
 
 def with_params(module: nn.Module, params: Tensor) -> nn.Module:

@@ -7,7 +7,7 @@ by how much was drawn before: a client that leaves does not change what anyone e
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from hashlib import blake2b
 
 import torch
@@ -18,7 +18,9 @@ from feduhb.errors import ConfigError
 
 def seed_for(seed: int, *address: str | int) -> int:
     """Give the 63-bit seed that belongs to an address. Words and numbers never collide: "1" is not 1."""
-    spelled = "\x1f".join(f"{type(part).__name__}:{len(str(part))}:{part}" for part in (seed, *address))
+    spelled = "\x1f".join(
+        f"{'str' if isinstance(part, str) else 'int'}:{len(str(part))}:{part}" for part in (seed, *address)
+    )
     return int.from_bytes(blake2b(spelled.encode(), digest_size=8).digest(), "big") >> 1
 
 
@@ -33,12 +35,16 @@ def sample_clients(seed: int, round: int, clients: Sequence[ClientId], count: in
     Who is chosen among those who remain does not depend on who else was ever there.
     """
     if not 1 <= count <= len(clients):
-        raise ConfigError(f"clients_per_round is {count}, but {len(clients)} clients take part; give 1 to {len(clients)}")
-    return tuple(sorted(clients, key=lambda client: (seed_for(seed, "sample", round, client), client))[:count])
+        raise ConfigError(
+            f"clients_per_round is {count}, but {len(clients)} clients take part; give 1 to {len(clients)}"
+        )
+    return tuple(
+        sorted(clients, key=lambda client: (seed_for(seed, "sample", round, client), client))[:count]
+    )
 
 
 @contextlib.contextmanager
-def fixed_draws(seed: int, *address: str | int) -> Iterator[None]:
+def fixed_draws(seed: int, *address: str | int) -> Generator[None]:
     """Let code that draws from torch's global CPU generator draw from an address; the caller's state comes back."""
     before = torch.default_generator.get_state()
     torch.default_generator.manual_seed(seed_for(seed, *address))

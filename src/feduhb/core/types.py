@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -51,7 +51,9 @@ class Updates:
     def __post_init__(self) -> None:
         rows = self.values.shape[0] if self.values.dim() == 2 else -1
         if rows != len(self.clients) and rows != 1:
-            raise ValueError(f"{len(self.clients)} clients need values [C, P] or [1, P], not {list(self.values.shape)}")
+            raise ValueError(
+                f"{len(self.clients)} clients need values [C, P] or [1, P], not {list(self.values.shape)}"
+            )
         if self.weights.shape != (rows,):
             raise ValueError(f"{rows} rows of values need as many weights, not {list(self.weights.shape)}")
 
@@ -76,19 +78,12 @@ S = TypeVar("S", bound=State)
 class Method(Protocol[S]):
     """A server rule as a frozen dataclass: it asks, is told, and keeps nothing to itself."""
 
-    @property
-    def name(self) -> str:
-        """What the user types."""
-        ...
+    name: ClassVar[str]  # what the user types
+    exact: ClassVar[bool]  # whether it may claim: retrained without the forgotten data from a fresh model
 
     @property
     def needs(self) -> Literal["sum", "each"]:
-        """"sum" works on a pre-summed answer, and so under secure aggregation; "each" needs every update."""
-        ...
-
-    @property
-    def exact(self) -> bool:
-        """Whether it may claim: retrained without the forgotten data from a fresh model."""
+        """ "sum" works on a pre-summed answer, and so under secure aggregation; "each" needs every update."""
         ...
 
     @property

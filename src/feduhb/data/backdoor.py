@@ -31,21 +31,31 @@ class Backdoor:
         if not self.clients:
             raise ConfigError("a backdoor needs clients that carry it; name some, such as c00,c01")
         if not 0 < self.share <= 1:
-            raise ConfigError(f"the backdoor's share is {self.share}; give the share of examples to poison, such as 0.5")
+            raise ConfigError(
+                f"the backdoor's share is {self.share}; give the share of examples to poison, such as 0.5"
+            )
         if self.size < 1:
             raise ConfigError(f"the backdoor's size is {self.size}; give its side in pixels, such as 4")
 
     def stamp(self, x: Tensor) -> Tensor:
         """Give the images [n, c, h, w] with the trigger on."""
         if x.dim() != 4:
-            raise ConfigError(f"a backdoor is a square on images [n, c, h, w], and this data is {list(x.shape)}; train without one")
+            raise ConfigError(
+                f"a backdoor is a square on images [n, c, h, w], and this data is {list(x.shape)}; train without one"
+            )
+        if self.size > min(x.shape[-2:]):
+            raise ConfigError(
+                f"the backdoor's size is {self.size}, but images are {x.shape[-2]} x {x.shape[-1]}; give fewer pixels, such as 4"
+            )
         stamped = x.clone()
         stamped[..., -self.size :, -self.size :] = self.bright
         return stamped
 
     def poison(self, x: Tensor, y: Tensor, seed: int, *address: str) -> tuple[Tensor, Tensor]:
         """Give examples of which a seeded share carries trigger and target."""
-        chosen = torch.randperm(len(x), generator=generator(seed, "backdoor", *address))[: math.floor(self.share * len(x) + 0.5)]
+        chosen = torch.randperm(len(x), generator=generator(seed, "backdoor", *address))[
+            : math.floor(self.share * len(x) + 0.5)
+        ]
         poisoned_x, poisoned_y = x.clone(), y.clone()
         poisoned_x[chosen] = self.stamp(x[chosen])
         poisoned_y[chosen] = self.target

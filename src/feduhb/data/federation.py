@@ -33,8 +33,10 @@ class Examples:
     def of(cls, x: Any, y: Any, rows: Tensor | None = None) -> Examples:
         """Take tensors or arrays, all rows of them or some."""
         inputs, targets = torch.as_tensor(x), torch.as_tensor(y)
-        if inputs.dim() < 1 or len(inputs) != len(targets):
-            raise DataError(f"{list(inputs.shape)} inputs do not match {list(targets.shape)} targets; give one target an input")
+        if inputs.dim() < 1 or targets.dim() < 1 or len(inputs) != len(targets):
+            raise DataError(
+                f"{list(inputs.shape)} inputs do not match {list(targets.shape)} targets; give one target an input"
+            )
         chosen = torch.arange(len(inputs)) if rows is None else rows
         return cls(inputs, targets, chosen, torch.arange(len(chosen)))
 
@@ -90,9 +92,14 @@ class Federation:
         backdoor: Backdoor | None = None,
         about: object = None,
     ) -> None:
-        self.clients = {check_id(client): _examples(data, f"client {client}") for client, data in clients.items()}
+        self.clients = {
+            check_id(client): _examples(data, f"client {client}") for client, data in clients.items()
+        }
         self.test = _examples(test, "the test set")
-        self.held_out = {client: _examples(data, f"held-out part of {client}", empty=True) for client, data in (held_out or {}).items()}
+        self.held_out = {
+            client: _examples(data, f"held-out part of {client}", empty=True)
+            for client, data in (held_out or {}).items()
+        }
         self.model = model
         self.seed = seed
         self.loss = loss
@@ -103,9 +110,14 @@ class Federation:
         if strangers := [c for c in self.held_out if c not in self.clients]:
             raise DataError(f"held_out names {strangers[0]}, who is not among the clients; use the same ids")
         shape = self.test.x.shape[1:]
-        for client, examples in self.clients.items():
+        everyone = [(f"client {c}", e) for c, e in self.clients.items()] + [
+            (f"held-out part of {c}", e) for c, e in self.held_out.items()
+        ]
+        for what, examples in everyone:
             if examples.x.shape[1:] != shape:
-                raise DataError(f"client {client} holds inputs {list(examples.x.shape[1:])}, the test set {list(shape)}; make them alike")
+                raise DataError(
+                    f"{what} holds inputs {list(examples.x.shape[1:])}, the test set {list(shape)}; make them alike"
+                )
 
     def __repr__(self) -> str:
         sizes = [len(e) for e in self.clients.values()]
@@ -118,13 +130,20 @@ class Federation:
         before = torch.default_generator.get_state()
         try:
             value = self.loss(module(x), y)
+            drew = not torch.equal(before, torch.default_generator.get_state())
         except Exception as error:
-            raise ModelError(f"the model and its loss cannot read this data ({' '.join(str(error).split())}); check shapes and types") from error
-        if value.numel() != 1:
-            raise ModelError(f"the loss gives {list(value.shape)} instead of one number; use its mean over the batch")
-        if not torch.equal(before, torch.default_generator.get_state()):
+            raise ModelError(
+                f"the model and its loss cannot read this data ({' '.join(str(error).split())}); check shapes and types"
+            ) from error
+        finally:
             torch.default_generator.set_state(before)
-            raise ModelError("the model's forward draws random numbers (dropout?), so no run could be held to a seed; remove that")
+        if not isinstance(value, Tensor) or value.dim():
+            given = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            raise ModelError(f"the loss gives {given} instead of one number; use its mean over the batch")
+        if drew:
+            raise ModelError(
+                "the model's forward draws random numbers (dropout?), so no run could be held to a seed; remove that"
+            )
         return module
 
     def without(self, forget: Forget) -> Federation:
@@ -134,13 +153,18 @@ class Federation:
         split = {c: e.where(~request.mask(c, e.keys, e.targets)) for c, e in self.clients.items()}
         clients = {c: remaining for c, remaining in split.items() if len(remaining)}
         if not clients:
-            raise RequestError("nobody would remain to retrain on; leave at least one client with examples, or delete the model instead")
+            raise RequestError(
+                "nobody would remain to retrain on; leave at least one client with examples, or delete the model instead"
+            )
         held = {c: e.where(~request.class_mask(e.targets)) for c, e in self.held_out.items() if c in clients}
         return self.replace(clients=clients, held_out=held)
 
     def replace(self, **changes: Any) -> Federation:
         """Give a federation like this one but for some arguments."""
-        kept = {key: getattr(self, key) for key in ("clients", "test", "model", "seed", "held_out", "loss", "backdoor", "about")}
+        kept = {
+            key: getattr(self, key)
+            for key in ("clients", "test", "model", "seed", "held_out", "loss", "backdoor", "about")
+        }
         return Federation(**{**kept, **changes})
 
     def forgotten(self, forget: Forget) -> dict[ClientId, Examples]:
@@ -153,7 +177,9 @@ class Federation:
     def _check(self, request: Request) -> None:
         named = [*request.clients, *request.rows]
         if unknown := [c for c in named if c not in self.clients]:
-            raise RequestError(f"there is no client {unknown[0]!r} to forget; this federation has {_listed(self.clients)}")
+            raise RequestError(
+                f"there is no client {unknown[0]!r} to forget; this federation has {_listed(self.clients)}"
+            )
         for client, rows in request.rows.items():
             if missing := sorted(set(rows) - set(self.clients[client].keys.tolist())):
                 raise RequestError(
@@ -161,15 +187,27 @@ class Federation:
                     "counted from 0 in the data it joined with, less those already forgotten"
                 )
         if request.classes:
+            for examples in self.clients.values():
+                request.class_mask(examples.targets[:1])
             present = {int(v) for e in self.clients.values() for v in torch.unique(e.targets).tolist()}
             if missing := sorted(set(request.classes) - present):
-                raise RequestError(f"nobody holds class {missing[0]}; this federation has {', '.join(map(str, sorted(present)))}")
+                raise RequestError(
+                    f"nobody holds class {missing[0]}; this federation has {', '.join(map(str, sorted(present)))}"
+                )
 
 
 def check_id(client: Any) -> ClientId:
     """Refuse names that requests could not spell."""
-    if not isinstance(client, str) or not client or any(ch in client for ch in ",:+\n") or client != client.strip():
-        raise DataError(f"{client!r} cannot be a client's id; use a word without commas, colons, plus signs or spaces around it")
+    odd = (
+        not isinstance(client, str)
+        or not client
+        or any(ch in client for ch in ",:+\n")
+        or client != client.strip()
+    )
+    if odd or client == "class":
+        raise DataError(
+            f"{client!r} cannot be a client's id; use a word other than class, without commas, colons, plus signs or spaces around it"
+        )
     return client
 
 

@@ -23,7 +23,9 @@ def client_names(count: int) -> list[ClientId]:
     return [f"c{i:0{width}d}" for i in range(count)]
 
 
-def partition(y: Tensor, spec: str, clients: int, *, per_client: int | None = None, seed: int = 0) -> dict[ClientId, Tensor]:
+def partition(
+    y: Tensor, spec: str, clients: int, *, per_client: int | None = None, seed: int = 0
+) -> dict[ClientId, Tensor]:
     """Give each client its rows of a data set with labels ``y`` [N].
 
     Args:
@@ -37,7 +39,7 @@ def partition(y: Tensor, spec: str, clients: int, *, per_client: int | None = No
         "dirichlet": lambda: _dirichlet(_number(spec, value)),
         "shards": lambda: _shards(_number(spec, value)),
     }
-    if kind not in makers or (kind == "iid" and value):
+    if kind not in makers or (kind == "iid" and spec != "iid"):
         raise ConfigError(f"there is no partition {spec!r}; write iid, dirichlet:0.5 or shards:2")
     if clients < 1:
         raise ConfigError(f"clients is {clients}; give 1 or more")
@@ -45,11 +47,16 @@ def partition(y: Tensor, spec: str, clients: int, *, per_client: int | None = No
         raise ConfigError(f"per_client is {per_client}; give 1 or more")
     need = clients * (per_client or 1)
     if need > len(y):
-        raise DataError(f"{clients} clients with {per_client or 1} examples each need {need}, but the data set has {len(y)}; ask for fewer")
+        raise DataError(
+            f"{clients} clients with {per_client or 1} examples each need {need}, but the data set has {len(y)}; ask for fewer"
+        )
     labels = y.numpy()
     rng = np.random.default_rng(seed_for(seed, "partition"))
     shares = makers[kind]()(labels, clients, per_client, rng)
-    return {name: torch.from_numpy(np.sort(rows)) for name, rows in zip(client_names(clients), shares, strict=True)}
+    return {
+        name: torch.from_numpy(np.sort(rows))
+        for name, rows in zip(client_names(clients), shares, strict=True)
+    }
 
 
 def _number(spec: str, value: str) -> float:
@@ -84,7 +91,9 @@ def _dirichlet(alpha: float) -> Callable[..., Share]:
             shares = [np.concatenate(part) for part in parts]
             if min(len(share) for share in shares) > 0:
                 return shares
-        raise DataError(f"dirichlet:{alpha:g} left a client empty in {TRIES} draws; use a larger A, fewer clients, or per_client")
+        raise DataError(
+            f"dirichlet:{alpha:g} left a client empty in {TRIES} draws; use a larger A, fewer clients, or per_client"
+        )
 
     def equal(labels: np.ndarray, clients: int, size: int, rng: np.random.Generator) -> Share:
         """Each client's classes follow a Dirichlet(A) draw of its own; where a class has run out, the fullest fills in."""
@@ -104,7 +113,9 @@ def _dirichlet(alpha: float) -> Callable[..., Share]:
         return shares
 
     def share(labels: np.ndarray, clients: int, per_client: int | None, rng: np.random.Generator) -> Share:
-        return unequal(labels, clients, rng) if per_client is None else equal(labels, clients, per_client, rng)
+        return (
+            unequal(labels, clients, rng) if per_client is None else equal(labels, clients, per_client, rng)
+        )
 
     return share
 
@@ -114,25 +125,41 @@ def _shards(classes: float) -> Callable[..., Share]:
         pools = _pools(labels, rng)
         each = int(classes)
         if each != classes or each > len(pools):
-            raise ConfigError(f"shards:{classes:g} asks for {classes:g} classes a client; give a whole number of 1 to {len(pools)}")
+            raise ConfigError(
+                f"shards:{classes:g} asks for {classes:g} classes a client; give a whole number of 1 to {len(pools)}"
+            )
+        if per_client is not None and per_client < each:
+            raise ConfigError(
+                f"shards:{each} asks for {each} classes a client, but per_client is {per_client}; give at least {each}"
+            )
         names = rng.permutation(list(pools))
         seats = rng.permutation(clients)
         held = [[int(names[(seat * each + j) % len(names)]) for j in range(each)] for seat in seats]
-        pieces = {k: iter(_cut(rows, k, held, per_client, each)) for k, rows in pools.items() if any(k in h for h in held)}
+        pieces = {
+            k: iter(_cut(rows, k, held, per_client, each))
+            for k, rows in pools.items()
+            if any(k in h for h in held)
+        }
         return [np.concatenate([next(pieces[k]) for k in mine]) for mine in held]
 
     return share
 
 
-def _cut(rows: np.ndarray, k: int, held: list[list[int]], per_client: int | None, each: int) -> list[np.ndarray]:
+def _cut(
+    rows: np.ndarray, k: int, held: list[list[int]], per_client: int | None, each: int
+) -> list[np.ndarray]:
     """Cut one class among the clients that hold it: evenly, or by each one's equal quota."""
     holders = [mine for mine in held if k in mine]
     if per_client is None:
         pieces = np.array_split(rows, len(holders))
         if not len(pieces[-1]):
-            raise DataError(f"class {k} has {len(rows)} examples for {len(holders)} clients; use fewer clients or fewer classes each")
+            raise DataError(
+                f"class {k} has {len(rows)} examples for {len(holders)} clients; use fewer clients or fewer classes each"
+            )
         return pieces
     quotas = [per_client // each + (mine.index(k) < per_client % each) for mine in holders]
     if sum(quotas) > len(rows):
-        raise DataError(f"{per_client} examples for everyone need {sum(quotas)} of class {k}, but there are {len(rows)}; lower per_client")
+        raise DataError(
+            f"{per_client} examples for everyone need {sum(quotas)} of class {k}, but there are {len(rows)}; lower per_client"
+        )
     return np.split(rows[: sum(quotas)], np.cumsum(quotas)[:-1])

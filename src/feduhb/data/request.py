@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -10,6 +11,8 @@ from torch import Tensor
 
 from feduhb.core.types import ClientId
 from feduhb.errors import RequestError
+
+MOST_ROWS = 10_000_000  # of one range in a text
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,12 +26,16 @@ class Request:
     def __post_init__(self) -> None:
         object.__setattr__(self, "clients", tuple(sorted(set(self.clients))))
         object.__setattr__(self, "classes", tuple(sorted({int(c) for c in self.classes})))
-        rows = {c: tuple(sorted({int(r) for r in some})) for c, some in sorted(self.rows.items())}
+        rows = {c: _row_numbers(c, some) for c, some in sorted(self.rows.items())}
         object.__setattr__(self, "rows", {c: some for c, some in rows.items() if c not in self.clients})
         if empty := [c for c, some in rows.items() if not some]:
-            raise RequestError(f"no rows of {empty[0]} are named; give some, or forget the whole client: [{empty[0]!r}]")
+            raise RequestError(
+                f"no rows of {empty[0]} are named; give some, or forget the whole client: [{empty[0]!r}]"
+            )
         if not (self.clients or self.rows or self.classes):
-            raise RequestError("nobody is to be forgotten; name clients (c00,c01), rows of a client (c00:0-9+12) or a class (class:3)")
+            raise RequestError(
+                "nobody is to be forgotten; name clients (c00,c01), rows of a client (c00:0-9+12) or a class (class:3)"
+            )
 
     def __str__(self) -> str:
         """Spell it the way `parse` reads it."""
@@ -68,7 +75,9 @@ class Request:
         if not self.classes:
             return torch.zeros(len(y), dtype=torch.bool)
         if y.dim() != 1 or y.is_floating_point():
-            raise RequestError("a class can be forgotten only where targets are whole numbers; name clients or rows instead")
+            raise RequestError(
+                "a class can be forgotten only where targets are whole numbers; name clients or rows instead"
+            )
         return torch.isin(y, torch.tensor(self.classes, dtype=y.dtype))
 
 
@@ -82,8 +91,23 @@ def as_request(forget: Forget) -> Request:
     if isinstance(forget, str):
         return Request.parse(forget)
     if isinstance(forget, Mapping):
-        return Request(rows={client: tuple(int(r) for r in rows) for client, rows in forget.items()})
+        return Request(rows={client: _row_numbers(client, rows) for client, rows in forget.items()})
     return Request(clients=tuple(forget))
+
+
+def _row_numbers(client: ClientId, rows: Iterable[int]) -> tuple[int, ...]:
+    """Read row numbers, and only those: a mask or a text would be taken for other rows in silence."""
+    try:
+        listed = [] if isinstance(rows, str) else list(rows)
+        if isinstance(rows, str) or any(
+            isinstance(row, bool) or "bool" in str(getattr(row, "dtype", "")) for row in listed
+        ):
+            raise TypeError
+        return tuple(sorted({operator.index(row) for row in listed}))
+    except TypeError:
+        raise RequestError(
+            f"rows of {client} must be whole numbers counted from 0, such as [0, 3]; a mask, text or fraction is not"
+        ) from None
 
 
 def _numbers(text: str, part: str) -> list[int]:
@@ -93,9 +117,15 @@ def _numbers(text: str, part: str) -> list[int]:
         try:
             span = range(int(low), int(high if dash else low) + 1)
         except ValueError:
-            raise RequestError(f"{part!r} is not a request; write rows as c02:0-9+12 and classes as class:3") from None
+            raise RequestError(
+                f"{part!r} is not a request; write rows as c02:0-9+12 and classes as class:3"
+            ) from None
         if not span:
             raise RequestError(f"{part!r} counts down; write the smaller number first")
+        if len(span) > MOST_ROWS:
+            raise RequestError(
+                f"{part!r} names more than {MOST_ROWS:,} rows; forget the whole client instead"
+            )
         found.extend(span)
     return found
 

@@ -36,7 +36,9 @@ class Dataset:
 def dataset_named(name: str, folder: Path | None = None) -> Dataset:
     """Load a data set by name; ``folder`` (or FEDUHB_DATA) is where those are that do not come along."""
     if name not in DATASETS:
-        raise DataError(f"there is no data set {name!r}; choose one of {', '.join(DATASETS)}, or bring your own with feduhb.Federation")
+        raise DataError(
+            f"there is no data set {name!r}; choose one of {', '.join(DATASETS)}, or bring your own with feduhb.Federation"
+        )
     return DATASETS[name](folder)
 
 
@@ -52,7 +54,7 @@ def _digits(folder: Path | None) -> Dataset:  # noqa: ARG001
     """1,797 handwritten digits of 8 x 8 pixels that scikit-learn carries: 1,437 to train, 360 to test."""
     from sklearn.datasets import load_digits
 
-    pixels, labels = load_digits(return_X_y=True)
+    pixels, labels = (np.asarray(part) for part in load_digits(return_X_y=True))
     return _divided(pixels.reshape(-1, 1, 8, 8), labels, white=16, test=360)
 
 
@@ -77,7 +79,9 @@ MNIST_FILES = {
 def _mnist(folder: Path | None) -> Dataset:
     """The original MNIST, 60,000 and 10,000 images, from its four idx files."""
     found = _folder(folder)
-    train_x, train_y, test_x, test_y = (_idx(_verified(found, name, digest)) for name, digest in MNIST_FILES.items())
+    train_x, train_y, test_x, test_y = (
+        _idx(_verified(found, name, digest)) for name, digest in MNIST_FILES.items()
+    )
     return Dataset(
         _scaled(train_x[:, None], 255),
         torch.from_numpy(train_y.astype(np.int64)),
@@ -90,11 +94,15 @@ def _mnist(folder: Path | None) -> Dataset:
 def _folder(folder: Path | None) -> Path:
     given = folder or (Path(os.environ["FEDUHB_DATA"]) if os.environ.get("FEDUHB_DATA") else None)
     if given is None:
-        raise DataError(f"mnist needs its files {', '.join(MNIST_FILES)}; put them into a folder and name it with --data or FEDUHB_DATA")
+        raise DataError(
+            f"mnist needs its files {', '.join(MNIST_FILES)}; put them into a folder and name it with --data or FEDUHB_DATA"
+        )
     for place in (given / "mnist", given):
         if (place / next(iter(MNIST_FILES))).exists():
             return place
-    raise DataError(f"{given} holds no MNIST; put {', '.join(MNIST_FILES)} there, or name another folder with --data or FEDUHB_DATA")
+    raise DataError(
+        f"{given} holds no MNIST; put {', '.join(MNIST_FILES)} there, or name another folder with --data or FEDUHB_DATA"
+    )
 
 
 def _verified(folder: Path, name: str, digest: str) -> bytes:
@@ -102,9 +110,13 @@ def _verified(folder: Path, name: str, digest: str) -> bytes:
     try:
         packed = path.read_bytes()
     except OSError as error:
-        raise DataError(f"{path} cannot be read ({error.strerror}); put the original MNIST file there") from None
+        raise DataError(
+            f"{path} cannot be read ({error.strerror}); put the original MNIST file there"
+        ) from None
     if sha256(packed).hexdigest() != digest:
-        raise DataError(f"{path} is damaged or not the original MNIST file: its SHA-256 is not {digest[:16]}...; get it again")
+        raise DataError(
+            f"{path} is damaged or not the original MNIST file: its SHA-256 is not {digest[:16]}...; get it again"
+        )
     return gzip.decompress(packed)
 
 
@@ -115,4 +127,8 @@ def _idx(raw: bytes) -> np.ndarray:
     return np.frombuffer(raw, np.uint8, offset=4 + 4 * dimensions).reshape(shape)
 
 
-DATASETS: dict[str, Callable[[Path | None], Dataset]] = {"mnist-5k": _mnist_5k, "digits": _digits, "mnist": _mnist}
+DATASETS: dict[str, Callable[[Path | None], Dataset]] = {
+    "mnist-5k": _mnist_5k,
+    "digits": _digits,
+    "mnist": _mnist,
+}

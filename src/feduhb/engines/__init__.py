@@ -18,7 +18,9 @@ ENGINES: dict[str, Callable[[Federation, Local], Engine]] = {"loop": Loop, "pool
 def engine_named(name: str, federation: Federation, local: Local) -> Engine:
     """Make an engine by name; "auto" takes the loop on a GPU where there is one, the pool otherwise."""
     if name == "auto":
-        return Loop(federation, local, device="cuda") if torch.cuda.is_available() else Pool(federation, local)
+        return (
+            Loop(federation, local, device="cuda") if torch.cuda.is_available() else Pool(federation, local)
+        )
     if name not in ENGINES:
         raise ConfigError(f"there is no engine {name!r}; choose one of auto, {', '.join(ENGINES)}")
     return ENGINES[name](federation, local)

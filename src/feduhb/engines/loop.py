@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,7 +22,9 @@ class Loop:
     It computes with one thread, so that its bits do not depend on how many there are.
     """
 
-    def __init__(self, federation: Federation, local: Local | None = None, *, block: int = 1, device: str = "cpu") -> None:
+    def __init__(
+        self, federation: Federation, local: Local | None = None, *, block: int = 1, device: str = "cpu"
+    ) -> None:
         self.federation = federation
         self.local = local or Local(loss=federation.loss)
         self.block = block
@@ -33,7 +35,14 @@ class Loop:
     def about(self) -> Mapping[str, Any]:
         """What made these numbers."""
         precision = str(next(self._model.parameters()).dtype).removeprefix("torch.")
-        return {"name": "loop", "device": self.device.type, "precision": precision, "threads": 1, "block": self.block, **described(self.local)}
+        return {
+            "name": "loop",
+            "device": self.device.type,
+            "precision": precision,
+            "threads": 1,
+            "block": self.block,
+            **described(self.local),
+        }
 
     def train(self, work: Work, clients: Sequence[ClientId], round: int) -> Iterator[Updates]:
         """Let these clients do this work, one after another."""
@@ -52,10 +61,14 @@ class Loop:
                 update = start - flatten(model)
         return client, update.to(work.params.device), len(examples)
 
-    def _descend(self, model: nn.Module, examples: Examples, epochs: int, client: ClientId, round: int) -> None:
+    def _descend(
+        self, model: nn.Module, examples: Examples, epochs: int, client: ClientId, round: int
+    ) -> None:
         optimizer = torch.optim.SGD(model.parameters(), lr=self.local.lr, weight_decay=self.local.l2)
         for epoch in range(epochs):
-            for positions in batches(len(examples), self.local.batch_size, self.federation.seed, client, round, epoch):
+            for positions in batches(
+                len(examples), self.local.batch_size, self.federation.seed, client, round, epoch
+            ):
                 optimizer.zero_grad()
                 self._loss(model, examples, positions).backward()
                 optimizer.step()
@@ -63,7 +76,13 @@ class Loop:
     def _gradient(self, model: nn.Module, examples: Examples) -> Tensor:
         for positions in chunks(len(examples)):
             (self._loss(model, examples, positions) * (len(positions) / len(examples))).backward()
-        return torch.cat([(p.grad + self.local.l2 * p.detach()).reshape(-1) for p in model.parameters() if p.grad is not None])
+        return torch.cat(
+            [
+                (p.grad + self.local.l2 * p.detach()).reshape(-1)
+                for p in model.parameters()
+                if p.grad is not None
+            ]
+        )
 
     def _loss(self, model: nn.Module, examples: Examples, positions: Tensor) -> Tensor:
         x, y = examples.batch(positions)
@@ -71,7 +90,7 @@ class Loop:
 
 
 @contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
+def _one_thread() -> Generator[None]:
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from feduhb.core.flat import flatten, unflatten
+from feduhb.core.flat import channels_last, flatten, unflatten
 from feduhb.core.types import ClientId, Local, Updates, Work
 from feduhb.data.federation import Examples, Federation
 from feduhb.engines.local import batches, blocked, chunks, described
@@ -32,13 +32,22 @@ class Pool:
     thread that computes alone. Freed memory is kept by the process for the next step (see `keep_freed_memory`).
     """
 
-    def __init__(self, federation: Federation, local: Local | None = None, *, threads: int | None = None, block: int = 4) -> None:
+    def __init__(
+        self,
+        federation: Federation,
+        local: Local | None = None,
+        *,
+        threads: int | None = None,
+        block: int = 4,
+    ) -> None:
         self.federation = federation
         self.local = local or Local(loss=federation.loss)
         self.threads = threads or cores()
         self.block = block
         if self.threads < 1 or block < 1:
-            raise ConfigError(f"the pool needs 1 thread and 1 client a block or more, not {self.threads} and {block}")
+            raise ConfigError(
+                f"the pool needs 1 thread and 1 client a block or more, not {self.threads} and {block}"
+            )
         self._model = federation.fresh_model()
         self._mine = threading.local()
         keep_freed_memory()
@@ -47,14 +56,23 @@ class Pool:
     def about(self) -> Mapping[str, Any]:
         """What made these numbers."""
         precision = str(next(self._model.parameters()).dtype).removeprefix("torch.")
-        return {"name": "pool", "device": "cpu", "precision": precision, "threads": self.threads, "block": self.block, **described(self.local)}
+        return {
+            "name": "pool",
+            "device": "cpu",
+            "precision": precision,
+            "threads": self.threads,
+            "block": self.block,
+            **described(self.local),
+        }
 
     def train(self, work: Work, clients: Sequence[ClientId], round: int) -> Iterator[Updates]:
         """Let these clients do this work, several at once; answers come in the order of the clients."""
         return blocked(self._answers(work, clients, round), self.block)
 
     def _answers(self, work: Work, clients: Sequence[ClientId], round: int) -> Iterator[Answer]:
-        with ThreadPoolExecutor(self.threads, "feduhb", initializer=functools.partial(torch.set_num_threads, 1)) as pool:
+        with ThreadPoolExecutor(
+            self.threads, "feduhb", initializer=functools.partial(torch.set_num_threads, 1)
+        ) as pool:
             running: deque[Future[Answer]] = deque()
             try:
                 for client in clients:
@@ -74,29 +92,36 @@ class Pool:
             return client, self._gradient(model, examples, work.params), len(examples)
         parameters = list(model.parameters())
         for epoch in range(work.epochs):
-            for positions in batches(len(examples), self.local.batch_size, self.federation.seed, client, round, epoch):
+            for positions in batches(
+                len(examples), self.local.batch_size, self.federation.seed, client, round, epoch
+            ):
                 self._step(model, parameters, examples, positions)
         return client, work.params - flatten(model), len(examples)
 
     def _own_model(self) -> nn.Module:
         """Give the calling thread a model of its own."""
         if not hasattr(self._mine, "model"):
-            self._mine.model = copy.deepcopy(self._model).to(memory_format=torch.channels_last)
+            self._mine.model = channels_last(copy.deepcopy(self._model))
         return self._mine.model
 
-    def _step(self, model: nn.Module, parameters: list[nn.Parameter], examples: Examples, positions: Tensor) -> None:
-        """w <- w - lr (∇loss + l2 w), over all parameters in one call each."""
+    def _step(
+        self, model: nn.Module, parameters: list[nn.Parameter], examples: Examples, positions: Tensor
+    ) -> None:
+        """w <- w - lr (∇loss + l2 w)."""
         gradients = torch.autograd.grad(self._loss(model, examples, positions), parameters)
         with torch.no_grad():
-            if self.local.l2:
-                torch._foreach_mul_(parameters, 1 - self.local.lr * self.local.l2)
-            torch._foreach_add_(parameters, gradients, alpha=-self.local.lr)
+            for w, g in zip(parameters, gradients, strict=True):
+                if self.local.l2:
+                    w.mul_(1 - self.local.lr * self.local.l2)
+                w.sub_(g, alpha=self.local.lr)
 
     def _gradient(self, model: nn.Module, examples: Examples, params: Tensor) -> Tensor:
         total = self.local.l2 * params
         for positions in chunks(len(examples)):
             share = len(positions) / len(examples)
-            parts = torch.autograd.grad(self._loss(model, examples, positions) * share, list(model.parameters()))
+            parts = torch.autograd.grad(
+                self._loss(model, examples, positions) * share, list(model.parameters())
+            )
             total += torch.cat([part.reshape(-1) for part in parts])
         return total
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from feduhb.core.flat import with_params
+from feduhb.core.flat import channels_last, with_params
 from feduhb.core.types import Loss
 from feduhb.data.federation import Examples, Federation
 from feduhb.evaluate.backdoor import triggered
@@ -42,7 +42,7 @@ def evaluator(federation: Federation) -> Callable[[Tensor], dict[str, float]]:
     bait = triggered(federation)
 
     def evaluate(params: Tensor) -> dict[str, float]:
-        model = with_params(module, params.cpu()).to(memory_format=torch.channels_last)
+        model = channels_last(with_params(module, params.cpu()))
         test_loss, test_accuracy = scores(model, federation.test, federation.loss)
         found = {"test_loss": test_loss, "test_accuracy": test_accuracy}
         if bait is not None:

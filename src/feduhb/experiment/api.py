@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +20,13 @@ from feduhb.errors import RunFolderError
 from feduhb.experiment.conduct import Task, carry_out, settings_of
 from feduhb.experiment.config import parse_config, to_toml
 from feduhb.experiment.federations import build_federation
-from feduhb.experiment.settings import Config, FederationSettings, TrainSettings, UnlearnSettings, check_rounds
+from feduhb.experiment.settings import (
+    Config,
+    FederationSettings,
+    TrainSettings,
+    UnlearnSettings,
+    check_rounds,
+)
 from feduhb.methods import METHODS, FedUHB, Retrain, method_named
 from feduhb.records import Round, RunFolder, why_ended
 from feduhb.run.checkpoint import load_state
@@ -98,7 +105,17 @@ def train(
     method = Retrain(epochs=epochs, aggregate=rule_named(aggregate))
     task = _task(federation, settings, method, rounds, never, engine, out, _config(federation, settings))
     state, records = _carried_out(task, "train", resume=resume, show=show)
-    return Run(federation, federation, settings, method, state, tuple(records), None, Path(out) if out else None, engine)
+    return Run(
+        federation,
+        federation,
+        settings,
+        method,
+        state,
+        tuple(records),
+        None,
+        Path(out) if out else None,
+        engine,
+    )
 
 
 def unlearn(
@@ -138,7 +155,17 @@ def unlearn(
     config = _config(run.original, run.settings, described)
     task = _task(remaining, _sampling(run.settings, remaining), chosen, most, rule, maker, out, config)
     state, records = _carried_out(task, chosen.name, resume=resume, show=show)
-    return Run(remaining, run.original, run.settings, chosen, state, tuple(records), total, Path(out) if out else None, maker)
+    return Run(
+        remaining,
+        run.original,
+        run.settings,
+        chosen,
+        state,
+        tuple(records),
+        total,
+        Path(out) if out else None,
+        maker,
+    )
 
 
 def compare(
@@ -151,16 +178,19 @@ def compare(
     resume: bool = False,
     show: Show = "auto",
 ) -> dict[str, Run]:
-    """Serve one request with several methods; ``out`` gets a folder for each."""
+    """Serve one request with several methods; ``out`` gets a folder for each. A second feduhb is feduhb-2."""
     found: dict[str, Run] = {}
     for method in methods:
-        name = method if isinstance(method, str) else method.name
+        plain = method if isinstance(method, str) else method.name
+        name = next(n for n in (plain, *(f"{plain}-{i}" for i in itertools.count(2))) if n not in found)
         folder = Path(out) / name if out else None
         found[name] = unlearn(run, forget, method=method, rounds=rounds, out=folder, resume=resume, show=show)
     return found
 
 
-def open_run(folder: str | Path, federation: Federation | None = None, *, data: str | Path | None = None) -> Run:
+def open_run(
+    folder: str | Path, federation: Federation | None = None, *, data: str | Path | None = None
+) -> Run:
     """Open a finished run folder. Data that a config cannot name is brought along as ``federation``, nobody forgotten yet."""
     files = RunFolder(Path(folder))
     config = parse_config(files.config(), str(files.config_path))
@@ -171,7 +201,17 @@ def open_run(folder: str | Path, federation: Federation | None = None, *, data: 
     fresh = method.init(flatten(remaining.fresh_model()))
     state, done = load_state(files.state_path, fresh)
     forgot = Request.parse(config.unlearn.forget) if config.unlearn else None
-    return Run(remaining, original, config.train, method, state, tuple(files.rounds()[:done]), forgot, files.path, config.train.engine)
+    return Run(
+        remaining,
+        original,
+        config.train,
+        method,
+        state,
+        tuple(files.rounds()[:done]),
+        forgot,
+        files.path,
+        config.train.engine,
+    )
 
 
 def method_for(name: str, settings: TrainSettings, **changes: Any) -> Method[Any]:
@@ -183,7 +223,10 @@ def _method_of(config: Config) -> Method[Any]:
     if config.unlearn is None:
         return method_for("retrain", config.train)
     settings: dict[str, Any] = dict(config.unlearn.settings)
-    return method_named(config.unlearn.method, **{**settings, "aggregate": rule_named(str(settings.get("aggregate", "weighted_mean")))})
+    return method_named(
+        config.unlearn.method,
+        **{**settings, "aggregate": rule_named(str(settings.get("aggregate", "weighted_mean")))},
+    )
 
 
 def _stop_for(method: Method[Any]) -> StopRule:

@@ -7,7 +7,7 @@ import datetime
 import importlib.metadata
 import platform
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from hashlib import sha256
@@ -45,7 +45,9 @@ class Task:
     config: str = ""
 
 
-def carry_out(task: Task, *, resume: bool = False, show: Callable[[Round], None] | None = None) -> tuple[Any, list[Round]]:
+def carry_out(
+    task: Task, *, resume: bool = False, show: Callable[[Round], None] | None = None
+) -> tuple[Any, list[Round]]:
     """Run a task to its end, from its folder's last checkpoint when resumed; give the final state and all rounds."""
     with _sole_writer(task.folder):
         state = task.method.init(flatten(task.federation.fresh_model()))
@@ -54,7 +56,16 @@ def carry_out(task: Task, *, resume: bool = False, show: Callable[[Round], None]
             state, records = _begin(task, task.folder, state, resume=resume)
         first = len(records)
         moved = [record.moved for record in records]
-        stream = run(task.method, task.engine, participants(task), state, rounds=task.rounds, stop=task.stop, first=first, moved=moved)
+        stream = run(
+            task.method,
+            task.engine,
+            participants(task),
+            state,
+            rounds=task.rounds,
+            stop=task.stop,
+            first=first,
+            moved=moved,
+        )
         stream = evaluated(stream, evaluator(task.federation))
         if task.folder is not None:
             stream = saved(stream, task.folder)
@@ -85,22 +96,28 @@ def _begin(task: Task, folder: RunFolder, fresh: Any, *, resume: bool) -> tuple[
         folder.create(task.config)
         return fresh, []
     if not resume:
-        raise RunFolderError(f"{folder.path} already holds a run; go on with it by --resume, or choose another folder with --out")
+        raise RunFolderError(
+            f"{folder.path} already holds a run; go on with it by --resume, or choose another folder with --out"
+        )
     if difference := first_difference(folder.config(), tomllib.loads(task.config)):
-        raise RunFolderError(f"{folder.path} was begun with {difference}; resume it with the same settings, or choose another --out")
+        raise RunFolderError(
+            f"{folder.path} was begun with {difference}; resume it with the same settings, or choose another --out"
+        )
     if not folder.state_path.exists():
         folder.keep([])
         return fresh, []
     state, done = load_state(folder.state_path, fresh)
     records = folder.rounds()
     if len(records) < done:
-        raise RunFolderError(f"{folder.rounds_path} holds {len(records)} rounds, its checkpoint {done}; delete {folder.path} and run again")
+        raise RunFolderError(
+            f"{folder.rounds_path} holds {len(records)} rounds, its checkpoint {done}; delete {folder.path} and run again"
+        )
     folder.keep(records[:done])
     return state, records[:done]
 
 
 @contextlib.contextmanager
-def _sole_writer(folder: RunFolder | None) -> Iterator[None]:
+def _sole_writer(folder: RunFolder | None) -> Generator[None]:
     """Let one process at a time write a run folder. The lock goes with its process, however that ends."""
     if folder is None:
         yield
@@ -114,7 +131,9 @@ def _sole_writer(folder: RunFolder | None) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise RunFolderError(f"another process is writing {folder.path}; wait for it, or choose another --out") from None
+            raise RunFolderError(
+                f"another process is writing {folder.path}; wait for it, or choose another --out"
+            ) from None
         yield
 
 
@@ -131,7 +150,9 @@ def summary(task: Task, params: Tensor, records: Sequence[Round]) -> dict[str, A
         "stopped": why_ended(records),
         "clients": sorted(task.federation.clients),
         "parameters": params.numel(),
-        "weights_sha256": sha256(params.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()).hexdigest(),
+        "weights_sha256": sha256(
+            params.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()
+        ).hexdigest(),
         "client_epochs": total("client_epochs"),
         "bytes_down": total("bytes_down"),
         "bytes_up": total("bytes_up"),
@@ -140,7 +161,8 @@ def summary(task: Task, params: Tensor, records: Sequence[Round]) -> dict[str, A
         "evaluate_seconds": total("evaluate_seconds"),
         "scores": dict(records[-1].scores) if records else {},
         "engine": dict(task.engine.about),
-        "versions": {name: importlib.metadata.version(name) for name in ("feduhb", "torch")} | {"python": platform.python_version()},
+        "versions": {name: importlib.metadata.version(name) for name in ("feduhb", "torch")}
+        | {"python": platform.python_version()},
         "finished": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
 
@@ -150,9 +172,9 @@ def _total(records: Sequence[Round], name: str) -> float:
 
 
 def settings_of(method: Method[Any]) -> Mapping[str, float | int | str]:
-    """Give a method's settings as a config spells them; what it cannot spell is named by its type."""
+    """Give a method's settings as a config spells them."""
     spelled: dict[str, float | int | str] = {}
     for field in fields(method):  # pyright: ignore[reportArgumentType]
-        value = getattr(method, field.name)
-        spelled[field.name] = value if isinstance(value, int | float | str) else spelling(value) if callable(value) else type(value).__name__
+        value: Any = getattr(method, field.name)
+        spelled[field.name] = value if isinstance(value, int | float | str) else spelling(value)
     return spelled

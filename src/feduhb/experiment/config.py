@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, fields, is_dataclass
@@ -29,7 +30,7 @@ TABLES: dict[str, type] = {
 def read_config(path: Path) -> Config:
     """Read a config file that a person wrote."""
     try:
-        values = tomllib.loads(path.read_text())
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"there is no config file {path}; write one, docs/config.md shows how") from None
     except OSError as error:
@@ -45,11 +46,16 @@ def parse_config(values: Mapping[str, Any], where: str) -> Config:
 
     _refuse_unknown(values, where)
     try:
-        return TypeAdapter(Config).validate_python(values)
+        # Read as JSON, pydantic's strict mode takes tables and lists, yet no "40" or true for a number.
+        return TypeAdapter(Config).validate_json(json.dumps(values, default=str), strict=True)
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
-        raise ConfigError(f"{where}: {place} = {first['input']!r} will not do: {first['msg'].lower()}") from None
+        if first["type"] == "missing":
+            raise ConfigError(f"{where}: {place} is missing; add it") from None
+        raise ConfigError(
+            f"{where}: {place} = {first['input']!r} will not do: {first['msg'].lower()}"
+        ) from None
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None
 

@@ -14,10 +14,14 @@ from feduhb.run.progress import Show
 from feduhb.stopping import StopRule, dynamic_stop, never
 
 
-def train_from(config: Config, out: Path, *, data: Path | None = None, resume: bool = False, show: Show = "auto") -> Run:
+def train_from(
+    config: Config, out: Path, *, data: Path | None = None, resume: bool = False, show: Show = "auto"
+) -> Run:
     """Train as a config file says."""
     if config.unlearn is not None:
-        raise ConfigError("this config has an [unlearn] table, so it describes an unlearning; train without it, then feduhb unlearn")
+        raise ConfigError(
+            "this config has an [unlearn] table, so it describes an unlearning; train without it, then feduhb unlearn"
+        )
     federation = build_federation(config.federation or FederationSettings(), config.seed, data)
     how = config.train
     return train(
@@ -51,11 +55,17 @@ def stop_named(word: str, window: int | None, floor: float, *, momentum: float) 
     if word == "never" and window is None and floor == 0:
         return never
     if word == "auto":
-        return "auto" if window is None and floor == 0 else dynamic_stop(window=window, floor=floor, momentum=momentum)
+        return (
+            "auto"
+            if window is None and floor == 0
+            else dynamic_stop(window=window, floor=floor, momentum=momentum)
+        )
     try:
         scale = float(word)
     except ValueError:
-        raise ConfigError(f"the stop rule {word!r} cannot be read; write auto, never (without window and floor), or lambda, such as 0.6") from None
+        raise ConfigError(
+            f"the stop rule {word!r} cannot be read; write auto, never (without window and floor), or lambda, such as 0.6"
+        ) from None
     return dynamic_stop(scale, window=window, floor=floor, momentum=momentum)
 
 

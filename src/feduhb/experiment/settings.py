@@ -24,7 +24,9 @@ class FederationSettings:
 
     def __post_init__(self) -> None:
         if not 0 <= self.held_out < 1:
-            raise ConfigError(f"held_out is {self.held_out}; give a share of at least 0 and below 1, such as 0.25")
+            raise ConfigError(
+                f"held_out is {self.held_out}; give a share of at least 0 and below 1, such as 0.25"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

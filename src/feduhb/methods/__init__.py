@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -17,12 +18,14 @@ def method_named(name: str, **settings: Any) -> Method[Any]:
     """Make a method by the name a user types, with the settings that it knows."""
     if name not in METHODS:
         raise ConfigError(f"there is no method {name!r}; choose one of {', '.join(METHODS)}")
+    known = list(inspect.signature(METHODS[name]).parameters)
+    if odd := [key for key in settings if key not in known]:
+        raise ConfigError(f"{name} has no setting {', '.join(odd)}; it knows {', '.join(known)}")
     try:
         return METHODS[name](**settings)
-    except TypeError:
-        known = list(getattr(METHODS[name], "__dataclass_fields__", {}))
-        odd = [key for key in settings if key not in known]
-        raise ConfigError(f"{name} has no setting {', '.join(odd)}; it knows {', '.join(known)}") from None
+    except TypeError as error:
+        given = ", ".join(f"{key}={value!r}" for key, value in settings.items())
+        raise ConfigError(f"{name} cannot be made with {given}: {error}; give numbers as numbers") from None
 
 
 __all__ = ["METHODS", "FedUHB", "Retrain", "method_named"]

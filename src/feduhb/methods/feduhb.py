@@ -46,7 +46,6 @@ class FedUHB:
 
     name: ClassVar[str] = "feduhb"
     exact: ClassVar[bool] = True
-    rounds: ClassVar[int | None] = None
 
     def __post_init__(self) -> None:
         if not 0 < self.step_size < math.inf:
@@ -57,6 +56,11 @@ class FedUHB:
             )
         if self.epochs < 0:
             raise ConfigError(f"epochs is {self.epochs}; give 1 or more, or 0 for full-batch gradients")
+
+    @property
+    def rounds(self) -> int | None:
+        """As many as the user says."""
+        return None
 
     @property
     def needs(self) -> Literal["sum", "each"]:

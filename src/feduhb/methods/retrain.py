@@ -40,13 +40,17 @@ class Retrain:
 
     name: ClassVar[str] = "retrain"
     exact: ClassVar[bool] = True
-    rounds: ClassVar[int | None] = None
 
     def __post_init__(self) -> None:
         if not 0 < self.step_size < math.inf:
             raise ConfigError(f"step_size is {self.step_size}; give a positive number, such as 1.0")
         if self.epochs < 0:
             raise ConfigError(f"epochs is {self.epochs}; give 1 or more, or 0 for full-batch gradients")
+
+    @property
+    def rounds(self) -> int | None:
+        """As many as the user says."""
+        return None
 
     @property
     def needs(self) -> Literal["sum", "each"]:

@@ -18,7 +18,9 @@ def paper_cnn(shape: Sequence[int], classes: int) -> nn.Module:
     channels, height, width = shape
     across, down = _after(width), _after(height)
     if across < 1 or down < 1:
-        raise ConfigError(f"the cnn needs images of at least 16 x 16 pixels, not {height} x {width}; use model = 'mlp'")
+        raise ConfigError(
+            f"the cnn needs images of at least 16 x 16 pixels, not {height} x {width}; use model = 'mlp'"
+        )
     return nn.Sequential(
         nn.Conv2d(channels, 32, 5), nn.ReLU(), nn.MaxPool2d(2),
         nn.Conv2d(32, 64, 5), nn.ReLU(), nn.MaxPool2d(2),
@@ -33,7 +35,9 @@ def _after(side: int) -> int:
 
 def mlp(shape: Sequence[int], classes: int, hidden: int = 64) -> nn.Module:
     """One hidden layer."""
-    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), hidden), nn.ReLU(), nn.Linear(hidden, classes))
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(math.prod(shape), hidden), nn.ReLU(), nn.Linear(hidden, classes)
+    )
 
 
 def softmax(shape: Sequence[int], classes: int) -> nn.Module:
@@ -41,11 +45,17 @@ def softmax(shape: Sequence[int], classes: int) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), classes))
 
 
-MODELS: dict[str, Callable[[Sequence[int], int], nn.Module]] = {"cnn": paper_cnn, "mlp": mlp, "softmax": softmax}
+MODELS: dict[str, Callable[[Sequence[int], int], nn.Module]] = {
+    "cnn": paper_cnn,
+    "mlp": mlp,
+    "softmax": softmax,
+}
 
 
 def model_named(name: str, shape: Sequence[int], classes: int) -> nn.Module:
     """Make a model by name for inputs of a shape."""
     if name not in MODELS:
-        raise ConfigError(f"there is no model {name!r}; choose one of {', '.join(MODELS)}, or bring your own module with feduhb.Federation")
+        raise ConfigError(
+            f"there is no model {name!r}; choose one of {', '.join(MODELS)}, or bring your own module with feduhb.Federation"
+        )
     return MODELS[name](shape, classes)

@@ -44,7 +44,7 @@ def _made(views: Sequence[RunView]) -> dict[str, bytes]:
     pictures = {
         f"{name}.{kind.__name__}": kind(figure) for name, figure in figures.items() for kind in (png, pdf)
     }
-    return {name: text.encode() for name, text in made.items()} | pictures
+    return {name: text.encode(errors="replace") for name, text in made.items()} | pictures
 
 
 __all__ = ["RunView", "read_runs", "write_report"]

@@ -111,7 +111,7 @@ def _legend(figure: Figure, views: Sequence[RunView], looks: Looks) -> None:
         text.set_parse_math(False)
 
 
-def _saved(figure: Figure, **how: Any) -> bytes:  # noqa: ANN401
+def _saved(figure: Figure, **how: Any) -> bytes:
     buffer = io.BytesIO()
     figure.savefig(buffer, **how)
     return buffer.getvalue()

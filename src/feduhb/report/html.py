@@ -55,7 +55,7 @@ def page(views: Sequence[RunView]) -> str:
 
     drawn = charts(views)
     body = "".join([_lead(views), _costs(views), _figures(views, drawn), _meaning(), _runs(views)])
-    style = files("feduhb.report").joinpath("page.css").read_text()
+    style = files("feduhb.report").joinpath("page.css").read_text(encoding="utf-8")
     return FRAME.format(
         policy=POLICY, style=style, body=body, charts=_inline_json(drawn), plotly=get_plotlyjs(), draw=DRAW
     )
@@ -73,9 +73,8 @@ def _costs(views: Sequence[RunView]) -> str:
     kinds = [' class="text"' if column.text else "" for column in columns(views)]
     head = _cells("th", kinds, headers)
     body = "".join(f"<tr>{_cells('td', kinds, row)}</tr>\n" for row in rows)
-    drawn = (
-        f'<div class="wide"><table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody>\n</table></div>'
-    )
+    inner = f"<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody>"
+    drawn = f'<div class="wide" tabindex="0"><table>\n{inner}\n</table></div>'
     return _section("What it took, and what came out", f'{drawn}\n<p class="small">{escape(UNDER_TABLE)}</p>')
 
 

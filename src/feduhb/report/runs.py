@@ -129,7 +129,7 @@ def read_runs(paths: Sequence[Path | str]) -> list[RunView]:
 def _read(folder: RunFolder) -> RunView:
     try:
         config, result, rounds = folder.config(), folder.result(), folder.rounds()
-        text = folder.config_path.read_text()
+        text = folder.config_path.read_text(encoding="utf-8")
     except OSError as error:
         raise RunFolderError(
             f"{folder.path} cannot be read: {error.strerror}; give a run folder you may read"

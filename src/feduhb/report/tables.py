@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from feduhb.report.runs import RETRAIN, RunView, retrain_of
-from feduhb.report.words import notes, number, percent
+from feduhb.report.words import number, percent
 
 if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions
     from rich.table import Table as RichTable
+    from rich.text import Text
 
 NOTHING = "–"  # noqa: RUF001
-HEADER_WIDTH = 11  # characters a LaTeX header's line holds
+GAP, RUN_WIDTH, HEADER_COLUMN = 2, 18, 24  # characters in a terminal
+HEADER_WIDTH = 11  # characters a broken header's line holds
 TEX = {
     "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "–": "--",  # noqa: RUF001
     **{c: f"\\{c}" for c in "&%$#_{}"},
@@ -99,28 +101,64 @@ def latex(views: Sequence[RunView]) -> str:
     return f"\\begin{{tabular}}{{{''.join(sides)}}}\n{body}\n\\end{{tabular}}\n"
 
 
-def rich_table(views: Sequence[RunView]) -> RichTable:
-    """Render for a terminal."""
+@dataclass(frozen=True, slots=True)
+class TerminalTable:
+    """The table for a terminal: a row for each run where that fits, else a column for each run."""
+
+    views: Sequence[RunView]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RichTable]:
+        yield self._wide() if sum(self._widths()) <= options.max_width else self._tall()
+
+    def _widths(self) -> list[int]:
+        """The characters each column needs, with the gap after it, if headers break between words."""
+        headers, rows = table(self.views)
+        needs = [
+            max(map(len, [*header.split(), *cells])) for header, *cells in zip(headers, *rows, strict=True)
+        ]
+        return [GAP + (need if place else min(need, RUN_WIDTH)) for place, need in enumerate(needs)]
+
+    def _wide(self) -> RichTable:
+        drawn, (headers, rows) = _empty_table(), table(self.views)
+        for column, header, width in zip(columns(self.views), headers, self._widths(), strict=True):
+            side, most = ("left", None) if column.text else ("right", width - GAP)
+            drawn.add_column(_verbatim(header), justify=side, overflow="fold", vertical="bottom", width=most)
+        for row in rows:
+            drawn.add_row(*map(_verbatim, row))
+        return drawn
+
+    def _tall(self) -> RichTable:
+        drawn, (headers, rows) = _empty_table(), table(self.views)
+        drawn.add_column(_verbatim(headers[0]), min_width=HEADER_WIDTH, max_width=HEADER_COLUMN)
+        for row in rows:
+            drawn.add_column(_verbatim(row[0]), justify="right", overflow="fold", vertical="bottom")
+        for header, *cells in list(zip(headers, *rows, strict=True))[1:]:
+            drawn.add_row(*map(_verbatim, [header, *cells]))
+        return drawn
+
+
+def rich_table(views: Sequence[RunView]) -> TerminalTable:
+    """Render for a terminal, whatever its width: print it with a `rich.console.Console`."""
+    return TerminalTable(views)
+
+
+def _empty_table() -> RichTable:
     from rich import box
     from rich.table import Table as RichTable
+
+    return RichTable(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, header_style="bold")
+
+
+def _verbatim(text: str) -> Text:
+    """Keep rich from reading markup in a run's name."""
     from rich.text import Text
 
-    drawn = RichTable(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, header_style="bold")
-    for column in columns(views):
-        side = "left" if column.text else "right"
-        word = max(map(len, column.header.split()))
-        drawn.add_column(
-            Text(column.header), justify=side, overflow="fold", vertical="bottom", min_width=word
-        )
-    for row in table(views)[1]:
-        drawn.add_row(*(Text(cell) for cell in row))
-    return drawn
+    return Text(text)
 
 
-def as_json(views: Sequence[RunView]) -> str:
-    """Render as JSON with the numbers unrounded, for machines."""
-    runs = [{column.key: column.value(view) for column in columns(views)} | _beside(view) for view in views]
-    return json.dumps({"runs": runs, "notes": notes(views)}, indent=2)
+def as_json(views: Sequence[RunView]) -> list[dict[str, Any]]:
+    """Give the rows with their numbers unrounded, as values that `json.dumps` takes."""
+    return [{column.key: column.value(view) for column in columns(views)} | _beside(view) for view in views]
 
 
 def _beside(view: RunView) -> dict[str, Any]:

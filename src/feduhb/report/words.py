@@ -75,7 +75,7 @@ def headline(views: Sequence[RunView]) -> str:
     else:
         said = [
             _told(view, mark, yardsticks.index(mark) == i)
-            for i, (view, mark) in enumerate(zip(tried, yardsticks))
+            for i, (view, mark) in enumerate(zip(tried, yardsticks, strict=True))
         ]
     if not any(yardsticks):
         said.append("No Retrain run on the same data is in this report to compare with.")

@@ -27,9 +27,14 @@ def checked(
     """Pass on sound answers; name the client of any other and raise, or leave it out."""
     waiting = set(asked)
     for block in blocks:
-        if strangers := [c for c in block.clients if c not in waiting]:
-            raise AnswerError(f"{strangers[0]} answered in round {round} without being asked, or twice; fix the engine")
-        waiting.difference_update(block.clients)
+        for client in block.clients:
+            if client not in waiting:
+                raise AnswerError(
+                    f"{client} answered in round {round} without being asked, or twice; fix the engine"
+                )
+            waiting.remove(client)
+        if not block.clients:
+            continue
         faults = _faults(block, params, max_norm)
         if not any(faults):
             yield block
@@ -51,7 +56,10 @@ def _faults(block: Updates, params: Tensor, max_norm: float) -> list[str | None]
     """Say for each row what is wrong with it, or None."""
     if block.values.shape[1:] != params.shape:
         return [f"{block.values.shape[1]} numbers instead of {params.numel()}"] * len(block.values)
-    return [_fault(row, weight, max_norm) for row, weight in zip(block.values, block.weights.tolist(), strict=True)]
+    return [
+        _fault(row, weight, max_norm)
+        for row, weight in zip(block.values, block.weights.tolist(), strict=True)
+    ]
 
 
 def _fault(row: Tensor, weight: float, max_norm: float) -> str | None:

@@ -22,21 +22,32 @@ S = TypeVar("S", bound=State)
 def save_state(path: Path, state: State, rounds_done: int) -> None:
     """Write a state (a NamedTuple of tensors and ints) and the number of rounds it stands after."""
     fields: dict[str, Any] = state._asdict()  # pyright: ignore[reportAttributeAccessIssue]
-    tensors = {key: value.detach().cpu().clone() for key, value in fields.items() if isinstance(value, Tensor)}
+    tensors = {
+        key: value.detach().cpu().clone(memory_format=torch.contiguous_format)
+        for key, value in fields.items()
+        if isinstance(value, Tensor)
+    }
     numbers = {key: value for key, value in fields.items() if not isinstance(value, Tensor)}
-    about = {"numbers": json.dumps(numbers), "rounds_done": str(rounds_done), "digest": _digest(tensors)}
-    write_atomically(path, save(tensors, about))
+    about = json.dumps({"numbers": numbers, "rounds_done": rounds_done})
+    write_atomically(
+        path, save(tensors, {"state": f"{_digest(tensors, about)} {about}"})
+    )  # one key: its order is no matter
 
 
 def load_state(path: Path, like: S) -> tuple[S, int]:
     """Read a state of the kind of ``like`` back, bit for bit, with its number of rounds."""
     tensors, about = _read(path)
-    values = {**tensors, **json.loads(about["numbers"])}
+    values = {**tensors, **about["numbers"]}
     fields: tuple[str, ...] = type(like)._fields  # pyright: ignore[reportAttributeAccessIssue]
-    if set(values) != set(fields) or values["params"].shape != like.params.shape:
-        raise CheckpointError(f"{path} belongs to another method or model; give that run a folder of its own with --out")
+    if set(values) != set(fields) or (values["params"].shape, values["params"].dtype) != (
+        like.params.shape,
+        like.params.dtype,
+    ):
+        raise CheckpointError(
+            f"{path} belongs to another method or model; give that run a folder of its own with --out"
+        )
     placed = {key: v.to(like.params.device) if isinstance(v, Tensor) else v for key, v in values.items()}
-    return type(like)(**placed), int(about["rounds_done"])
+    return type(like)(**placed), about["rounds_done"]
 
 
 def load_params(path: Path) -> Tensor:
@@ -44,23 +55,25 @@ def load_params(path: Path) -> Tensor:
     return _read(path)[0]["params"]
 
 
-def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    damaged = f"checkpoint {path} is damaged; restore it from a backup, or delete its run folder and run again"
+def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    damaged = (
+        f"checkpoint {path} is damaged; restore it from a backup, or delete its run folder and run again"
+    )
     try:
         with safe_open(path, framework="pt") as file:
-            about = file.metadata() or {}
+            digest, _, about = (file.metadata() or {}).get("state", "").partition(" ")
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
     except FileNotFoundError:
         raise CheckpointError(f"there is no checkpoint {path}; run again without --resume") from None
     except (SafetensorError, OSError, ValueError) as error:
         raise CheckpointError(damaged) from error
-    if about.get("digest") != _digest(tensors):
+    if digest != _digest(tensors, about):
         raise CheckpointError(damaged)
-    return tensors, about
+    return tensors, json.loads(about)
 
 
-def _digest(tensors: dict[str, Tensor]) -> str:
-    total = blake2b(digest_size=16)
+def _digest(tensors: dict[str, Tensor], about: str) -> str:
+    total = blake2b(about.encode(), digest_size=16)
     for key in sorted(tensors):
         value = tensors[key].contiguous()
         total.update(f"{key} {value.dtype} {list(value.shape)}".encode())

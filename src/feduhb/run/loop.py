@@ -59,7 +59,9 @@ def run(
             new = method.tell(state, ())
         else:
             with contextlib.closing(clock.watch(engine.train(work, asked, t))) as blocks:
-                good = _noted(checked(blocks, asked, work.params, t, on_bad=on_bad, max_norm=max_norm), answered)
+                good = _noted(
+                    checked(blocks, asked, work.params, t, on_bad=on_bad, max_norm=max_norm), answered
+                )
                 new = method.tell(state, _at_least_one(good, asked, t))
         movement = float(torch.linalg.vector_norm(new.params.double() - state.params.double()))
         if not math.isfinite(movement):
@@ -91,10 +93,12 @@ def run(
 def _asked(work: Work, taking_part: Sequence[ClientId]) -> tuple[ClientId, ...]:
     """Resolve who is asked: never anyone outside those who take part."""
     if work.clients is None:
-        return tuple(sorted(taking_part))
+        return tuple(sorted(set(taking_part)))
     if strangers := set(work.clients) - set(taking_part):
-        raise AnswerError(f"the method asked {', '.join(sorted(strangers))}, who take no part; a method may ask only those who remain")
-    return tuple(sorted(work.clients))
+        raise AnswerError(
+            f"the method asked {', '.join(sorted(strangers))}, who take no part; a method may ask only those who remain"
+        )
+    return tuple(sorted(set(work.clients)))
 
 
 def _noted(blocks: Iterator[Updates], answered: list[ClientId]) -> Iterator[Updates]:
@@ -107,7 +111,9 @@ def _at_least_one(blocks: Iterator[Updates], asked: Sequence[ClientId], round: i
     """Raise before the method is told anything when clients were asked and none answered."""
     first = next(blocks, None)
     if first is None:
-        raise AnswerError(f"none of the {len(asked)} clients asked in round {round} answered; check that they are up and their data is sound")
+        raise AnswerError(
+            f"none of the {len(asked)} clients asked in round {round} answered; check that they are up and their data is sound"
+        )
 
     def stream() -> Iterator[Updates]:
         yield first

@@ -20,7 +20,9 @@ S = TypeVar("S", bound=State)
 Rounds = Iterable[tuple[S, Round]]
 
 
-def evaluated(rounds: Rounds[S], evaluate: Callable[[Tensor], Mapping[str, float]]) -> Iterator[tuple[S, Round]]:
+def evaluated(
+    rounds: Rounds[S], evaluate: Callable[[Tensor], Mapping[str, float]]
+) -> Iterator[tuple[S, Round]]:
     """Score the model of every round, on a clock of its own."""
     for state, record in rounds:
         began = time.perf_counter()

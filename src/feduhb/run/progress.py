@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from typing import Literal
 
 from feduhb.records import Round
@@ -13,7 +13,7 @@ Show = Literal["auto", "lines"] | Callable[[Round], None] | None
 
 
 @contextlib.contextmanager
-def watched(show: Show, label: str, rounds: int) -> Iterator[Callable[[Round], None] | None]:
+def watched(show: Show, label: str, rounds: int) -> Generator[Callable[[Round], None] | None]:
     """Give the function that shows a round: a progress bar on a terminal, plain lines, the caller's own, or None.
 
     "auto" draws a bar where standard error is a terminal and is silent elsewhere; "lines" writes a line a
@@ -26,9 +26,14 @@ def watched(show: Show, label: str, rounds: int) -> Iterator[Callable[[Round], N
         with _bar(label, rounds) as tell:
             yield tell
     elif show == "lines":
-        yield lambda record: print(f"{label} {record.round + 1}/{rounds}  {told(record)}", file=sys.stderr, flush=True)  # noqa: T201
+        yield lambda record: _line(f"{label} {record.round + 1}/{rounds}  {told(record)}")
     else:
         yield None
+
+
+def _line(text: str) -> None:
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()
 
 
 def told(record: Round) -> str:
@@ -45,11 +50,17 @@ def told(record: Round) -> str:
 
 
 @contextlib.contextmanager
-def _bar(label: str, rounds: int) -> Iterator[Callable[[Round], None]]:
+def _bar(label: str, rounds: int) -> Generator[Callable[[Round], None]]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    columns = (TextColumn("{task.fields[label]:<8}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.fields[now]}"))
+    columns = (
+        TextColumn("{task.fields[label]:<8}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[now]}"),
+    )
     with Progress(*columns, console=Console(stderr=True)) as progress:
         task = progress.add_task(label, total=rounds, label=label, now="")
 

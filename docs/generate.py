@@ -1,0 +1,37 @@
+"""Writes docs/cli.md from the command line's own help, so that the two cannot drift apart."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+PAGE = Path(__file__).with_name("cli.md")
+
+
+def command_line() -> str:
+    """Give the help of every command, as a terminal shows it, on one page."""
+    from feduhb.cli import app
+
+    commands = [info.callback.__name__ for info in app.registered_commands if info.callback]
+    pages = [
+        "# The command line",
+        _help("feduhb"),
+        *(f"## feduhb {name}\n\n{_help('feduhb', name)}" for name in commands),
+    ]
+    return "\n\n".join(pages) + "\n"
+
+
+def _help(*command: str) -> str:
+    plain = {**os.environ, "COLUMNS": "100", "TERMINAL_WIDTH": "100", "TERM": "dumb", "NO_COLOR": "1"}
+    arguments = [sys.executable, "-m", "feduhb.cli", *command[1:], "--help"]
+    shown = subprocess.run(arguments, env=plain, check=True, capture_output=True, text=True).stdout
+    lines = [
+        line.rstrip() for line in shown.strip("\n").replace("python -m feduhb.cli", "feduhb").splitlines()
+    ]
+    return "```text\n" + "\n".join(lines).strip("\n") + "\n```"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(command_line())

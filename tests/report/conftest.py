@@ -1,0 +1,18 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from feduhb.report.runs import RunView, read_runs
+from report.folders import story
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> list[Path]:
+    return story(tmp_path)
+
+
+@pytest.fixture
+def views(folders: list[Path]) -> list[RunView]:
+    return read_runs(folders)

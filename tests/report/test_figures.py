@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import matplotlib as mpl
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from matplotlib.axis import Axis
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+from matplotlib.transforms import Bbox
+
+from feduhb.report.figures import backdoor, curves, draw, movement, overview, pdf, png
+from feduhb.report.panels import spread
+from feduhb.report.runs import read_runs
+from feduhb.report.style import GREY, strokes
+from report.folders import series, story, write
+
+
+def written(figure: Figure | None) -> list[str]:
+    assert figure is not None
+    return [text.get_text() for text in figure.findobj(Text) if isinstance(text, Text) and text.get_text()]
+
+
+def boxes(figure: Figure | None) -> list[tuple[str, Bbox]]:
+    assert figure is not None
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    beyond = {label for axes in figure.axes for axis in (axes.xaxis, axes.yaxis) for label in undrawn(axis)}
+    texts = [text for text in figure.findobj(Text) if isinstance(text, Text) and text not in beyond]
+    return [
+        (text.get_text(), text.get_window_extent())
+        for text in texts
+        if text.get_visible() and text.get_text().strip()
+    ]
+
+
+def undrawn(axis: Axis) -> list[Text]:
+    """The labels of ticks outside the view, which matplotlib keeps but does not draw."""
+    low, high = sorted(axis.get_view_interval())
+    return [tick.label1 for tick in axis.get_major_ticks() if not low <= tick.get_loc() <= high]
+
+
+def test_every_figure_is_drawn_and_saved(views):
+    figures = draw(views)
+    assert list(figures) == ["overview", "curves", "movement", "backdoor"]
+    for figure in figures.values():
+        assert png(figure).startswith(b"\x89PNG")
+        assert pdf(figure).startswith(b"%PDF")
+
+
+def test_the_same_runs_give_the_same_bytes(views):
+    assert png(draw(views)["curves"]) == png(draw(views)["curves"])
+    assert pdf(draw(views)["curves"]) == pdf(draw(views)["curves"])
+
+
+def test_drawing_leaves_matplotlib_as_it_was(views):
+    before = dict(mpl.rcParams)
+    draw(views)
+    assert dict(mpl.rcParams) == before
+
+
+@pytest.mark.parametrize("figure", [overview, curves, movement, backdoor])
+def test_no_two_texts_overlap_and_none_is_cut_off(views, figure):
+    drawn = figure(views)
+    placed = boxes(drawn)
+    for i, (text, box) in enumerate(placed):
+        assert box.x0 >= 0, text
+        assert box.x1 <= drawn.bbox.width, text
+        assert box.y1 <= drawn.bbox.height, text
+        clashing = [other for other, place in placed[i + 1 :] if box.overlaps(place)]
+        assert not clashing, (text, clashing)
+
+
+def test_the_movement_figure_tells_why_the_run_stopped(views):
+    said = " ".join(written(movement(views)))
+    assert f"FedUHB stopped after round {views[1].fired}: movement" in said
+    assert "threshold" in said
+    assert "Retrain" not in said
+
+
+def test_the_movement_figure_tells_when_the_rule_did_not_fire(tmp_path: Path):
+    views = read_runs(story(tmp_path, scale=0.0))
+    assert "the stop rule did not fire within 12 rounds" in " ".join(written(movement(views)))
+
+
+def test_without_a_stop_rule_every_unlearning_run_moves(tmp_path: Path):
+    views = read_runs([write(tmp_path / m, m, series(4)) for m in ("feduhb", "retrain")])
+    said = " ".join(written(movement(views)))
+    assert "FedUHB: no stop rule, 4 rounds" in said
+    assert "Retrain: no stop rule, 4 rounds" in said
+    assert "dashed" not in said
+
+
+def test_the_backdoor_figure_has_the_numbers(views):
+    said = written(backdoor(views))
+    assert {"92.0%", "2.0%", "1.0%"} <= set(said)
+    assert "Benign floor: Retrain, which never saw the trigger." in said
+
+
+def test_figures_that_nothing_fills_are_left_out(tmp_path: Path):
+    plain = read_runs([write(tmp_path / "t", None, series(3, backdoor=None))])
+    assert list(draw(plain)) == ["overview", "curves"]
+    unscored = [replace(record, scores={}) for record in series(3)]
+    assert draw(read_runs([write(tmp_path / "x", None, unscored)])) == {}
+
+
+def test_odd_series_are_drawn(tmp_path: Path):
+    holes = [replace(record, moved=0.0, scores={} if record.round else record.scores) for record in series(3)]
+    paths = [write(tmp_path / "holes", "feduhb", holes), write(tmp_path / "one", "retrain", series(1))]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert [png(figure) for figure in draw(read_runs(paths)).values()]
+
+
+def test_a_label_is_never_read_as_mathematics(tmp_path: Path):
+    paths = [write(tmp_path / f"$x^{{{i}$", "feduhb", series(4), scale=0.6) for i in range(2)]
+    views = read_runs(paths)
+    assert views[0].label == "FedUHB ($x^{0$)"
+    assert all(png(figure) for figure in draw(views).values())
+
+
+def test_many_runs_get_a_legend(tmp_path: Path):
+    paths = [
+        write(tmp_path / f"{s}", "feduhb", series(6), scale=s) for s in (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7)
+    ]
+    drawn = curves(read_runs(paths))
+    assert drawn is not None
+    assert len(drawn.legends[0].get_texts()) == 7
+
+
+def test_strokes_tell_runs_apart(tmp_path: Path):
+    paths = [write(tmp_path / f"{i}", "feduhb", series(2), scale=i / 10) for i in range(12)]
+    paths += [write(tmp_path / f"t{i}", None, series(2), seed=i) for i in range(2)]
+    looks = strokes(read_runs(paths))
+    assert len(set(looks.values())) == 14
+    assert looks["original (seed 0)"] == (GREY, "dashed")
+
+
+@given(st.lists(st.floats(0, 1), max_size=10))
+def test_spread_labels_keep_their_distance_and_their_order(heights: list[float]):
+    placed = spread(sorted(heights), 0.075)
+    assert all(high - low >= 0.075 - 1e-9 for low, high in pairwise(placed))
+    assert all(0 <= height <= 1 for height in placed)

@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import io
+import json
+import re
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from feduhb.report.html import page
+from feduhb.report.runs import RunView, read_runs
+from feduhb.report.tables import NOTHING, as_json, latex, markdown, rich_table, table
+from report.folders import series, write
+
+
+def cells(views: list[RunView], label: str) -> dict[str, str]:
+    headers, rows = table(views)
+    return dict(zip(headers, next(row for row in rows if row[0] == label), strict=True))
+
+
+def test_the_numbers(views):
+    assert cells(views, "Retrain") == {
+        "run": "Retrain",
+        "exact": "yes",
+        "secure aggregation": "yes",
+        "rounds / max": "8 / 8",
+        "client epochs": "64",
+        "MB down + up": "24.0",
+        "seconds": "16.0",
+        "seconds a round": "2.00",
+        "test accuracy": "95.6%",
+        "test loss": "0.00898",
+        "backdoor success": "1.0%",
+        "reaches Retrain's final accuracy at round": "8",
+    }
+
+
+def test_the_original_run_is_asked_nothing_about_forgetting(views):
+    row = cells(views, "original")
+    assert row["exact"] == NOTHING
+    assert row["reaches Retrain's final accuracy at round"] == NOTHING
+
+
+def test_a_run_that_stopped_early_shows_both_counts(views):
+    uhb = views[1]
+    assert cells(views, "FedUHB")["rounds / max"] == f"{uhb.fired} / 12"
+
+
+def test_the_round_that_reaches_retrain(tmp_path: Path):
+    views = read_runs(
+        [
+            write(tmp_path / "fast", "feduhb", series(8, rate=0.3)),
+            write(tmp_path / "slow", "fedrecover", series(8, rate=0.8)),
+            write(tmp_path / "retrain", "retrain", series(4)),
+        ]
+    )
+    goal = 0.96 * (1 - 0.5**4)
+    expected = next(n for n in range(1, 9) if 0.96 * (1 - 0.3**n) >= goal)
+    assert cells(views, "FedUHB")["reaches Retrain's final accuracy at round"] == str(expected)
+    assert cells(views, "FedRecover")["reaches Retrain's final accuracy at round"] == "never"
+
+
+def test_columns_nobody_fills_are_left_out(tmp_path: Path):
+    views = read_runs([write(tmp_path / "u", "feduhb", series(3, backdoor=None))])
+    headers, _ = table(views)
+    assert "backdoor success" not in headers
+    assert not any("Retrain" in header for header in headers)
+
+
+def test_a_method_that_needs_every_update_says_so(tmp_path: Path):
+    row = cells(read_runs([write(tmp_path / "e", "federaser", series(3))]), "FedEraser")
+    assert row["exact"] == "no"
+    assert row["secure aggregation"] == "no"
+
+
+def test_a_score_that_is_missing_is_a_dash(tmp_path: Path):
+    views = read_runs([write(tmp_path / "u", "feduhb", series(3), changes={"scores": {}})])
+    assert cells(views, "FedUHB")["test accuracy"] == NOTHING
+
+
+def test_every_rendering_carries_the_same_cells(views):
+    _, rows = table(views)
+    in_markdown = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in markdown(views).splitlines()[2:]
+    ]
+    body = latex(views).split(r"\midrule")[1].split(r"\bottomrule")[0]
+    in_latex = [line.removesuffix(r" \\").split(" & ") for line in body.strip().splitlines()]
+    in_page = [re.findall(r"<td[^>]*>(.*?)</td>", line) for line in page(views).splitlines() if "<td" in line]
+    assert in_markdown == rows
+    assert [[cell.replace("--", NOTHING).replace(r"\%", "%") for cell in row] for row in in_latex] == rows
+    assert in_page == rows
+    printed = printed_lines(views)
+    assert [re.split(r"\s{2,}", line.strip()) for line in printed[-len(rows) :]] == rows
+
+
+def printed_lines(views: list[RunView], width: int = 120) -> list[str]:
+    out = io.StringIO()
+    Console(file=out, width=width).print(rich_table(views))
+    return out.getvalue().rstrip().splitlines()
+
+
+def test_the_terminal_table_fits_120_columns_with_whole_words(views):
+    lines = printed_lines(views)
+    assert max(map(len, lines)) <= 120
+    for word in ("aggregation", "accuracy", "backdoor", "Retrain's", "seconds"):
+        assert any(re.search(rf"(?<!\S){word}(?!\S)", line) for line in lines)
+
+
+def test_a_narrow_terminal_gets_the_same_cells_in_columns(views):
+    _, rows = table(views)
+    lines = printed_lines(views, width=80)
+    assert max(map(len, lines)) <= 80
+    split = [re.split(r"\s{2,}", line.strip()) for line in lines]
+    assert split[0] == ["run", "original", "FedUHB", "Retrain"]
+    found = [tuple(parts[1:]) for parts in split[1:] if len(parts) == 4]
+    assert found == list(zip(*(row[1:] for row in rows), strict=True))
+
+
+def test_json_has_the_unrounded_numbers(views):
+    told = json.loads(json.dumps(as_json(views)))
+    run = told[2]
+    assert run["run"] == "Retrain"
+    assert run["rounds"] == 8
+    assert run["scheduled_rounds"] == 8
+    assert run["test_accuracy"] == pytest.approx(0.96 * (1 - 0.5**8))
+    assert run["stopped"] == "all 8 scheduled rounds were run"
+    assert told[0]["exact"] is None
+
+
+def test_marks_of_markdown_latex_and_rich_stay_text(tmp_path: Path):
+    views = read_runs([write(tmp_path / f"[red]{i}_a|b%$x", "feduhb", series(3)) for i in range(2)])
+    assert r"\|b" in markdown(views)
+    assert r"\_a|b\%\$x" in latex(views)
+    assert "[red]0" in "".join(line.replace(" ", "") for line in printed_lines(views))
