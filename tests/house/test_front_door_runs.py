@@ -75,6 +75,8 @@ def test_compare_runs_each_method_into_a_folder_of_its_own(trained, tmp_path):
     found = feduhb.compare(trained, ["c00"], rounds=2, out=tmp_path)
     assert list(found) == ["feduhb", "retrain"]
     assert all(RunFolder(tmp_path / name).finished() for name in found)
+    several = [feduhb.FedUHB(momentum=beta, epochs=1) for beta in (0.9, 0.5, 0.0)]
+    assert list(feduhb.compare(trained, ["c00"], several, rounds=1)) == ["feduhb", "feduhb-2", "feduhb-3"]
 
 
 def test_a_run_folder_opens_again_and_can_be_unlearned_further(trained, tmp_path):

@@ -182,7 +182,8 @@ def compare(
     found: dict[str, Run] = {}
     for method in methods:
         plain = method if isinstance(method, str) else method.name
-        name = next(n for n in (plain, *(f"{plain}-{i}" for i in itertools.count(2))) if n not in found)
+        numbered = (f"{plain}-{i}" for i in itertools.count(2))
+        name = next(n for n in itertools.chain([plain], numbered) if n not in found)
         folder = Path(out) / name if out else None
         found[name] = unlearn(run, forget, method=method, rounds=rounds, out=folder, resume=resume, show=show)
     return found

@@ -1,0 +1,126 @@
+"""Every command once, as a person and as a program would use it."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+import feduhb
+from feduhb.cli import app
+from feduhb.records import RunFolder
+
+CONFIG = """
+seed = 4
+[federation]
+data = "digits"
+clients = 5
+partition = "shards:4"
+[federation.backdoor]
+clients = ["c00"]
+[train]
+rounds = 3
+epochs = 1
+lr = 0.05
+"""
+
+
+def invoke(*arguments):
+    ended = CliRunner().invoke(app, [str(a) for a in arguments])
+    assert ended.exit_code == 0, ended.output
+    return ended
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("commands")
+    (folder / "config.toml").write_text(CONFIG)
+    said = invoke("train", folder / "config.toml", "--out", folder / "run")
+    assert said.stdout.startswith("retrain: 3 rounds, test loss ")
+    assert said.stderr.splitlines()[0].startswith("train 1/3  loss ")
+    return folder / "run"
+
+
+def test_train_answers_a_program(run, tmp_path):
+    answer = json.loads(invoke("train", run.parent / "config.toml", "--out", tmp_path / "run", "--json").stdout)
+    assert answer["rounds"] == 3
+    assert answer["weights_sha256"] == RunFolder(run).result()["weights_sha256"]
+    assert set(answer["scores"]) == {"test_loss", "test_accuracy", "backdoor"}
+
+
+def test_train_with_another_engine(run, tmp_path):
+    args = ("train", run.parent / "config.toml", "--out", tmp_path / "run", "--engine", "loop", "--json")
+    assert json.loads(invoke(*args).stdout)["engine"]["name"] == "loop"
+
+
+def test_unlearn_names_its_folder_after_method_and_run(run):
+    said = invoke("unlearn", run, "--forget", "c00,c01:0-4", "--rounds", 4)
+    folder = run.with_name("run-feduhb")
+    assert said.stdout.splitlines()[-1] == str(folder)
+    config = RunFolder(folder).config()["unlearn"]
+    assert config["forget"] == "c00,c01:0-4"
+    assert config["settings"] == {"step_size": 1.0, "momentum": 0.9, "epochs": 1, "aggregate": "weighted_mean"}
+    assert config["stop"]["scale"] == 0.6
+    assert "c00" not in RunFolder(folder).result()["clients"]
+
+
+def test_unlearn_with_settings_of_its_own(run, tmp_path):
+    args = ("--momentum", 0.5, "--step-size", 0.8, "--stop", 40, "--window", 3, "--out", tmp_path / "new", "--json")
+    answer = json.loads(invoke("unlearn", run, "--forget", "class:3", *args).stdout)
+    assert answer["settings"]["momentum"] == 0.5
+    assert answer["settings"]["step_size"] == 0.8
+    assert answer["rounds"] == 3
+    assert "fell below 40 x its standard deviation" in answer["stopped"]
+
+
+def test_unlearn_an_unlearned_run(run, tmp_path):
+    invoke("unlearn", run, "--forget", "c01", "--rounds", 2, "--out", tmp_path / "first")
+    invoke("unlearn", tmp_path / "first", "--forget", "c02", "--rounds", 2, "--out", tmp_path / "second")
+    assert RunFolder(tmp_path / "second").result()["clients"] == ["c00", "c03", "c04"]
+    assert str(feduhb.open_run(tmp_path / "second").forgot) == "c01,c02"
+
+
+def test_compare_writes_both_runs_and_a_report(run, tmp_path):
+    said = invoke("compare", run, "--forget", "c00", "--rounds", 3, "--out", tmp_path / "both")
+    assert "FedUHB" in said.stdout
+    assert "Retrain" in said.stdout
+    assert {"feduhb", "retrain", "report.html", "table.md", "curves.png"} <= {p.name for p in (tmp_path / "both").iterdir()}
+    again = invoke("compare", run, "--forget", "c00", "--rounds", 3, "--out", tmp_path / "both", "--resume", "--json")
+    assert [each["run"] for each in json.loads(again.stdout)["runs"]] == ["original", "FedUHB", "Retrain"]
+
+
+def test_report(run, tmp_path):
+    answer = json.loads(invoke("report", run, "--out", tmp_path / "report", "--json").stdout)
+    assert str(tmp_path / "report" / "report.html") in answer["written"]
+
+
+def test_version_and_help():
+    assert invoke("--version").stdout == f"feduhb {feduhb.__version__}\n"
+    for command in ("demo", "train", "unlearn", "compare", "report"):
+        assert "Usage: " in invoke(command, "--help").stdout
+
+
+def test_the_demo_tells_the_whole_story(tmp_path, monkeypatch):
+    """Its own code on its own settings, but for less of everything, so that it fits a test."""
+    from dataclasses import replace
+
+    from feduhb import demo
+
+    federation = replace(demo.SETTINGS.federation, data="digits", backdoor=feduhb.Backdoor(demo.LEAVERS, size=2))
+    monkeypatch.setattr(demo, "SETTINGS", replace(demo.SETTINGS, federation=federation, train=replace(demo.SETTINGS.train, rounds=3)))
+    monkeypatch.setattr(demo, "UNLEARN_ROUNDS", 4)
+    out = tmp_path / "demo"
+    said = invoke("demo", "--out", out)
+    assert "dirichlet:0.2, seed 1" in said.stdout
+    for name in ("original", "FedUHB", "Retrain"):
+        assert name in said.stdout
+    assert {"report.html", "curves.png", "movement.png", "backdoor.png"} <= {p.name for p in out.iterdir()}
+    answer = json.loads(invoke("demo", "--out", out, "--json").stdout)
+    assert [each["rounds"] for each in answer["runs"]] == [3, 4, 4]
+
+
+def test_the_demo_does_not_clear_a_folder_that_is_not_its_own(tmp_path):
+    (tmp_path / "thesis.tex").write_text("years of work")
+    ended = CliRunner().invoke(app, ["demo", "--out", str(tmp_path)])
+    assert ended.exit_code == 2
+    assert "is not empty and no earlier demo; choose another folder with --out" in ended.stderr
+    assert (tmp_path / "thesis.tex").read_text() == "years of work"
