@@ -41,7 +41,9 @@ def run(tmp_path_factory):
 
 
 def test_train_answers_a_program(run, tmp_path):
-    answer = json.loads(invoke("train", run.parent / "config.toml", "--out", tmp_path / "run", "--json").stdout)
+    answer = json.loads(
+        invoke("train", run.parent / "config.toml", "--out", tmp_path / "run", "--json").stdout
+    )
     assert answer["rounds"] == 3
     assert answer["weights_sha256"] == RunFolder(run).result()["weights_sha256"]
     assert set(answer["scores"]) == {"test_loss", "test_accuracy", "backdoor"}
@@ -58,13 +60,30 @@ def test_unlearn_names_its_folder_after_method_and_run(run):
     assert said.stdout.splitlines()[-1] == str(folder)
     config = RunFolder(folder).config()["unlearn"]
     assert config["forget"] == "c00,c01:0-4"
-    assert config["settings"] == {"step_size": 1.0, "momentum": 0.9, "epochs": 1, "aggregate": "weighted_mean"}
+    assert config["settings"] == {
+        "step_size": 1.0,
+        "momentum": 0.9,
+        "epochs": 1,
+        "aggregate": "weighted_mean",
+    }
     assert config["stop"]["scale"] == 0.6
     assert "c00" not in RunFolder(folder).result()["clients"]
 
 
 def test_unlearn_with_settings_of_its_own(run, tmp_path):
-    args = ("--momentum", 0.5, "--step-size", 0.8, "--stop", 40, "--window", 3, "--out", tmp_path / "new", "--json")
+    args = (
+        "--momentum",
+        0.5,
+        "--step-size",
+        0.8,
+        "--stop",
+        40,
+        "--window",
+        3,
+        "--out",
+        tmp_path / "new",
+        "--json",
+    )
     answer = json.loads(invoke("unlearn", run, "--forget", "class:3", *args).stdout)
     assert answer["settings"]["momentum"] == 0.5
     assert answer["settings"]["step_size"] == 0.8
@@ -83,8 +102,12 @@ def test_compare_writes_both_runs_and_a_report(run, tmp_path):
     said = invoke("compare", run, "--forget", "c00", "--rounds", 3, "--out", tmp_path / "both")
     assert "FedUHB" in said.stdout
     assert "Retrain" in said.stdout
-    assert {"feduhb", "retrain", "report.html", "table.md", "curves.png"} <= {p.name for p in (tmp_path / "both").iterdir()}
-    again = invoke("compare", run, "--forget", "c00", "--rounds", 3, "--out", tmp_path / "both", "--resume", "--json")
+    assert {"feduhb", "retrain", "report.html", "table.md", "curves.png"} <= {
+        p.name for p in (tmp_path / "both").iterdir()
+    }
+    again = invoke(
+        "compare", run, "--forget", "c00", "--rounds", 3, "--out", tmp_path / "both", "--resume", "--json"
+    )
     assert [each["run"] for each in json.loads(again.stdout)["runs"]] == ["original", "FedUHB", "Retrain"]
 
 
@@ -105,8 +128,15 @@ def test_the_demo_tells_the_whole_story(tmp_path, monkeypatch):
 
     from feduhb import demo
 
-    federation = replace(demo.SETTINGS.federation, data="digits", backdoor=feduhb.Backdoor(demo.LEAVERS, size=2))
-    monkeypatch.setattr(demo, "SETTINGS", replace(demo.SETTINGS, federation=federation, train=replace(demo.SETTINGS.train, rounds=3)))
+    assert demo.SETTINGS.federation is not None
+    federation = replace(
+        demo.SETTINGS.federation, data="digits", backdoor=feduhb.Backdoor(demo.LEAVERS, size=2)
+    )
+    monkeypatch.setattr(
+        demo,
+        "SETTINGS",
+        replace(demo.SETTINGS, federation=federation, train=replace(demo.SETTINGS.train, rounds=3)),
+    )
     monkeypatch.setattr(demo, "UNLEARN_ROUNDS", 4)
     out = tmp_path / "demo"
     said = invoke("demo", "--out", out)

@@ -4,6 +4,8 @@
 (b) Build a federation that never held it and train that by the same method: same weights.
 """
 
+import functools
+
 import pytest
 import torch
 
@@ -13,6 +15,8 @@ from federations import SIZES, ragged, tensors
 LEAVERS = ("bee", "elk")
 ROWS = {"dog": (0, 3, 4, 23), "ant": (0,)}  # the only row of ant: it leaves whole
 ENGINES = {"loop": feduhb.Loop, "pool": feduhb.Pool}
+if torch.cuda.is_available():
+    ENGINES["loop on a GPU"] = functools.partial(feduhb.Loop, device="cuda")
 METHODS = {
     "feduhb": feduhb.FedUHB(epochs=2, momentum=0.9),
     "feduhb gradient": feduhb.FedUHB(epochs=0, step_size=0.3),

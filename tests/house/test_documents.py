@@ -13,7 +13,9 @@ from feduhb.experiment.config import parse_config
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
-PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])
+PAGES = sorted(
+    [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")]
+)
 
 
 def blocks(text, language):
@@ -25,7 +27,9 @@ def test_the_ten_lines_of_python_run(tmp_path):
     snippets = blocks(README, "python")
     assert len(snippets) == 2
     code = "\n".join(snippets)
-    ended = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    ended = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
     assert ended.returncode == 0, ended.stderr
     assert "Run(feduhb without c00,c01, " in ended.stdout
 
@@ -39,7 +43,9 @@ def test_the_commands_run(tmp_path):
     (tmp_path / "federation.toml").write_text(small)
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     for line in session.strip().splitlines():
-        subprocess.run(line.partition("#")[0].split(), cwd=tmp_path, env={**os.environ, "PATH": path}, check=True)
+        subprocess.run(
+            line.partition("#")[0].split(), cwd=tmp_path, env={**os.environ, "PATH": path}, check=True
+        )
     assert (tmp_path / "report" / "report.html").exists()
 
 
