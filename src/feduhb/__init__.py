@@ -20,9 +20,10 @@ if TYPE_CHECKING:
     from feduhb.data.request import Request
     from feduhb.engines import Loop, Pool
     from feduhb.errors import FeduhbError
-    from feduhb.experiment.api import Run, compare, open_run, train, unlearn
+    from feduhb.experiment.api import compare, train, unlearn
     from feduhb.experiment.federations import load
-    from feduhb.methods import FedUHB, Retrain
+    from feduhb.experiment.runs import Run, open_run
+    from feduhb.methods import FedEraser, FedRecover, FedUHB, Retrain
     from feduhb.records import Round
     from feduhb.stopping import dynamic_stop, never, replay
 
@@ -34,9 +35,10 @@ _HOMES = {
     "feduhb.data.request": ("Request",),
     "feduhb.engines": ("Loop", "Pool"),
     "feduhb.errors": ("FeduhbError",),
-    "feduhb.experiment.api": ("Run", "compare", "open_run", "train", "unlearn"),
+    "feduhb.experiment.api": ("compare", "train", "unlearn"),
     "feduhb.experiment.federations": ("load",),
-    "feduhb.methods": ("FedUHB", "Retrain"),
+    "feduhb.experiment.runs": ("Run", "open_run"),
+    "feduhb.methods": ("FedEraser", "FedRecover", "FedUHB", "Retrain"),
     "feduhb.records": ("Round",),
     "feduhb.stopping": ("dynamic_stop", "never", "replay"),
 }
@@ -44,7 +46,7 @@ _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
 __version__ = "0.1.0"
 __all__ = [
-    "Backdoor", "FedUHB", "Federation", "FeduhbError", "Local", "Loop", "Pool", "Request", "Retrain", "Round", "Run",
+    "Backdoor", "FedEraser", "FedRecover", "FedUHB", "Federation", "FeduhbError", "Local", "Loop", "Pool", "Request", "Retrain", "Round", "Run",
     "Updates", "Work", "compare", "dynamic_stop", "geometric_median", "krum", "load", "median", "never", "open_run",
     "replay", "train", "trimmed_mean", "unlearn", "weighted_mean",
 ]  # fmt: skip

@@ -94,6 +94,13 @@ def train(
     engine: Annotated[
         str | None, typer.Option(help="auto, pool or loop; else the config's.", show_default=False)
     ] = None,
+    keep_history: Annotated[
+        bool,
+        typer.Option(
+            "--keep-history",
+            help="Keep every model and update, for FedEraser and FedRecover; else the config's.",
+        ),
+    ] = False,
     json: Json = False,
 ) -> None:
     """Train a federation by FedAvg into a run folder.
@@ -116,6 +123,8 @@ def train(
         settings = read_config(config)
         if engine is not None:
             settings = replace(settings, train=replace(settings.train, engine=engine))
+        if keep_history and not settings.train.keep_history:
+            settings = replace(settings, train=replace(settings.train, keep_history=True))
         run = train_from(settings, out, data=data, resume=resume, show="auto" if json else "lines")
         _finish(answer, run.folder, json)
 
@@ -124,11 +133,10 @@ def train(
 def unlearn(
     run: RunArgument,
     forget: Forget,
-    method: Annotated[str, typer.Option(help="feduhb or retrain.")] = "feduhb",
+    method: Annotated[str, typer.Option(help="feduhb, retrain, federaser or fedrecover.")] = "feduhb",
     rounds: Annotated[
-        int | None,
-        typer.Option(help="At most so many; else as many as the training had.", show_default=False),
-    ] = None,
+        int, typer.Option(help="At most so many; FedEraser and FedRecover have a number of their own.")
+    ] = 40,
     momentum: Annotated[
         float | None,
         typer.Option(help="Heavy ball's beta, at least 0 and below 1; 0.9 if not given.", show_default=False),
@@ -157,10 +165,10 @@ def unlearn(
 
     For example: feduhb unlearn runs/first --forget c00,c01
 
-    The old run stays as it is: delete it once the new model has taken its place.
+    The old run's history is erased from the leavers' first round on. Its model stays: delete it once the new one has taken its place.
     """
-    from feduhb.experiment.api import open_run
     from feduhb.experiment.runner import folder_beside, unlearn_from
+    from feduhb.experiment.runs import open_run
 
     with _answering(json) as answer:
         settings = {"momentum": momentum, "step_size": step_size}
@@ -183,11 +191,15 @@ def unlearn(
 def compare(
     run: RunArgument,
     forget: Forget,
-    methods: Annotated[str, typer.Option(help="Which, separated by commas.")] = "feduhb,retrain",
-    rounds: Annotated[
-        int | None,
-        typer.Option(help="At most so many; else as many as the training had.", show_default=False),
+    methods: Annotated[
+        str | None,
+        typer.Option(
+            help="Which, separated by commas; all that the run can serve if not given.", show_default=False
+        ),
     ] = None,
+    rounds: Annotated[
+        int, typer.Option(help="At most so many; FedEraser and FedRecover have a number of their own.")
+    ] = 40,
     out: Annotated[
         Path | None,
         typer.Option(help="A folder for all of it; RUN-compare beside RUN if not given.", show_default=False),
@@ -196,27 +208,23 @@ def compare(
     data: Data = None,
     json: Json = False,
 ) -> None:
-    """Serve one request with several methods and set them side by side, with figures and a report."""
-    from feduhb.experiment.api import open_run
-    from feduhb.experiment.runner import folder_beside, unlearn_from
+    """Serve one request with several methods and set them side by side, with figures and a report.
+
+    A comparison is no erasure: it leaves the history of RUN as it is.
+    """
+    from feduhb.experiment import api
+    from feduhb.experiment.runner import folder_beside
+    from feduhb.experiment.runs import open_run
 
     with _answering(json) as answer:
-        names = [name.strip() for name in methods.split(",") if name.strip()]
-        if not names:
-            raise ConfigError("--methods names nobody; write for example feduhb,retrain")
         opened = open_run(run, data=data)
+        names = None if methods is None else [name.strip() for name in methods.split(",") if name.strip()]
+        if names == []:
+            raise ConfigError("--methods names nobody; write for example feduhb,retrain")
         place = out or folder_beside(run, "compare")
-        for name in names:
-            unlearn_from(
-                opened,
-                forget,
-                name,
-                rounds=rounds,
-                out=place / name,
-                resume=resume,
-                show="auto" if json else "lines",
-            )
-        _report(answer, [run, *(place / name for name in names)], place, json)
+        show = "auto" if json else "lines"
+        done = api.compare(opened, forget, names, rounds=rounds, out=place, resume=resume, show=show)
+        _report(answer, [run, *(place / name for name in done)], place, json)
 
 
 @app.command()
@@ -239,9 +247,10 @@ def _finish(answer: dict[str, Any], folder: Path | None, json: bool) -> None:
     assert folder is not None  # noqa: S101 (these runs always have one)
     result = RunFolder(folder).result()
     answer.update(run=str(folder), **result)
+    name = result["method"] if "unlearn" in RunFolder(folder).config() else "train"
     if not json:
         scores = ", ".join(f"{key.replace('_', ' ')} {value:.4g}" for key, value in result["scores"].items())
-        typer.echo(f"{result['method']}: {result['rounds']} rounds, {scores}; {result['stopped']}\n{folder}")
+        typer.echo(f"{name}: {result['rounds']} rounds, {scores}; {result['stopped']}\n{folder}")
 
 
 def _report(answer: dict[str, Any], runs: list[Path], out: Path, json: bool) -> None:
@@ -250,8 +259,8 @@ def _report(answer: dict[str, Any], runs: list[Path], out: Path, json: bool) -> 
     from feduhb.report import read_runs, write_report
     from feduhb.report.tables import as_json, rich_table
 
-    written = write_report(runs, out)
     views = read_runs(runs)
+    written = write_report(runs, out)
     answer.update(runs=as_json(views), written=[str(path) for path in written])
     if not json:
         Console().print(rich_table(views))
@@ -270,7 +279,10 @@ def _answering(json: bool) -> Generator[dict[str, Any]]:
         typer.echo(f"feduhb: {error}", err=True)
         raise typer.Exit(2) from None
     except KeyboardInterrupt:
-        typer.echo("feduhb: interrupted; what is finished is kept: go on with --resume", err=True)
+        typer.echo(
+            "feduhb: interrupted; finished rounds are kept, and train, unlearn and compare go on with --resume",
+            err=True,
+        )
         raise typer.Exit(130) from None
     if json:
         typer.echo(json_format.dumps(answer, indent=2 if sys.stdout.isatty() else None))

@@ -13,18 +13,20 @@ from feduhb.errors import RunFolderError
 from feduhb.experiment.api import unlearn
 from feduhb.experiment.runner import train_from
 from feduhb.experiment.settings import Config, FederationSettings, TrainSettings
-from feduhb.records import RunFolder
+from feduhb.records import disk_errors, write_atomically
 from feduhb.report import read_runs, write_report
 from feduhb.report.tables import as_json, rich_table
 
 LEAVERS = ("c09", "c19")  # the two that hold most
-UNLEARN_ROUNDS = 40
+ROUNDS = 40  # of the training, and the most of any unlearning
+METHODS = ("feduhb", "retrain")
+MARKER = ".feduhb-demo"
 SETTINGS = Config(
     seed=1,
     federation=FederationSettings(
         data="mnist-5k", clients=20, partition="dirichlet:0.2", backdoor=Backdoor(LEAVERS)
     ),
-    train=TrainSettings(rounds=30, epochs=1, batch_size=16, lr=0.05),
+    train=TrainSettings(rounds=ROUNDS, epochs=1, batch_size=16, lr=0.05),
 )
 
 
@@ -35,9 +37,9 @@ def run_demo(out: Path, *, quiet: bool = False) -> dict[str, Any]:
         _say(introduction())
     show = "auto" if quiet else "lines"
     trained = train_from(SETTINGS, out / "original", show=show)
-    for method in ("feduhb", "retrain"):
-        unlearn(trained, LEAVERS, method=method, rounds=UNLEARN_ROUNDS, out=out / method, show=show)
-    folders = [out / "original", out / "feduhb", out / "retrain"]
+    for method in METHODS:
+        unlearn(trained, LEAVERS, method=method, rounds=ROUNDS, out=out / method, show=show)
+    folders = [out / "original", *(out / method for method in METHODS)]
     written = write_report(folders, out)
     views = read_runs(folders)
     if not quiet:
@@ -59,17 +61,23 @@ def introduction() -> str:
         f"Model     the paper's CNN; local SGD: {how.epochs} epoch, batch {how.batch_size}, lr {how.lr}\n"
         f"Backdoor  half of the images of {' and '.join(LEAVERS)} carry a 4 x 4 bright square and the label 0\n"
         f"Original  FedAvg, {how.rounds} rounds, everyone\n"
-        f"Forget    {' and '.join(LEAVERS)}, from a fresh model, at most {UNLEARN_ROUNDS} rounds: "
+        f"Forget    {' and '.join(LEAVERS)}, from a fresh model, at most {ROUNDS} rounds: "
         "FedUHB (momentum 0.9, stop rule with lambda 0.6) and Retrain (FedAvg, all rounds)\n"
     )
 
 
 def _make_room(out: Path) -> None:
-    """Clear what an earlier demo left; refuse a folder that holds anything else."""
-    if out.exists() and any(out.iterdir()):
-        if not RunFolder(out / "original").exists():
-            raise RunFolderError(f"{out} is not empty and no earlier demo; choose another folder with --out")
-        shutil.rmtree(out)
+    """Clear the runs of an earlier demo, and nothing else; refuse a folder that is not a demo's."""
+    marker = out / MARKER
+    if out.exists() and not out.is_dir():
+        raise RunFolderError(f"{out} is a file; choose a folder with --out")
+    if out.exists() and any(out.iterdir()) and not marker.exists():
+        raise RunFolderError(f"{out} is not empty and no earlier demo; choose another folder with --out")
+    with disk_errors(out):
+        for name in ("original", *METHODS):
+            shutil.rmtree(out / name, ignore_errors=True)
+        out.mkdir(parents=True, exist_ok=True)
+    write_atomically(marker, b"feduhb demo clears and writes its runs here\n")
 
 
 def _say(text: str) -> None:

@@ -39,5 +39,9 @@ class CheckpointError(RunFolderError):
     """A checkpoint that is missing or damaged."""
 
 
+class HistoryError(FeduhbError):
+    """A history that is missing, forgotten, damaged, or another run's."""
+
+
 class StorageError(FeduhbError):
     """The disk refused."""

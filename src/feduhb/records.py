@@ -173,7 +173,7 @@ class RunFolder:
             raise RunFolderError(
                 f"{self.path} is not a run folder: it has no config.toml; make one with feduhb train CONFIG.toml --out {self.path}"
             ) from None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
             raise RunFolderError(
                 f"{self.config_path} cannot be read: {error}; restore it from a backup"
             ) from None
@@ -182,7 +182,12 @@ class RunFolder:
         """Read every complete round; a last line cut short by a crash is left out."""
         if not self.rounds_path.exists():
             return []
-        lines = self.rounds_path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]
+        try:
+            lines = self.rounds_path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]
+        except OSError as error:
+            raise RunFolderError(
+                f"{self.rounds_path} cannot be read: {error.strerror}; restore it from a backup"
+            ) from None
         found: list[Round] = []
         for number, line in enumerate(lines):
             try:
@@ -212,7 +217,7 @@ class RunFolder:
             raise RunFolderError(
                 f"the run in {self.path} has not finished; go on with it by --resume"
             ) from None
-        except ValueError:
+        except (ValueError, OSError):
             raise RunFolderError(
                 f"{self.result_path} is damaged; delete it and finish the run with --resume"
             ) from None

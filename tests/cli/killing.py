@@ -2,12 +2,12 @@
 
 python killing.py COUNT KIND FILE ARGUMENTS...
 
-A moment is a call or return on the main thread (KIND "any"), or a call that touches the disk (KIND "disk").
+A moment is a call or return on the main thread while the run is carried out (KIND "any"), or one that touches the
+disk (KIND "disk"). Loading code and data come before and are not counted, so that kills fall into the rounds.
 At the COUNT-th of them the process kills itself; with COUNT 0 it runs to its end. Either way FILE
 receives, on a normal end, the number of moments there were.
 """
 
-import importlib
 import os
 import signal
 import sys
@@ -23,10 +23,7 @@ def main() -> None:
     last, seen = int(count), 0
 
     import feduhb.cli
-
-    importlib.import_module(
-        "feduhb.experiment.runner"
-    )  # the moments are those of the run, not of torch's import
+    import feduhb.experiment.api as api
 
     def moment(frame: FrameType, event: str, what: Any) -> None:  # noqa: ARG001
         nonlocal seen
@@ -36,12 +33,20 @@ def main() -> None:
         if seen == last:
             os.kill(os.getpid(), signal.SIGKILL)
 
+    carry_out = api.carry_out
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        sys.setprofile(moment)
+        try:
+            return carry_out(*args, **kwargs)
+        finally:
+            sys.setprofile(None)
+
+    api.carry_out = counted
     sys.argv = ["feduhb", *arguments]
-    sys.setprofile(moment)
     try:
         feduhb.cli.main()
     finally:
-        sys.setprofile(None)
         Path(file).write_text(str(seen))
 
 

@@ -12,10 +12,10 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 import feduhb
-from federations import ragged, tensors
+from federations import SIZES, ragged, tensors
 from feduhb.cli import app
 from feduhb.core.seeds import sample_clients
-from feduhb.errors import AnswerError
+from feduhb.errors import AnswerError, RunFolderError
 from feduhb.run.checkpoint import load_params
 
 CONFIG = """
@@ -70,7 +70,7 @@ def refused(*arguments):
         (["--forget", "c00", "--step-size", "0"], "step_size is 0.0; give a positive number"),
         (
             ["--forget", "c00", "--method", "magic"],
-            "there is no method 'magic'; choose one of feduhb, retrain",
+            "there is no method 'magic'; choose one of feduhb, retrain, federaser, fedrecover",
         ),
         (
             ["--forget", "c00", "--method", "retrain", "--momentum", "0.5"],
@@ -121,6 +121,7 @@ def test_a_request_that_cannot_be(run, tmp_path, arguments, words):
 def test_a_config_that_cannot_be(tmp_path, change, words):
     (tmp_path / "config.toml").write_text(CONFIG.replace(*change))
     assert words in refused("train", tmp_path / "config.toml", "--out", tmp_path / "run")
+    assert not (tmp_path / "run" / "config.toml").exists()
 
 
 def test_folders_that_are_not_what_they_should_be(run, tmp_path):
@@ -210,10 +211,43 @@ def test_nan_in_a_clients_data_is_named_with_its_round_and_never_averaged_in(tmp
         feduhb.train(federation, first + 3, epochs=1, clients_per_round=1, out=tmp_path / "run")
     assert rounds_done(tmp_path / "run") == first
     assert torch.isfinite(load_params(tmp_path / "run" / "state.safetensors")).all()
-    healed = feduhb.train(
-        ragged(), first + 3, epochs=1, clients_per_round=1, out=tmp_path / "run", resume=True
-    )
-    assert torch.equal(healed.params, feduhb.train(ragged(), first + 3, epochs=1, clients_per_round=1).params)
+    with pytest.raises(
+        RunFolderError, match="was begun with other data of client elk; resume it with the same data"
+    ):
+        feduhb.train(ragged(), first + 3, epochs=1, clients_per_round=1, out=tmp_path / "run", resume=True)
+
+
+def test_a_run_is_not_resumed_without_one_of_its_clients(tmp_path):
+    """Or the checkpoint that the leaver helped to train would pass for one of the others."""
+
+    def interrupt(record):
+        if record.round == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        feduhb.train(ragged(), 4, epochs=1, out=tmp_path / "run", show=interrupt)
+    without = ragged({client: size for client, size in SIZES.items() if client != "bee"})
+    with pytest.raises(RunFolderError, match="was begun with other data of client bee"):
+        feduhb.train(without, 4, epochs=1, out=tmp_path / "run", resume=True)
+
+
+def test_a_run_is_not_resumed_by_another_engine(tmp_path):
+    def interrupt(record):  # noqa: ARG001
+        raise KeyboardInterrupt
+
+    trained = feduhb.train(ragged(), 1, epochs=1)
+    with pytest.raises(KeyboardInterrupt):
+        feduhb.unlearn(trained, ["bee"], engine="loop", out=tmp_path / "run", show=interrupt)
+    with pytest.raises(RunFolderError, match=r"was begun with made_by = 'loop, cpu, float64, torch "):
+        feduhb.unlearn(trained, ["bee"], out=tmp_path / "run", resume=True)
+
+
+def test_labels_that_the_model_does_not_have_are_named_with_their_client(tmp_path):
+    x, y = tensors("cat", 13)
+    with pytest.raises(
+        AnswerError, match=r"client cat could not train in round 0 .*look at its inputs and labels"
+    ):
+        feduhb.train(ragged(cat=(x, y + 99)), 1, epochs=1, out=tmp_path / "run")
 
 
 def test_with_json_the_error_is_json_too(run):
@@ -231,4 +265,7 @@ def test_an_interrupted_run_says_how_to_go_on(run, tmp_path, monkeypatch):
         app, ["train", str(run.parent / "config.toml"), "--out", str(tmp_path / "run")]
     )
     assert ended.exit_code == 130
-    assert ended.stderr == "feduhb: interrupted; what is finished is kept: go on with --resume\n"
+    assert (
+        "interrupted; finished rounds are kept, and train, unlearn and compare go on with --resume"
+        in ended.stderr
+    )

@@ -35,7 +35,7 @@ def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("commands")
     (folder / "config.toml").write_text(CONFIG)
     said = invoke("train", folder / "config.toml", "--out", folder / "run")
-    assert said.stdout.startswith("retrain: 3 rounds, test loss ")
+    assert said.stdout.startswith("train: 3 rounds, test loss ")
     assert said.stderr.splitlines()[0].startswith("train 1/3  loss ")
     return folder / "run"
 
@@ -137,7 +137,7 @@ def test_the_demo_tells_the_whole_story(tmp_path, monkeypatch):
         "SETTINGS",
         replace(demo.SETTINGS, federation=federation, train=replace(demo.SETTINGS.train, rounds=3)),
     )
-    monkeypatch.setattr(demo, "UNLEARN_ROUNDS", 4)
+    monkeypatch.setattr(demo, "ROUNDS", 4)
     out = tmp_path / "demo"
     said = invoke("demo", "--out", out)
     assert "dirichlet:0.2, seed 1" in said.stdout
@@ -150,6 +150,7 @@ def test_the_demo_tells_the_whole_story(tmp_path, monkeypatch):
 
 def test_the_demo_does_not_clear_a_folder_that_is_not_its_own(tmp_path):
     (tmp_path / "thesis.tex").write_text("years of work")
+    RunFolder(tmp_path / "original").create("seed = 1")
     ended = CliRunner().invoke(app, ["demo", "--out", str(tmp_path)])
     assert ended.exit_code == 2
     assert "is not empty and no earlier demo; choose another folder with --out" in ended.stderr

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
-from feduhb.core.types import ClientId, Updates
+from feduhb.core.types import Updates
 from feduhb.errors import AggregationError, ConfigError
 
 Aggregate = Callable[[Iterable[Updates]], Tensor]
@@ -36,7 +36,7 @@ def weighted_mean(answers: Iterable[Updates]) -> Tensor:
 
 def median(answers: Iterable[Updates]) -> Tensor:
     """Give the coordinate-wise median, every client counted once. Reference: Yin et al. 2018."""
-    _, values, _ = _gather(answers, "median")
+    values, _ = _gather(answers, "median")
     ranked, count = values.sort(dim=0).values, len(values)
     return (ranked[(count - 1) // 2] + ranked[count // 2]) / 2
 
@@ -47,9 +47,9 @@ def trimmed_mean(answers: Iterable[Updates], *, trim: float = 0.1) -> Tensor:
     At least one entry goes at each end when trim > 0 and three or more clients answer. Reference: Yin et al. 2018.
     """
     _check_trim(trim)
-    _, values, _ = _gather(answers, "trimmed_mean")
+    values, _ = _gather(answers, "trimmed_mean")
     count = len(values)
-    cut = int(trim * count) or int(trim > 0 and count > 2)
+    cut = int(trim * count + 1e-9) or int(trim > 0 and count > 2)
     return values.sort(dim=0).values[cut : count - cut].mean(dim=0)
 
 
@@ -61,7 +61,7 @@ def krum(answers: Iterable[Updates], *, hostile: int | None = None) -> Tensor:
 
     Reference: Blanchard et al. 2017.
     """
-    _, values, _ = _gather(answers, "krum")
+    values, _ = _gather(answers, "krum")
     count = len(values)
     most = (count - 3) // 2
     f = most if hostile is None else hostile
@@ -90,7 +90,7 @@ def geometric_median(
     z = u_c is the minimum iff the others pull at it with no more than the weight n_c (Vardi and Zhang 2000).
     Weiszfeld's iteration would creep towards such a point; it is looked at first.
     """
-    _, values, weights = _gather(answers, "geometric_median")
+    values, weights = _gather(answers, "geometric_median")
     n = weights.double().to(values.device)
     centre = n @ values.double() / n.sum()
     points = values.double() - centre  # centred, so that rounding is that of the spread, not of the position
@@ -128,7 +128,7 @@ def _check_hostile(hostile: float) -> None:
         raise ConfigError(f"krum's hostile is {hostile}; give 0 or more")
 
 
-def _gather(answers: Iterable[Updates], rule: str) -> tuple[tuple[ClientId, ...], Tensor, Tensor]:
+def _gather(answers: Iterable[Updates], rule: str) -> tuple[Tensor, Tensor]:
     blocks = list(answers)
     if any(block.summed for block in blocks):
         raise AggregationError(
@@ -136,8 +136,7 @@ def _gather(answers: Iterable[Updates], rule: str) -> tuple[tuple[ClientId, ...]
         )
     if not any(block.clients for block in blocks):
         raise AggregationError(f"{rule} has nothing to work on: no client answered; check who takes part")
-    clients = tuple(client for block in blocks for client in block.clients)
-    return clients, torch.cat([b.values for b in blocks]), torch.cat([b.weights for b in blocks])
+    return torch.cat([b.values for b in blocks]), torch.cat([b.weights for b in blocks])
 
 
 RULES: dict[str, tuple[Aggregate, str | None]] = {
@@ -151,6 +150,10 @@ RULES: dict[str, tuple[Aggregate, str | None]] = {
 
 def rule_named(spec: str) -> Aggregate:
     """Find a rule by its spelling in a config: "median", "trimmed_mean:0.2", "krum:3"."""
+    if not isinstance(spec, str):
+        raise ConfigError(
+            "aggregate is the name of a rule, such as 'median'; to use a function of your own, pass it to a method: FedUHB(aggregate=...)"
+        )
     name, _, value = spec.partition(":")
     if name not in RULES:
         raise ConfigError(f"there is no aggregation rule {name!r}; choose one of {', '.join(RULES)}")

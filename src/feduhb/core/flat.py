@@ -17,27 +17,13 @@ ModelSource = nn.Module | Callable[[], nn.Module]
 
 def check_module(module: nn.Module) -> None:
     """Refuse modules whose training leaves a trace outside the parameters or draws random numbers."""
-    for name, layer in module.named_modules():
-        kind = f"layer {name or '(the module itself)'} ({type(layer).__name__})"
-        if isinstance(layer, LazyModuleMixin):
-            raise ModelError(
-                f"{kind} does not know its shape yet; give the sizes, or pass a batch through it first"
-            )
-        buffers = [key for key, _ in layer.named_buffers(recurse=False)]
-        if buffers:
-            raise ModelError(
-                f"{kind} keeps buffers ({', '.join(buffers)}), and statistics gathered there would outlive a "
-                "forgotten client; use GroupNorm or LayerNorm"
-            )
-        if isinstance(layer, nn.modules.batchnorm._BatchNorm):
-            raise ModelError(
-                f"{kind} scores an example by the others in its batch; use GroupNorm or LayerNorm"
-            )
-        if isinstance(layer, nn.RReLU) or _rate(layer) > 0:
-            raise ModelError(
-                f"{kind} draws random numbers that no client or round can be held to; "
-                "remove it, or regularise with l2 instead"
-            )
+    faults = {
+        _called(name, layer): fault for name, layer in module.named_modules() if (fault := _fault(layer))
+    }
+    if faults:
+        first, *others = faults
+        also = f" (so does {', '.join(others)})" if others else ""
+        raise ModelError(f"{first} {faults[first]}{also}")
     parameters = dict(module.named_parameters())
     if not parameters:
         raise ModelError(f"{type(module).__name__} has no parameters to train; give a module that has some")
@@ -50,6 +36,24 @@ def check_module(module: nn.Module) -> None:
         raise ModelError(
             f"parameters have the types {sorted(map(str, kinds))}; convert the module to one float type"
         )
+
+
+def _called(name: str, layer: nn.Module) -> str:
+    return f"layer {name or '(the module itself)'} ({type(layer).__name__})"
+
+
+def _fault(layer: nn.Module) -> str | None:
+    """Say why a layer cannot be trained exactly, and the way out; None where it can."""
+    if isinstance(layer, LazyModuleMixin):
+        return "does not know its shape yet; give the sizes, or pass a batch through it first"
+    if buffers := [key for key, _ in layer.named_buffers(recurse=False)]:
+        way_out = "use GroupNorm or LayerNorm, or make a constant in forward"
+        return f"keeps buffers ({', '.join(buffers)}), and statistics gathered there would outlive a forgotten client; {way_out}"
+    if isinstance(layer, nn.modules.batchnorm._BatchNorm):
+        return "scores an example by the others in its batch; use GroupNorm or LayerNorm"
+    if isinstance(layer, nn.RReLU) or _rate(layer) > 0:
+        return "draws random numbers that no client or round can be held to; remove it, or regularise with l2 instead"
+    return None
 
 
 def _rate(layer: nn.Module) -> float:
@@ -67,21 +71,19 @@ def fresh(source: ModelSource, seed: int) -> nn.Module:
     """
     with fixed_draws(seed, "init"):
         if not isinstance(source, nn.Module):
-            module = source()
-            check_module(module)
-            return module
+            return _made(source, seed)
         check_module(source)
         module = copy.deepcopy(source).cpu()
         with torch.no_grad():
             for p in module.parameters():
                 p.fill_(torch.nan)
         for name, layer in module.named_modules():
-            if not any(True for _ in layer.parameters(recurse=False)):
+            if not list(layer.parameters(recurse=False)):
                 continue
             reset = getattr(layer, "reset_parameters", None) or getattr(layer, "_reset_parameters", None)
             if reset is None:
                 raise ModelError(
-                    f"layer {name or '(the module itself)'} ({type(layer).__name__}) has no reset_parameters, so a "
+                    f"{_called(name, layer)} has no reset_parameters, so a "
                     "fresh model cannot be drawn; add one, or pass a factory: model=lambda: MyModule()"
                 )
             reset()
@@ -90,6 +92,25 @@ def fresh(source: ModelSource, seed: int) -> nn.Module:
                 f"parameter {kept[0]} is not drawn anew by its layer's reset_parameters, so what it learned would "
                 "survive; reset it there, or pass a factory: model=lambda: MyModule()"
             )
+    return module
+
+
+def _made(factory: Callable[[], nn.Module], seed: int) -> nn.Module:
+    """Call a factory, and see that it draws its weights instead of handing out some that were learned."""
+    module = factory()
+    check_module(module)
+    again = factory()
+    if again is module:
+        raise ModelError(
+            "the model's factory gives the same module each time, with all it has learned; make a new one in it: model=lambda: MyModule()"
+        )
+    with fixed_draws(seed, "another draw"):
+        other = factory()
+    constant = all(bool((p == p.flatten()[0]).all()) for p in module.parameters() if p.numel())
+    if torch.equal(flatten(module), flatten(other)) and not constant:
+        raise ModelError(
+            "the model's factory gives the same weights whatever the seed, so they are not fresh; let it draw them: model=lambda: MyModule()"
+        )
     return module
 
 

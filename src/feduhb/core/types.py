@@ -133,3 +133,33 @@ class Engine(Protocol):
     def train(self, work: Work, clients: Sequence[ClientId], round: int) -> Iterator[Updates]:
         """Let these clients do this work."""
         ...
+
+
+class History(Protocol):
+    """What training left for methods that replay it: the model before each round and every client's update."""
+
+    @property
+    def rounds(self) -> Sequence[int]:
+        """The complete rounds, in order."""
+        ...
+
+    @property
+    def bytes(self) -> int:
+        """What it takes up on disk."""
+        ...
+
+    def clients(self, round: int) -> tuple[ClientId, ...]:
+        """Who answered in a round."""
+        ...
+
+    def params(self, round: int) -> Tensor:
+        """The model [P] that the round started from."""
+        ...
+
+    def read(self, round: int, clients: Sequence[ClientId]) -> Iterator[Updates]:
+        """Stream the stored updates of those of these clients who answered, with their weights."""
+        ...
+
+    def forget(self, clients: Sequence[ClientId]) -> int:
+        """Make these clients unrecoverable; give the bytes freed."""
+        ...

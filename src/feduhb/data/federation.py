@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Any
 
 import torch
@@ -114,6 +115,10 @@ class Federation:
             (f"held-out part of {c}", e) for c, e in self.held_out.items()
         ]
         for what, examples in everyone:
+            if examples.x.dtype != self.test.x.dtype:
+                raise DataError(
+                    f"{what} holds inputs of {examples.x.dtype}, the test set of {self.test.x.dtype}; make them alike"
+                )
             if examples.x.shape[1:] != shape:
                 raise DataError(
                     f"{what} holds inputs {list(examples.x.shape[1:])}, the test set {list(shape)}; make them alike"
@@ -167,6 +172,10 @@ class Federation:
         }
         return Federation(**{**kept, **changes})
 
+    def fingerprints(self) -> dict[ClientId, str]:
+        """Name each client's data by its size and a digest, so that a run is never resumed on other data."""
+        return {client: f"{len(e)} {_digest(e)}" for client, e in sorted(self.clients.items())}
+
     def forgotten(self, forget: Forget) -> dict[ClientId, Examples]:
         """Give what a request takes away, by client."""
         request = as_request(forget)
@@ -196,6 +205,14 @@ class Federation:
                 )
 
 
+def _digest(examples: Examples) -> str:
+    total = blake2b(digest_size=8)
+    for part in (*examples.all(), examples.keys):
+        total.update(f"{part.dtype} {list(part.shape)}".encode())
+        total.update(part.contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return total.hexdigest()
+
+
 def check_id(client: Any) -> ClientId:
     """Refuse names that requests could not spell."""
     odd = (
@@ -216,6 +233,8 @@ def _examples(data: Examples | Pair, what: str, *, empty: bool = False) -> Examp
         examples = data if isinstance(data, Examples) else Examples.of(*data)
     except DataError as error:
         raise DataError(f"{what}: {error}") from None
+    except (TypeError, ValueError, RuntimeError):
+        raise DataError(f"{what} is not a pair of arrays; give inputs and targets, (x, y)") from None
     if not len(examples) and not empty:
         raise DataError(f"{what} holds no examples; leave it out, or give it at least one")
     return examples

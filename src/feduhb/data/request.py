@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -92,7 +93,12 @@ def as_request(forget: Forget) -> Request:
         return Request.parse(forget)
     if isinstance(forget, Mapping):
         return Request(rows={client: _row_numbers(client, rows) for client, rows in forget.items()})
-    return Request(clients=tuple(forget))
+    listed: list[Any] = list(forget) if isinstance(forget, Iterable) else [forget]
+    if odd := [c for c in listed if not isinstance(c, str)]:
+        raise RequestError(
+            f"{odd[0]!r} names no client; give ids such as ['c00'], rows {{'c00': [0, 3]}}, or 'class:3'"
+        )
+    return Request(clients=tuple(listed))
 
 
 def _row_numbers(client: ClientId, rows: Iterable[int]) -> tuple[int, ...]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import contextlib
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from feduhb.core.seeds import generator
 from feduhb.core.types import ClientId, Local, Updates
+from feduhb.errors import AnswerError
 
 CHUNK = 512  # examples a pass of a full-batch gradient holds at once
 
@@ -39,7 +41,19 @@ def blocked(answers: Iterable[tuple[ClientId, Tensor, int]], size: int) -> Itera
 def _block(held: list[tuple[ClientId, Tensor, int]]) -> Updates:
     clients, values, counts = zip(*held, strict=True)
     stacked = torch.stack(values)
-    return Updates(clients, stacked, torch.tensor(counts, dtype=stacked.dtype, device=stacked.device))
+    return Updates(clients, stacked, torch.tensor(counts, dtype=torch.float64))
+
+
+@contextlib.contextmanager
+def named(client: ClientId, round: int) -> Generator[None]:
+    """Say whose training failed, and when, in one line."""
+    try:
+        yield
+    except (RuntimeError, IndexError, ValueError, TypeError) as error:
+        why = " ".join(str(error).split())
+        raise AnswerError(
+            f"client {client} could not train in round {round} ({why}); look at its inputs and labels"
+        ) from error
 
 
 def described(local: Local) -> Mapping[str, Any]:

@@ -13,18 +13,30 @@ from torch import Tensor, nn
 from feduhb.core.flat import flatten, unflatten
 from feduhb.core.types import ClientId, Local, Updates, Work
 from feduhb.data.federation import Examples, Federation
-from feduhb.engines.local import batches, blocked, chunks, described
+from feduhb.engines.local import batches, blocked, chunks, described, named
+from feduhb.errors import ConfigError
 
 
 class Loop:
     """Trains clients one at a time with `torch.optim.SGD`.
 
-    It computes with one thread, so that its bits do not depend on how many there are.
+    It computes with one thread unless told otherwise, so that its bits do not depend on how many there are.
     """
 
     def __init__(
-        self, federation: Federation, local: Local | None = None, *, block: int = 1, device: str = "cpu"
+        self,
+        federation: Federation,
+        local: Local | None = None,
+        *,
+        block: int = 1,
+        device: str = "cpu",
+        threads: int = 1,
     ) -> None:
+        if threads < 1 or block < 1:
+            raise ConfigError(
+                f"the loop needs 1 thread and 1 client a block or more, not {threads} and {block}"
+            )
+        self.threads = threads
         self.federation = federation
         self.local = local or Local(loss=federation.loss)
         self.block = block
@@ -39,7 +51,7 @@ class Loop:
             "name": "loop",
             "device": self.device.type,
             "precision": precision,
-            "threads": 1,
+            "threads": self.threads,
             "block": self.block,
             **described(self.local),
         }
@@ -53,7 +65,10 @@ class Loop:
         model = copy.deepcopy(self._model)
         start = work.params.to(self.device)
         unflatten(start, model)
-        with _one_thread(), torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True):
+        strict = torch.backends.cudnn.flags(
+            enabled=True, benchmark=False, deterministic=True, allow_tf32=False
+        )
+        with _threads(self.threads), strict, named(client, round):
             if work.epochs == 0:
                 update = self._gradient(model, examples)
             else:
@@ -76,13 +91,8 @@ class Loop:
     def _gradient(self, model: nn.Module, examples: Examples) -> Tensor:
         for positions in chunks(len(examples)):
             (self._loss(model, examples, positions) * (len(positions) / len(examples))).backward()
-        return torch.cat(
-            [
-                (p.grad + self.local.l2 * p.detach()).reshape(-1)
-                for p in model.parameters()
-                if p.grad is not None
-            ]
-        )
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
+        return torch.cat([g.reshape(-1) for g in gradients]) + self.local.l2 * flatten(model)
 
     def _loss(self, model: nn.Module, examples: Examples, positions: Tensor) -> Tensor:
         x, y = examples.batch(positions)
@@ -90,9 +100,9 @@ class Loop:
 
 
 @contextlib.contextmanager
-def _one_thread() -> Generator[None]:
+def _threads(count: int) -> Generator[None]:
     before = torch.get_num_threads()
-    torch.set_num_threads(1)
+    torch.set_num_threads(count)
     try:
         yield
     finally:

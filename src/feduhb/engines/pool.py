@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from feduhb.core.flat import channels_last, flatten, unflatten
 from feduhb.core.types import ClientId, Local, Updates, Work
 from feduhb.data.federation import Examples, Federation
-from feduhb.engines.local import batches, blocked, chunks, described
+from feduhb.engines.local import batches, blocked, chunks, described, named
 from feduhb.errors import ConfigError
 
 Answer = tuple[ClientId, Tensor, int]
@@ -29,7 +29,8 @@ class Pool:
     """Trains as many clients at once as there are cores, convolutions in channels-last order.
 
     A client's bits depend on neither the number of threads nor the blocks: each is trained whole by one
-    thread that computes alone. Freed memory is kept by the process for the next step (see `keep_freed_memory`).
+    thread that computes alone. Two settings of the whole process go with it: freed memory is kept for the next step (see
+    `keep_freed_memory`), and threads started later find torch at one intra-op thread.
     """
 
     def __init__(
@@ -42,7 +43,7 @@ class Pool:
     ) -> None:
         self.federation = federation
         self.local = local or Local(loss=federation.loss)
-        self.threads = threads or cores()
+        self.threads = cores() if threads is None else threads
         self.block = block
         if self.threads < 1 or block < 1:
             raise ConfigError(
@@ -88,15 +89,20 @@ class Pool:
         examples = self.federation.clients[client]
         model = self._own_model()
         unflatten(work.params, model)
-        if work.epochs == 0:
-            return client, self._gradient(model, examples, work.params), len(examples)
-        parameters = list(model.parameters())
-        for epoch in range(work.epochs):
-            for positions in batches(
-                len(examples), self.local.batch_size, self.federation.seed, client, round, epoch
-            ):
-                self._step(model, parameters, examples, positions)
+        with named(client, round):
+            if work.epochs == 0:
+                return client, self._gradient(model, examples, work.params), len(examples)
+            for epoch in range(work.epochs):
+                self._descend(model, examples, client, round, epoch)
         return client, work.params - flatten(model), len(examples)
+
+    def _descend(
+        self, model: nn.Module, examples: Examples, client: ClientId, round: int, epoch: int
+    ) -> None:
+        parameters = list(model.parameters())
+        size, seed = self.local.batch_size, self.federation.seed
+        for positions in batches(len(examples), size, seed, client, round, epoch):
+            self._step(model, parameters, examples, positions)
 
     def _own_model(self) -> nn.Module:
         """Give the calling thread a model of its own."""
@@ -108,7 +114,7 @@ class Pool:
         self, model: nn.Module, parameters: list[nn.Parameter], examples: Examples, positions: Tensor
     ) -> None:
         """w <- w - lr (∇loss + l2 w)."""
-        gradients = torch.autograd.grad(self._loss(model, examples, positions), parameters)
+        gradients = _gradients(self._loss(model, examples, positions), parameters)
         with torch.no_grad():
             for w, g in zip(parameters, gradients, strict=True):
                 if self.local.l2:
@@ -119,9 +125,7 @@ class Pool:
         total = self.local.l2 * params
         for positions in chunks(len(examples)):
             share = len(positions) / len(examples)
-            parts = torch.autograd.grad(
-                self._loss(model, examples, positions) * share, list(model.parameters())
-            )
+            parts = _gradients(self._loss(model, examples, positions) * share, list(model.parameters()))
             total += torch.cat([part.reshape(-1) for part in parts])
         return total
 
@@ -130,6 +134,12 @@ class Pool:
         if x.dim() == 4:
             x = x.contiguous(memory_format=torch.channels_last)
         return self.local.loss(model(x), y)
+
+
+def _gradients(loss: Tensor, parameters: list[nn.Parameter]) -> list[Tensor]:
+    """The gradients, zero for a parameter that the model does not use."""
+    found = torch.autograd.grad(loss, parameters, allow_unused=True)
+    return [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found, strict=True)]
 
 
 def cores() -> int:

@@ -1,74 +1,43 @@
-"""What a user types in Python: train, unlearn, compare, open_run."""
+"""What a user types in Python: train, unlearn, compare."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from torch import Tensor, nn
+import torch
 
 from feduhb.core.aggregate import rule_named
-from feduhb.core.flat import flatten, with_params
-from feduhb.core.types import Engine, Local, Method
+from feduhb.core.types import Local, Method
 from feduhb.data.federation import Federation
 from feduhb.data.request import Forget, Request, as_request
 from feduhb.engines import engine_named
-from feduhb.errors import RunFolderError
-from feduhb.experiment.conduct import Task, carry_out, settings_of
-from feduhb.experiment.config import parse_config, to_toml
-from feduhb.experiment.federations import build_federation
+from feduhb.errors import ConfigError, HistoryError, RequestError
+from feduhb.experiment.conduct import Task, carry_out, identity, settings_of
+from feduhb.experiment.config import to_toml
+from feduhb.experiment.runs import HISTORY, EngineMaker, Run, method_for
 from feduhb.experiment.settings import (
     Config,
     FederationSettings,
+    KeepHistory,
     TrainSettings,
     UnlearnSettings,
     check_rounds,
 )
-from feduhb.methods import METHODS, FedUHB, Retrain, method_named
-from feduhb.records import Round, RunFolder, why_ended
-from feduhb.run.checkpoint import load_state
+from feduhb.history import DiskHistory
+from feduhb.methods import METHODS, FedUHB, Retrain
+from feduhb.methods.replaying import bound, replays
+from feduhb.records import RunFolder
 from feduhb.run.progress import Show, watched
 from feduhb.stopping import DynamicStop, StopRule, dynamic_stop, never
 
-EngineMaker = Callable[[Federation, Local], Engine]
 
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """A finished run: what took part, how, and what came out."""
-
-    federation: Federation  # those who took part
-    original: Federation  # before anybody was forgotten
-    settings: TrainSettings
-    method: Method[Any]
-    state: Any
-    rounds: tuple[Round, ...]
-    forgot: Request | None = None
-    folder: Path | None = None
-    engine: str | EngineMaker = "auto"
-
-    @property
-    def params(self) -> Tensor:
-        """The weights, flat [P]."""
-        return self.state.params
-
-    @property
-    def stopped(self) -> str:
-        """Why it ended, in words."""
-        return why_ended(self.rounds)
-
-    def model(self) -> nn.Module:
-        """Give the module with these weights."""
-        return with_params(self.federation.fresh_model(), self.params.cpu())
-
-    def __repr__(self) -> str:
-        accuracy = self.rounds[-1].scores.get("test_accuracy") if self.rounds else None
-        scored = "" if accuracy is None else f", test accuracy {accuracy:.1%}"
-        without = f" without {self.forgot}" if self.forgot else ""
-        return f"Run({self.method.name}{without}, {len(self.rounds)} rounds{scored}: {self.stopped})"
+def _nothing() -> None:
+    """Do nothing."""
 
 
 def train(
@@ -83,6 +52,7 @@ def train(
     clients_per_round: int | None = None,
     engine: str | EngineMaker = "auto",
     out: str | Path | None = None,
+    keep_history: KeepHistory = False,
     resume: bool = False,
     show: Show = "auto",
 ) -> Run:
@@ -96,26 +66,20 @@ def train(
         clients_per_round: how many are sampled each round; None asks everyone.
         engine: "auto", "pool", "loop", or a function of (federation, local) that makes one.
         out: a folder for records and checkpoints; ``resume`` goes on with what is there.
+        keep_history: write every model and every update into that folder, for FedEraser and FedRecover:
+            rounds x clients x parameters numbers, half the bytes with "float16".
         show: "auto" draws a progress bar on a terminal; or a function called with every `Round`; or None.
     """
     settings = TrainSettings(
         rounds=rounds, epochs=epochs, batch_size=batch_size, lr=lr, l2=l2, aggregate=aggregate,
-        clients_per_round=clients_per_round, engine=engine if isinstance(engine, str) else "own",
+        clients_per_round=clients_per_round, engine=_spelled(engine), keep_history=keep_history,
     )  # fmt: skip
     method = Retrain(epochs=epochs, aggregate=rule_named(aggregate))
-    task = _task(federation, settings, method, rounds, never, engine, out, _config(federation, settings))
-    state, records = _carried_out(task, "train", resume=resume, show=show)
-    return Run(
-        federation,
-        federation,
-        settings,
-        method,
-        state,
-        tuple(records),
-        None,
-        Path(out) if out else None,
-        engine,
-    )
+    blank = Run(
+        federation=federation, original=federation, settings=settings, method=method, state=None, rounds=(),
+        folder=Path(out) if out else None, engine=engine,
+    )  # fmt: skip
+    return _carried_out(blank, "train", rounds, never, None, resume=resume, show=show)
 
 
 def unlearn(
@@ -127,6 +91,8 @@ def unlearn(
     stop: Literal["auto"] | StopRule = "auto",
     engine: str | EngineMaker | None = None,
     out: str | Path | None = None,
+    keep_history: KeepHistory | None = None,
+    erase_history: bool = True,
     resume: bool = False,
     show: Show = "auto",
 ) -> Run:
@@ -139,140 +105,163 @@ def unlearn(
         rounds: at most so many, unless the method has a number of its own.
         stop: "auto" is the dynamic rule with the method's momentum for FedUHB and never for the others.
         engine: None takes the run's.
+        out: a folder for the new run; ``resume`` goes on with what is there.
+        keep_history: None keeps one where the run has one and there is a folder: it takes the old one's place.
+        erase_history: delete the run's own history from the leavers' first round on, as an erasure must: after a
+            method that replays it, at once otherwise. False is for comparisons.
     """
     request = as_request(forget)
     remaining = run.federation.without(request)
-    chosen = method_for(method, run.settings) if isinstance(method, str) else method
+    leavers = list(run.federation.forgotten(request))
+    history, folder = run.history, Path(out) if out else None
+    chosen = _ready(method, run, request, remaining)
     rule = _stop_for(chosen) if stop == "auto" else stop
+    total = request if run.forgot is None else run.forgot.merged(request)
+    maker = run.engine if engine is None else engine
+    kept = keep_history
+    if kept is None:
+        kept = run.settings.keep_history if history is not None and folder is not None else False
+    blank = Run(
+        federation=remaining, original=run.original, method=chosen, state=None, rounds=(), forgot=total,
+        settings=replace(run.settings, engine=_spelled(maker), keep_history=kept), folder=folder, engine=maker,
+    )  # fmt: skip
     most = chosen.rounds or rounds
     check_rounds(most)
-    total = request if run.forgot is None else run.forgot.merged(request)
     described = UnlearnSettings(
         forget=str(total), method=chosen.name, rounds=most, settings=settings_of(chosen),
         stop=rule if isinstance(rule, DynamicStop) else None,
     )  # fmt: skip
-    maker = run.engine if engine is None else engine
-    config = _config(run.original, run.settings, described)
-    task = _task(remaining, _sampling(run.settings, remaining), chosen, most, rule, maker, out, config)
-    state, records = _carried_out(task, chosen.name, resume=resume, show=show)
-    return Run(
-        remaining,
-        run.original,
-        run.settings,
-        chosen,
-        state,
-        tuple(records),
-        total,
-        Path(out) if out else None,
-        maker,
-    )
+    erase = partial(history.forget, leavers) if erase_history and history is not None else _nothing
+    at_once = _nothing if replays(chosen) else erase
+    done = _carried_out(blank, chosen.name, most, rule, described, at_once, resume=resume, show=show)
+    erase()
+    return done
 
 
 def compare(
     run: Run,
     forget: Forget,
-    methods: Iterable[str | Method[Any]] = tuple(METHODS),
+    methods: Iterable[str | Method[Any]] | None = None,
     *,
     rounds: int = 40,
     out: str | Path | None = None,
     resume: bool = False,
     show: Show = "auto",
 ) -> dict[str, Run]:
-    """Serve one request with several methods; ``out`` gets a folder for each. A second feduhb is feduhb-2."""
+    """Serve one request with several methods, and leave the run's history as it is: a comparison erases nothing.
+
+    Args:
+        methods: None takes all, those that replay a history only where the run kept one.
+        out: gets a folder for each; a second feduhb is feduhb-2.
+    """
     found: dict[str, Run] = {}
-    for method in methods:
+    for method in comparable(run) if methods is None else methods:
         plain = method if isinstance(method, str) else method.name
         numbered = (f"{plain}-{i}" for i in itertools.count(2))
         name = next(n for n in itertools.chain([plain], numbered) if n not in found)
-        folder = Path(out) / name if out else None
-        found[name] = unlearn(run, forget, method=method, rounds=rounds, out=folder, resume=resume, show=show)
+        found[name] = unlearn(
+            run, forget, method=method, rounds=rounds, out=Path(out) / name if out else None,
+            keep_history=False, erase_history=False, resume=resume, show=show,
+        )  # fmt: skip
     return found
 
 
-def open_run(
-    folder: str | Path, federation: Federation | None = None, *, data: str | Path | None = None
-) -> Run:
-    """Open a finished run folder. Data that a config cannot name is brought along as ``federation``, nobody forgotten yet."""
-    files = RunFolder(Path(folder))
-    config = parse_config(files.config(), str(files.config_path))
-    files.result()
-    original = federation or _described(files, config, data)
-    remaining = original.without(config.unlearn.forget) if config.unlearn else original
-    method = _method_of(config)
-    fresh = method.init(flatten(remaining.fresh_model()))
-    state, done = load_state(files.state_path, fresh)
-    forgot = Request.parse(config.unlearn.forget) if config.unlearn else None
-    return Run(
-        remaining,
-        original,
-        config.train,
-        method,
-        state,
-        tuple(files.rounds()[:done]),
-        forgot,
-        files.path,
-        config.train.engine,
-    )
+def comparable(run: Run) -> list[str]:
+    """Name the methods that can serve a run."""
+    return [
+        name for name in METHODS if run.history is not None or not replays(method_for(name, run.settings))
+    ]
 
 
-def method_for(name: str, settings: TrainSettings, **changes: Any) -> Method[Any]:
-    """Make a method by name with the epochs and the aggregation of a run."""
-    return method_named(name, epochs=settings.epochs, aggregate=rule_named(settings.aggregate), **changes)
-
-
-def _method_of(config: Config) -> Method[Any]:
-    if config.unlearn is None:
-        return method_for("retrain", config.train)
-    settings: dict[str, Any] = dict(config.unlearn.settings)
-    return method_named(
-        config.unlearn.method,
-        **{**settings, "aggregate": rule_named(str(settings.get("aggregate", "weighted_mean")))},
-    )
+def _ready(method: str | Method[Any], run: Run, request: Request, remaining: Federation) -> Method[Any]:
+    """Give the method, with the run's history where it replays one."""
+    chosen = method_for(method, run.settings) if isinstance(method, str) else method
+    if not replays(chosen):
+        return chosen
+    if request.rows or request.classes:
+        raise RequestError(
+            f"{chosen.name} replays whole clients' updates and cannot take rows or a class out of them; use feduhb or retrain"
+        )
+    history = run.history
+    if history is None or run.folder is None:
+        raise HistoryError(
+            f"{chosen.name} replays stored updates, but this run kept none, or an erasure took them; "
+            "train with --keep-history, or use feduhb, which needs none"
+        )
+    history.check(identity(RunFolder(run.folder).config()), run.params.numel())
+    return bound(chosen, history, list(remaining.clients))
 
 
 def _stop_for(method: Method[Any]) -> StopRule:
     return dynamic_stop(momentum=method.momentum) if isinstance(method, FedUHB) else never
 
 
-def _sampling(settings: TrainSettings, remaining: Federation) -> TrainSettings:
-    """Ask everyone where fewer remain than a round would sample."""
-    if settings.clients_per_round is None or settings.clients_per_round <= len(remaining.clients):
-        return settings
-    return replace(settings, clients_per_round=None)
-
-
-def _described(files: RunFolder, config: Config, data: str | Path | None) -> Federation:
-    if config.federation is None:
-        raise RunFolderError(
-            f"the clients' data of {files.path} came from Python code; open it there: feduhb.open_run({str(files.path)!r}, federation)"
+def _spelled(engine: str | EngineMaker) -> str:
+    if not isinstance(engine, str) and not callable(engine):
+        raise ConfigError(
+            "engine is a name, such as 'pool', or a function of (federation, local) that makes one"
         )
-    return build_federation(config.federation, config.seed, Path(data) if data else None)
+    return engine if isinstance(engine, str) else "own"
 
 
-def _config(federation: Federation, settings: TrainSettings, unlearn: UnlearnSettings | None = None) -> str:
-    described = federation.about if isinstance(federation.about, FederationSettings) else None
-    return to_toml(Config(seed=federation.seed, federation=described, train=settings, unlearn=unlearn))
-
-
-def _task(
-    federation: Federation,
-    settings: TrainSettings,
-    method: Method[Any],
+def _carried_out(
+    run: Run,
+    label: str,
     rounds: int,
     stop: StopRule,
-    engine: str | EngineMaker,
-    out: str | Path | None,
-    config: str,
-) -> Task:
+    unlearn: UnlearnSettings | None,
+    begun: Callable[[], object] = _nothing,
+    *,
+    resume: bool,
+    show: Show,
+) -> Run:
+    """Fill in what a run that is planned out comes to."""
+    task = replace(_task(run, rounds, stop, unlearn), begun=begun)
+    with watched(show, label, rounds) as tell:
+        state, records = carry_out(task, resume=resume, show=tell)
+    return replace(run, state=state, rounds=tuple(records))
+
+
+def _task(run: Run, rounds: int, stop: StopRule, unlearn: UnlearnSettings | None) -> Task:
+    settings, federation = run.settings, run.federation
     local = Local(batch_size=settings.batch_size, lr=settings.lr, loss=federation.loss, l2=settings.l2)
-    made = engine_named(engine, federation, local) if isinstance(engine, str) else engine(federation, local)
-    folder = RunFolder(Path(out)) if out else None
-    return Task(method, federation, made, rounds, stop, settings.clients_per_round, folder, config)
+    if run.engine == "own":
+        raise ConfigError("this run was made by an engine of your own; give it again: engine=...")
+    engine = (
+        engine_named(run.engine, federation, local)
+        if isinstance(run.engine, str)
+        else run.engine(federation, local)
+    )
+    if settings.keep_history and run.folder is None:
+        raise ConfigError("a history is kept on disk; say in which folder: out='runs/first'")
+    about = run.original.about
+    config = Config(
+        seed=federation.seed,
+        federation=about if isinstance(about, FederationSettings) else None,
+        train=settings,
+        unlearn=unlearn,
+        made_by=f"{engine.about['name']}, {engine.about['device']}, {engine.about['precision']}, torch {torch.__version__}",
+        clients=federation.fingerprints() if run.folder else {},
+    )
+    half = settings.keep_history == "float16"
+    return Task(
+        method=run.method,
+        federation=federation,
+        engine=engine,
+        rounds=rounds,
+        stop=stop,
+        clients_per_round=_sampled(settings, federation, unlearn),
+        folder=RunFolder(run.folder) if run.folder else None,
+        config=to_toml(config),
+        history=DiskHistory(run.folder / HISTORY, half=half)
+        if settings.keep_history and run.folder
+        else None,
+    )
 
 
-def _carried_out(task: Task, label: str, *, resume: bool, show: Show) -> tuple[Any, Sequence[Round]]:
-    with watched(show, label, task.rounds) as tell:
-        return carry_out(task, resume=resume, show=tell)
-
-
-__all__ = ["Run", "compare", "open_run", "train", "unlearn"]
+def _sampled(settings: TrainSettings, federation: Federation, unlearn: UnlearnSettings | None) -> int | None:
+    """How many clients a round samples; everyone where an unlearning leaves fewer than that."""
+    count = settings.clients_per_round
+    if count is not None and unlearn is not None and count > len(federation.clients):
+        return None
+    return count

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import importlib.metadata
+import json
 import platform
 import tomllib
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -21,9 +22,11 @@ from feduhb.core.flat import flatten
 from feduhb.core.seeds import sample_clients
 from feduhb.core.types import Engine, Method
 from feduhb.data.federation import Federation
-from feduhb.errors import ConfigError, RunFolderError
+from feduhb.errors import CheckpointError, RunFolderError
 from feduhb.evaluate.accuracy import evaluator
 from feduhb.experiment.config import first_difference
+from feduhb.history import DiskHistory, Recorded
+from feduhb.methods.replaying import replays
 from feduhb.records import Round, RunFolder, why_ended
 from feduhb.run.checkpoint import load_state
 from feduhb.run.loop import Participants, run
@@ -43,30 +46,38 @@ class Task:
     clients_per_round: int | None = None
     folder: RunFolder | None = None
     config: str = ""
+    history: DiskHistory | None = None  # to keep, not to read
+    begun: Callable[[], object] = lambda: None  # called once nothing can be refused any more
 
 
 def carry_out(
     task: Task, *, resume: bool = False, show: Callable[[Round], None] | None = None
 ) -> tuple[Any, list[Round]]:
     """Run a task to its end, from its folder's last checkpoint when resumed; give the final state and all rounds."""
+    taking_part, evaluate = participants(task), evaluator(task.federation)
+    state = task.method.init(flatten(task.federation.fresh_model()))
     with _sole_writer(task.folder):
-        state = task.method.init(flatten(task.federation.fresh_model()))
         records: list[Round] = []
         if task.folder is not None:
             state, records = _begin(task, task.folder, state, resume=resume)
+        task.begun()
+        engine = task.engine
+        if task.history is not None:
+            task.history.claim(identity(tomllib.loads(task.config)))
+            engine = Recorded(engine, task.history)
         first = len(records)
         moved = [record.moved for record in records]
         stream = run(
             task.method,
-            task.engine,
-            participants(task),
+            engine,
+            taking_part,
             state,
             rounds=task.rounds,
             stop=task.stop,
             first=first,
             moved=moved,
         )
-        stream = evaluated(stream, evaluator(task.federation))
+        stream = evaluated(stream, evaluate)
         if task.folder is not None:
             stream = saved(stream, task.folder)
         for new, record in shown(stream, show) if show else stream:
@@ -82,11 +93,8 @@ def participants(task: Task) -> Participants:
     clients = list(task.federation.clients)
     if task.clients_per_round is None:
         return clients
-    if not 1 <= task.clients_per_round <= len(clients):
-        raise ConfigError(
-            f"clients_per_round is {task.clients_per_round}, but {len(clients)} clients take part; give 1 to {len(clients)}"
-        )
     count = task.clients_per_round
+    sample_clients(task.federation.seed, 0, clients, count)  # refuses a count that cannot be
     return lambda round: sample_clients(task.federation.seed, round, clients, count)
 
 
@@ -99,11 +107,12 @@ def _begin(task: Task, folder: RunFolder, fresh: Any, *, resume: bool) -> tuple[
         raise RunFolderError(
             f"{folder.path} already holds a run; go on with it by --resume, or choose another folder with --out"
         )
-    if difference := first_difference(folder.config(), tomllib.loads(task.config)):
-        raise RunFolderError(
-            f"{folder.path} was begun with {difference}; resume it with the same settings, or choose another --out"
-        )
+    _same_run(folder, folder.config(), tomllib.loads(task.config))
     if not folder.state_path.exists():
+        if len(folder.rounds()) > 1:
+            raise CheckpointError(
+                f"{folder.path} has rounds but no checkpoint; restore {folder.STATE} from a backup, or delete the folder and run again"
+            )
         folder.keep([])
         return fresh, []
     state, done = load_state(folder.state_path, fresh)
@@ -114,6 +123,19 @@ def _begin(task: Task, folder: RunFolder, fresh: Any, *, resume: bool) -> tuple[
         )
     folder.keep(records[:done])
     return state, records[:done]
+
+
+def _same_run(folder: RunFolder, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+    """Refuse to go on with other data, settings, engine or version than a run was begun with."""
+    before, now = old.get("clients", {}), new.get("clients", {})
+    if other := [client for client in sorted({*before, *now}) if before.get(client) != now.get(client)]:
+        raise RunFolderError(
+            f"{folder.path} was begun with other data of client {other[0]}; resume it with the same data, or begin anew in another --out"
+        )
+    if difference := first_difference(old, new):
+        raise RunFolderError(
+            f"{folder.path} was begun with {difference}; resume it with the same settings, or choose another --out"
+        )
 
 
 @contextlib.contextmanager
@@ -154,6 +176,10 @@ def summary(task: Task, params: Tensor, records: Sequence[Round]) -> dict[str, A
             params.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()
         ).hexdigest(),
         "client_epochs": total("client_epochs"),
+        "client_rounds": sum(len(record.answered) for record in records),
+        "client_rounds_saved": _saved(task, records),
+        "history_bytes_read": task.method.history.bytes if replays(task.method) else 0,  # pyright: ignore[reportAttributeAccessIssue]
+        "history_bytes_kept": task.history.bytes if task.history else 0,
         "bytes_down": total("bytes_down"),
         "bytes_up": total("bytes_up"),
         "client_seconds": total("client_seconds"),
@@ -167,6 +193,18 @@ def summary(task: Task, params: Tensor, records: Sequence[Round]) -> dict[str, A
     }
 
 
+def identity(config: Mapping[str, Any]) -> str:
+    """Name a run by its config, so that a history knows whose it is."""
+    return sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()
+
+
+def _saved(task: Task, records: Sequence[Round]) -> float:
+    """The share of client rounds that estimates took the place of."""
+    each = task.clients_per_round or len(task.federation.clients)
+    full = each * len(records)
+    return 1 - sum(len(record.answered) for record in records) / full if full else 0.0
+
+
 def _total(records: Sequence[Round], name: str) -> float:
     return sum(getattr(record, name) for record in records)
 
@@ -175,6 +213,8 @@ def settings_of(method: Method[Any]) -> Mapping[str, float | int | str]:
     """Give a method's settings as a config spells them."""
     spelled: dict[str, float | int | str] = {}
     for field in fields(method):  # pyright: ignore[reportArgumentType]
+        if field.name in {"history", "clients"}:  # what a method works on, not how
+            continue
         value: Any = getattr(method, field.name)
         spelled[field.name] = value if isinstance(value, int | float | str) else spelling(value)
     return spelled

@@ -88,6 +88,8 @@ def first_difference(old: Mapping[str, Any], new: Mapping[str, Any], table: str 
     for key in sorted({*old, *new}):
         a, b = old.get(key), new.get(key)
         name = f"{table}.{key}" if table else key
+        if isinstance(a, Mapping) != isinstance(b, Mapping):
+            return f"{'a' if a else 'no'} table [{name}], not {'one' if b else 'none'}"
         if isinstance(a, Mapping) and isinstance(b, Mapping):
             if inner := first_difference(a, b, name):
                 return inner

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Literal
 
 from feduhb.errors import ConfigError
-from feduhb.experiment.api import Run, method_for, train, unlearn
+from feduhb.experiment.api import train, unlearn
 from feduhb.experiment.federations import build_federation
+from feduhb.experiment.runs import Run, method_for
 from feduhb.experiment.settings import Config, FederationSettings
 from feduhb.run.progress import Show
 from feduhb.stopping import StopRule, dynamic_stop, never
@@ -26,7 +27,7 @@ def train_from(
     how = config.train
     return train(
         federation, how.rounds, epochs=how.epochs, batch_size=how.batch_size, lr=how.lr, l2=how.l2,
-        aggregate=how.aggregate, clients_per_round=how.clients_per_round, engine=how.engine,
+        aggregate=how.aggregate, clients_per_round=how.clients_per_round, engine=how.engine, keep_history=how.keep_history,
         out=out, resume=resume, show=show,
     )  # fmt: skip
 
@@ -37,7 +38,7 @@ def unlearn_from(
     method: str,
     *,
     settings: Mapping[str, float] | None = None,
-    rounds: int | None = None,
+    rounds: int = 40,
     stop: tuple[str, int | None, float] = ("auto", None, 0.0),
     out: Path,
     resume: bool = False,
@@ -45,28 +46,28 @@ def unlearn_from(
 ) -> Run:
     """Unlearn with a method and a stop rule given in words."""
     chosen = method_for(method, run.settings, **(settings or {}))
-    rule = stop_named(*stop, momentum=getattr(chosen, "momentum", 0.0))
-    most = run.settings.rounds if rounds is None else rounds
-    return unlearn(run, forget, method=chosen, rounds=most, stop=rule, out=out, resume=resume, show=show)
+    rule = stop_named(*stop, momentum=getattr(chosen, "momentum", None))
+    return unlearn(run, forget, method=chosen, rounds=rounds, stop=rule, out=out, resume=resume, show=show)
 
 
-def stop_named(word: str, window: int | None, floor: float, *, momentum: float) -> Literal["auto"] | StopRule:
-    """Read a stop rule: "auto", "never", or lambda."""
-    if word == "never" and window is None and floor == 0:
-        return never
-    if word == "auto":
-        return (
-            "auto"
-            if window is None and floor == 0
-            else dynamic_stop(window=window, floor=floor, momentum=momentum)
+def stop_named(
+    word: str, window: int | None, floor: float, *, momentum: float | None
+) -> Literal["auto"] | StopRule:
+    """Read a stop rule: "auto", "never", or lambda; ``momentum`` is the method's, if it has one."""
+    plain = window is None and floor == 0
+    if word in {"auto", "never"} and plain:
+        return never if word == "never" else "auto"
+    if word == "never" or (word == "auto" and momentum is None):
+        raise ConfigError(
+            f"--window and --floor belong to the dynamic rule, but --stop is {word}; give its lambda too: --stop 0.6"
         )
     try:
-        scale = float(word)
+        scale = 0.6 if word == "auto" else float(word)
     except ValueError:
         raise ConfigError(
-            f"the stop rule {word!r} cannot be read; write auto, never (without window and floor), or lambda, such as 0.6"
+            f"the stop rule {word!r} cannot be read; write auto, never, or lambda, such as 0.6"
         ) from None
-    return dynamic_stop(scale, window=window, floor=floor, momentum=momentum)
+    return dynamic_stop(scale, window=window, floor=floor, momentum=momentum or 0.0)
 
 
 def folder_beside(run: Path, word: str) -> Path:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from feduhb.data.backdoor import Backdoor
 from feduhb.errors import ConfigError
 from feduhb.stopping import DynamicStop
+
+KeepHistory = bool | Literal["float16"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +44,7 @@ class TrainSettings:
     aggregate: str = "weighted_mean"
     clients_per_round: int | None = None  # None: everyone
     engine: str = "auto"
+    keep_history: KeepHistory = False  # for methods that replay it; "float16" takes half the room
 
     def __post_init__(self) -> None:
         check_rounds(self.rounds)
@@ -68,6 +72,10 @@ class Config:
     federation: FederationSettings | None = None
     train: TrainSettings = field(default_factory=TrainSettings)
     unlearn: UnlearnSettings | None = None
+    made_by: str = ""  # engine, device, precision and torch's version: what equal bits depend on
+    clients: Mapping[str, str] = field(
+        default_factory=dict
+    )  # size and digest of the data of everyone who took part
 
 
 def check_rounds(rounds: int) -> None:

@@ -44,7 +44,7 @@ def checked(
             who = "the sum of all clients" if block.summed else f"client {block.clients[row]}"
             raise AnswerError(
                 f"{who} answered round {round} with {faults[row]}; nothing of that round was averaged in: "
-                "look at that client's data, or lower lr, step_size or momentum, and go on from the last checkpoint"
+                "the last good checkpoint is kept. Look at that client's data, or lower lr, step_size or momentum"
             )
         sound = [i for i, fault in enumerate(faults) if not fault]
         if sound:

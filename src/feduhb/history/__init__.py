@@ -1,0 +1,6 @@
+"""What training leaves for methods that replay it, on disk, and how it is itself made to forget."""
+
+from feduhb.history.disk import DiskHistory
+from feduhb.history.recorded import Recorded
+
+__all__ = ["DiskHistory", "Recorded"]

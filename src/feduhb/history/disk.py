@@ -1,0 +1,172 @@
+"""A history on disk: a folder a round, a safetensors file a block, a marker when the round is complete."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from feduhb.core.types import ClientId, Updates
+from feduhb.errors import HistoryError
+from feduhb.records import disk_errors, sync_folder, write_atomically
+
+WAY_OUT = "train again with --keep-history, or use feduhb, which needs none"
+
+
+class DiskHistory:
+    """Every global model and every client's update of a run, written as it happens and read by memory mapping.
+
+    Never more than a block is in memory. ``half`` stores updates as float16, half the size; they are read back in the
+    model's own precision. Models are stored as they are.
+    """
+
+    def __init__(self, folder: Path, *, half: bool = False) -> None:
+        self.folder = folder
+        self.half = half
+
+    @property
+    def rounds(self) -> list[int]:
+        """The rounds that were completed before any crash, in order."""
+        if not self.folder.is_dir():
+            return []
+        return sorted(int(place.name) for place in self.folder.iterdir() if (place / "round.json").exists())
+
+    @property
+    def bytes(self) -> int:
+        """What it takes up on disk."""
+        return sum(file.stat().st_size for file in self.folder.rglob("*") if file.is_file())
+
+    def clients(self, round: int) -> tuple[ClientId, ...]:
+        """Who answered in a round."""
+        return tuple(client for block in self._about(round)["blocks"] for client in block["clients"])
+
+    def params(self, round: int) -> Tensor:
+        """The model [P] that the round started from."""
+        self._about(round)
+        return self._tensor(self._place(round) / "params.safetensors", "params")
+
+    def read(self, round: int, clients: Sequence[ClientId]) -> Iterator[Updates]:
+        """Stream the stored updates of those of these clients who answered, aligned by id, in stored order."""
+        about, wanted = self._about(round), set(clients)
+        for number, block in enumerate(about["blocks"]):
+            rows = [i for i, client in enumerate(block["clients"]) if client in wanted]
+            if rows:
+                dtype = getattr(torch, about["dtype"])
+                values = self._tensor(self._place(round) / _block(number), "values", rows).to(dtype)
+                weights = torch.tensor([block["weights"][i] for i in rows], dtype=dtype)
+                yield Updates(tuple(block["clients"][i] for i in rows), values, weights)
+
+    def forget(self, clients: Sequence[ClientId]) -> int:
+        """Delete every model and every update from the first round on in which one of these clients took part.
+
+        Deleting its own updates would not do: in any round they follow by subtraction from the two models around it
+        and the others' updates. Rounds that a crash left incomplete go too. Give the bytes freed.
+        """
+        leavers, before = set(clients), self.bytes
+        taking_part = (t for t in self.rounds if leavers & set(self.clients(t)))
+        first = next(taking_part, None)
+        if self.folder.is_dir():
+            complete = set(self.rounds)
+            places = [p for p in self.folder.iterdir() if p.is_dir()]
+            doomed = [
+                p
+                for p in places
+                if int(p.name) not in complete or (first is not None and int(p.name) >= first)
+            ]
+            with disk_errors(self.folder):
+                for place in sorted(doomed, reverse=True):
+                    shutil.rmtree(place)
+                sync_folder(self.folder)
+        return before - self.bytes
+
+    def begin(self, round: int, params: Tensor) -> None:
+        """Open a round for writing. What a crashed or repeated run left of it is replaced."""
+        place = self._place(round)
+        with disk_errors(place):
+            shutil.rmtree(place, ignore_errors=True)
+            place.mkdir(parents=True)
+        _write(place / "params.safetensors", "params", params)
+
+    def append(self, round: int, number: int, block: Updates) -> Mapping[str, Any]:
+        """Write one block of answers; give what the marker must say of it."""
+        if block.summed:
+            raise HistoryError(
+                "a history needs every client's update, but these came summed up; train without keep_history under secure aggregation"
+            )
+        values = block.values.half() if self.half else block.values
+        _write(self._place(round) / _block(number), "values", values)
+        return {"clients": list(block.clients), "weights": block.weights.tolist()}
+
+    def finish(self, round: int, params: Tensor, blocks: Sequence[Mapping[str, Any]]) -> None:
+        """Mark a round complete: from here on it can be read."""
+        about = {
+            "parameters": params.numel(),
+            "dtype": str(params.dtype).removeprefix("torch."),
+            "blocks": list(blocks),
+        }
+        write_atomically(self._place(round) / "round.json", json.dumps(about).encode())
+
+    def check(self, run: str, parameters: int) -> None:
+        """Refuse a history that is empty, of another run, or of another model."""
+        if not self.rounds:
+            raise HistoryError(
+                f"there is no history in {self.folder}: none was kept, or an erasure took it; {WAY_OUT}"
+            )
+        if self.owner() != run:
+            raise HistoryError(
+                f"the history in {self.folder} belongs to another run; put back this run's own, or {WAY_OUT}"
+            )
+        if (found := self._about(self.rounds[0])["parameters"]) != parameters:
+            raise HistoryError(
+                f"the history in {self.folder} is of a model of {found} parameters, not {parameters}; {WAY_OUT}"
+            )
+
+    def claim(self, run: str) -> None:
+        """Write down whose history this is."""
+        with disk_errors(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(self.folder / "run.json", json.dumps({"run": run}).encode())
+
+    def owner(self) -> str | None:
+        """The run that wrote it, as `claim` was told."""
+        try:
+            return json.loads((self.folder / "run.json").read_text(encoding="utf-8"))["run"]
+        except (OSError, ValueError, KeyError):
+            return None
+
+    def _place(self, round: int) -> Path:
+        return self.folder / f"{round:05d}"
+
+    def _about(self, round: int) -> dict[str, Any]:
+        path = self._place(round) / "round.json"
+        try:
+            return json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise HistoryError(f"the history in {self.folder} has no round {round}; {WAY_OUT}") from None
+        except (OSError, ValueError):
+            raise HistoryError(f"{path} is damaged; {WAY_OUT}") from None
+
+    def _tensor(self, path: Path, name: str, rows: Sequence[int] | None = None) -> Tensor:
+        try:
+            with safe_open(path, framework="pt") as file:
+                if rows is None:
+                    return file.get_tensor(name)
+                stored = file.get_slice(name)
+                return torch.cat([stored[i : i + 1] for i in rows])
+        except (FileNotFoundError, SafetensorError, OSError, ValueError, IndexError) as error:
+            raise HistoryError(f"{path} is missing, cut short or damaged; {WAY_OUT}") from error
+
+
+def _block(number: int) -> str:
+    return f"block-{number:05d}.safetensors"
+
+
+def _write(path: Path, name: str, value: Tensor) -> None:
+    write_atomically(path, save({name: value.detach().cpu().contiguous()}))

@@ -1,0 +1,70 @@
+"""Hessian-vector products from a few pairs (s, y): compact L-BFGS, many clients at once, in blocks of parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+BLOCK = 1 << 17  # parameters held at once in float64
+
+
+def blocks(size: int) -> Iterator[slice]:
+    """Cut [0, size) into blocks of parameters."""
+    return (slice(start, min(start + BLOCK, size)) for start in range(0, size, BLOCK))
+
+
+def coefficients(s: Tensor, y: Tensor, count: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Give σ [C] and the weights a, b [C, m] of H_c v = σ_c v - σ_c Σ a_ci s_ci - Σ b_ci y_ci.
+
+        H v = σ v - [σ S, Y] [[σ S'S, L], [L', -D]]⁻¹ [σ S'v ; Y'v],    A = S'Y,  L its strictly lower part,  D its diagonal,
+        σ = y's / s's of the newest pair
+
+    Args:
+        s, y: [C, m, P] each client's pairs, oldest first, the newest ``count`` of them at the front.
+        count: [C] how many pairs each client has; with none σ is NaN.
+        v: [P].
+
+    Solved in float64 without a ridge; a client whose system is singular gets NaN. Reference: Byrd, Nocedal and Schnabel 1994.
+    """
+    ss, sy, sv, yv = _products(s, y, v)
+    clients, most = count.shape[0], s.shape[1]
+    sigma = torch.full((clients,), torch.nan, dtype=torch.float64)
+    a, b = torch.full((2, clients, most), torch.nan, dtype=torch.float64)
+    for c, m in enumerate(count.tolist()):
+        if m == 0:
+            continue
+        sigma[c] = sy[c, m - 1, m - 1] / ss[c, m - 1, m - 1]
+        inner = sy[c, :m, :m]
+        lower = inner.tril(-1)
+        top = torch.cat([sigma[c] * ss[c, :m, :m], lower], dim=1)
+        bottom = torch.cat([lower.T, -torch.diag(inner.diagonal())], dim=1)
+        right = torch.cat([sigma[c] * sv[c, :m], yv[c, :m]])
+        solved, info = torch.linalg.solve_ex(torch.cat([top, bottom]), right)
+        if int(info) == 0:
+            a[c], b[c] = 0.0, 0.0
+            a[c, :m], b[c, :m] = solved[:m], solved[m:]
+    return sigma, a, b
+
+
+def product(s: Tensor, y: Tensor, v: Tensor, weights: tuple[Tensor, Tensor, Tensor], part: slice) -> Tensor:
+    """Give one block of parameters of every client's H_c v, [C, block] in float64."""
+    sigma, a, b = weights
+    here, sigma_a = v[part].double(), sigma[:, None] * a
+    pulled = torch.einsum("cm,cmp->cp", sigma_a, s[:, :, part].double())
+    return sigma[:, None] * here - pulled - torch.einsum("cm,cmp->cp", b, y[:, :, part].double())
+
+
+def _products(s: Tensor, y: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Give S'S, S'Y [C, m, m] and S'v, Y'v [C, m] in float64, a block of parameters at a time."""
+    clients, most, size = s.shape
+    ss, sy = torch.zeros(2, clients, most, most, dtype=torch.float64)
+    sv, yv = torch.zeros(2, clients, most, dtype=torch.float64)
+    for part in blocks(size):
+        s_, y_, v_ = s[:, :, part].double(), y[:, :, part].double(), v[part].double()
+        ss += s_ @ s_.mT
+        sy += s_ @ y_.mT
+        sv += s_ @ v_
+        yv += y_ @ v_
+    return ss, sy, sv, yv
