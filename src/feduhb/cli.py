@@ -68,11 +68,11 @@ def demo(
     out: Annotated[Path, typer.Option(help="Where runs, figures and the report go.")] = Path("demo"),
     json: Json = False,
 ) -> None:
-    """See the whole story on real data, in under two minutes on two cores.
+    """See the whole story on real data, in about a minute on two cores.
 
     Twenty clients learn handwritten digits; two of them plant a backdoor, then ask to be forgotten.
 
-    FedUHB and Retrain each retrain a fresh model without them. A table, figures and a page show the outcome.
+    FedUHB, Retrain, FedEraser and FedRecover each make a model without them. A table, figures and a page show the outcome.
     """
     from feduhb.demo import run_demo
 

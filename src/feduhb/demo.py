@@ -10,7 +10,7 @@ from rich.console import Console
 
 from feduhb.data.backdoor import Backdoor
 from feduhb.errors import RunFolderError
-from feduhb.experiment.api import unlearn
+from feduhb.experiment.api import compare
 from feduhb.experiment.runner import train_from
 from feduhb.experiment.settings import Config, FederationSettings, TrainSettings
 from feduhb.records import disk_errors, write_atomically
@@ -19,14 +19,14 @@ from feduhb.report.tables import as_json, rich_table
 
 LEAVERS = ("c09", "c19")  # the two that hold most
 ROUNDS = 40  # of the training, and the most of any unlearning
-METHODS = ("feduhb", "retrain")
+METHODS = ("feduhb", "retrain", "federaser", "fedrecover")
 MARKER = ".feduhb-demo"
 SETTINGS = Config(
     seed=1,
     federation=FederationSettings(
-        data="mnist-5k", clients=20, partition="dirichlet:0.2", backdoor=Backdoor(LEAVERS)
+        data="mnist-5k", clients=20, partition="dirichlet:0.2", model="mlp", backdoor=Backdoor(LEAVERS)
     ),
-    train=TrainSettings(rounds=ROUNDS, epochs=1, batch_size=16, lr=0.05),
+    train=TrainSettings(rounds=ROUNDS, epochs=3, batch_size=16, lr=0.05, keep_history=True),
 )
 
 
@@ -37,8 +37,7 @@ def run_demo(out: Path, *, quiet: bool = False) -> dict[str, Any]:
         _say(introduction())
     show = "auto" if quiet else "lines"
     trained = train_from(SETTINGS, out / "original", show=show)
-    for method in METHODS:
-        unlearn(trained, LEAVERS, method=method, rounds=ROUNDS, out=out / method, show=show)
+    compare(trained, LEAVERS, METHODS, rounds=ROUNDS, out=out, show=show)
     folders = [out / "original", *(out / method for method in METHODS)]
     written = write_report(folders, out)
     views = read_runs(folders)
@@ -58,11 +57,12 @@ def introduction() -> str:
     return (
         f"Data      {federation.data}: 4,000 real MNIST images over {federation.clients} clients, {federation.partition}, "
         f"seed {SETTINGS.seed}, a quarter of each held out; 1,000 for testing\n"
-        f"Model     the paper's CNN; local SGD: {how.epochs} epoch, batch {how.batch_size}, lr {how.lr}\n"
-        f"Backdoor  half of the images of {' and '.join(LEAVERS)} carry a 4 x 4 bright square and the label 0\n"
-        f"Original  FedAvg, {how.rounds} rounds, everyone\n"
-        f"Forget    {' and '.join(LEAVERS)}, from a fresh model, at most {ROUNDS} rounds: "
-        "FedUHB (momentum 0.9, stop rule with lambda 0.6) and Retrain (FedAvg, all rounds)\n"
+        f"Model     one hidden layer of 64 units; local SGD: {how.epochs} epochs, batch {how.batch_size}, lr {how.lr}\n"
+        f"Backdoor  half of the images of {' and '.join(LEAVERS)}, who hold 690 of the 3,008 for training, carry a 4 x 4 bright square "
+        "and the label 0\n"
+        f"Original  FedAvg, {how.rounds} rounds, everyone, history kept\n"
+        f"Forget    {' and '.join(LEAVERS)}, at most {ROUNDS} rounds: FedUHB (momentum 0.9, stop rule with lambda 0.6), Retrain "
+        "(FedAvg, all rounds), FedEraser and FedRecover (approximate, from the history)\n"
     )
 
 

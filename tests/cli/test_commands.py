@@ -141,11 +141,11 @@ def test_the_demo_tells_the_whole_story(tmp_path, monkeypatch):
     out = tmp_path / "demo"
     said = invoke("demo", "--out", out)
     assert "dirichlet:0.2, seed 1" in said.stdout
-    for name in ("original", "FedUHB", "Retrain"):
+    for name in ("original", "FedUHB", "Retrain", "FedEraser", "FedRecover"):
         assert name in said.stdout
     assert {"report.html", "curves.png", "movement.png", "backdoor.png"} <= {p.name for p in out.iterdir()}
     answer = json.loads(invoke("demo", "--out", out, "--json").stdout)
-    assert [each["rounds"] for each in answer["runs"]] == [3, 4, 4]
+    assert [each["rounds"] for each in answer["runs"]] == [3, 4, 4, 2, 3]
 
 
 def test_the_demo_does_not_clear_a_folder_that_is_not_its_own(tmp_path):

@@ -76,6 +76,40 @@ def test_the_loop_gives_the_same_bits_whatever_torchs_threads_and_its_blocks(dty
 
 
 @pytest.mark.parametrize("maker", [feduhb.Loop, feduhb.Pool])
+def test_the_papers_cnn_gives_the_same_bits_whatever_torchs_threads(maker):
+    """In float32, where a product split over threads would differ at once."""
+    federation = feduhb.load("mnist-5k", clients=2, per_client=70, held_out=0.0)
+    before = torch.get_num_threads()
+    found = []
+    try:
+        for threads in (1, 2, 4):
+            torch.set_num_threads(threads)
+            found.append(answers(maker(federation, feduhb.Local()), federation, 1, ("c00", "c01"))[0])
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+
+
+def test_a_parameter_that_the_model_does_not_use_stays_where_it_is():
+    class Idle(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.used, self.idle = nn.Linear(3, 2), nn.Linear(4, 1)
+
+        def forward(self, x):
+            return self.used(x)
+
+    data = torch.randn(9, 3, generator=torch.Generator().manual_seed(0)), torch.arange(9) % 2
+    federation = feduhb.Federation({"a": data}, data, Idle())
+    for epochs in (0, 1):
+        slow, _ = answers(feduhb.Loop(federation), federation, epochs, ("a",))
+        fast, _ = answers(feduhb.Pool(federation), federation, epochs, ("a",))
+        torch.testing.assert_close(slow, fast)
+        assert not slow[0, -5:].any()
+
+
+@pytest.mark.parametrize("maker", [feduhb.Loop, feduhb.Pool])
 def test_a_client_draws_the_same_whoever_else_takes_part(maker):
     federation = ragged()
     engine = maker(federation, feduhb.Local(batch_size=4, lr=0.1))

@@ -94,19 +94,19 @@ def test_rows_of_clients(engine, method, sampled):
     assert torch.equal(real.params, never_there(short, engine, method, sampled).params)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_a_class(engine):
-    real = unlearned(ragged(), "class:2", engine, "feduhb", None)
+@every_way
+def test_a_class(engine, method, sampled):
+    real = unlearned(ragged(), "class:2", engine, method, sampled)
     data = {client: tensors(client, size) for client, size in SIZES.items()}
     noisy = {}
     for client, (x, y) in data.items():
         scrambled = torch.where((y == 2).view(-1, 1, 1, 1), 7.0, x)
         noisy[client] = (scrambled, y)
-    again = unlearned(ragged(**noisy), "class:2", engine, "feduhb", None)
+    again = unlearned(ragged(**noisy), "class:2", engine, method, sampled)
     assert torch.equal(real.params, again.params)
     left = {client: (x[y != 2], y[y != 2]) for client, (x, y) in data.items() if (y != 2).any()}
     never = ragged({}, **left)
-    assert torch.equal(real.params, never_there(never, engine, "feduhb", None).params)
+    assert torch.equal(real.params, never_there(never, engine, method, sampled).params)
 
 
 def test_the_check_can_fail():
@@ -142,3 +142,43 @@ def test_inputs_are_scaled_by_constants_so_no_statistic_of_forgotten_data_surviv
     white = {"mnist-5k": 255, "digits": 16}[name]
     steps = (federation.test.x.double() + 1) * white / 2
     assert float((steps - steps.round()).abs().max()) < 1e-4
+
+
+@pytest.mark.parametrize("engine", ["loop", "pool"])
+def test_the_papers_cnn_in_float32(engine):
+    """The model and the precision that people use, on real images, leavers replaced by noise and left out."""
+    federation = feduhb.load("mnist-5k", clients=5, per_client=40, seed=2)
+    x, y = federation.clients["c01"].all()
+    noisy = federation.replace(clients={**federation.clients, "c01": (torch.randn_like(x) * 9, y.flip(0))})
+    never = federation.replace(
+        clients={c: e for c, e in federation.clients.items() if c != "c01"}, held_out={}
+    )
+    found = []
+    for each in (federation, noisy):
+        trained = feduhb.train(each, 1, epochs=1, lr=0.05, engine=engine)
+        found.append(feduhb.unlearn(trained, ["c01"], method="retrain", rounds=2).params)
+    found.append(feduhb.train(never, 2, epochs=1, lr=0.05, engine=engine).params)
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+
+
+def test_shuffles_keyed_by_position_are_caught(monkeypatch):
+    """The leak that others made: a client's shuffle depends on its place in the list, so it changes when somebody leaves."""
+    import feduhb.engines.loop as loop
+    from feduhb.engines.local import batches
+
+    def by_position(federation, local):
+        places = {client: str(i) for i, client in enumerate(sorted(federation.clients))}
+        monkeypatch.setattr(
+            loop, "batches", lambda n, size, seed, client, *at: batches(n, size, seed, places[client], *at)
+        )
+        return feduhb.Loop(federation, local)
+
+    trained = feduhb.train(ragged(), 1, epochs=1, batch_size=6, lr=0.05)
+    everybody = trained.federation
+    real = feduhb.unlearn(
+        trained, LEAVERS, method="retrain", rounds=2, engine=lambda _, local: by_position(everybody, local)
+    )
+    remaining = ragged({client: size for client, size in SIZES.items() if client not in LEAVERS})
+    never = feduhb.train(remaining, 2, epochs=1, batch_size=6, lr=0.05, engine=by_position)
+    assert not torch.equal(real.params, never.params)

@@ -111,7 +111,7 @@ def test_the_documentation_builds_without_a_warning(tmp_path):
     assert (tmp_path / "index.html").exists()
 
 
-WORDS = ("GDPR-compliant", "proof of erasure is", "nobody else", "/work/", "/root/", "/opt/")
+WORDS = ("@@", "GDPR-compliant", "proof of erasure is", "nobody else", "/work/", "/root/", "/opt/")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)

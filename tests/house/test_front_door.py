@@ -9,6 +9,8 @@ import feduhb
 NAMES = {
     *(
         "Backdoor",
+        "FedEraser",
+        "FedRecover",
         "FedUHB",
         "Federation",
         "FeduhbError",
@@ -47,7 +49,7 @@ def test_every_name_is_there_and_documented(name):
 
 
 def test_an_unknown_name_is_told_what_there_is():
-    with pytest.raises(AttributeError, match=r"feduhb has no 'unlern'; it has Backdoor, FedUHB"):
+    with pytest.raises(AttributeError, match=r"feduhb has no 'unlern'; it has Backdoor, FedEraser, "):
         _ = feduhb.unlern
 
 

@@ -18,12 +18,13 @@ MAY_IMPORT = {
     "methods": STANDARD | {"core", "torch"},
     "data": STANDARD | {"core", "torch", "numpy", "mlxtend", "sklearn"},
     "models": STANDARD | {"core", "torch"},
+    "history": STANDARD | {"core", "records", "torch", "safetensors"},
     "engines": STANDARD | {"core", "data", "torch"},
     "run": STANDARD | {"core", "records", "stopping", "torch", "safetensors", "rich"},
     "evaluate": STANDARD | {"core", "data", "methods", "engines", "run", "models", "torch"},
     "report": STANDARD | {"records", "stopping", "matplotlib", "plotly", "rich", "numpy"},
     "experiment": STANDARD
-    | {"records", "stopping", "core", "methods", "data", "models", "engines", "run", "evaluate"}
+    | {"records", "stopping", "core", "methods", "data", "models", "engines", "history", "run", "evaluate"}
     | {"torch", "pydantic", "tomli_w"},
     "demo": STANDARD | {"experiment", "report", "records", "data", "rich"},
     "cli": None,

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from feduhb.report.runs import RunView, read_runs
-from report.folders import story
+from report.folders import rivals, story
 
 
 @pytest.fixture
@@ -16,3 +16,9 @@ def folders(tmp_path: Path) -> list[Path]:
 @pytest.fixture
 def views(folders: list[Path]) -> list[RunView]:
     return read_runs(folders)
+
+
+@pytest.fixture
+def five(tmp_path: Path) -> list[RunView]:
+    """An original run and all four methods."""
+    return read_runs(rivals(tmp_path / "five"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 from feduhb.records import Round, RunFolder, why_ended
 from feduhb.stopping import DynamicStop
 
+APPROXIMATE = ("federaser", "fedrecover")
 CLIENTS = ("c00", "c01", "c02", "c03")
 COSTS = Round(
     0, CLIENTS, CLIENTS, 0.0, client_epochs=8, bytes_down=10**6, bytes_up=2 * 10**6,
@@ -77,8 +79,8 @@ def summary(method: str, rounds: list[Round], scheduled: int) -> dict[str, Any]:
     )
     return {
         "method": method,
-        "exact": method != "federaser",
-        "needs": "each" if method == "federaser" else "sum",
+        "exact": method not in APPROXIMATE,
+        "needs": "each" if method in APPROXIMATE else "sum",
         "settings": {"epochs": 2},
         "rounds": len(rounds),
         "scheduled_rounds": scheduled,
@@ -128,4 +130,22 @@ def story(root: Path, *, uhb_rounds: int = 12, retrain_rounds: int = 8, scale: f
         write(root / "train", None, series(8, backdoor=0.92)),
         write(root / "feduhb", "feduhb", uhb, scheduled=uhb_rounds, scale=scale),
         write(root / "retrain", "retrain", series(retrain_rounds, backdoor=0.01)),
+    ]
+
+
+def rivals(root: Path) -> list[Path]:
+    """The story with a history of 12.5 MB, and the two methods that replay it."""
+    told: dict[str, Any] = {"history_bytes_read": 12_500_000, "history_bytes_kept": 0}
+    original, uhb, retrain = story(root)
+    result = json.loads((original / "result.json").read_text())
+    (original / "result.json").write_text(json.dumps({**result, "history_bytes_kept": 12_500_000}))
+    config = original / "config.toml"
+    config.write_text(config.read_text().replace("epochs = 2", "epochs = 2\nkeep_history = true"))
+    eraser, recover = told | {"client_rounds_saved": 0.25}, told | {"client_rounds_saved": 0.5}
+    return [
+        original,
+        uhb,
+        retrain,
+        write(root / "federaser", "federaser", series(4, rate=0.7), changes=eraser),
+        write(root / "fedrecover", "fedrecover", series(8, rate=0.55), changes=recover),
     ]

@@ -2,15 +2,17 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import replace
-from itertools import pairwise
+from itertools import combinations, pairwise
 from pathlib import Path
 
 import matplotlib as mpl
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
@@ -18,7 +20,7 @@ from matplotlib.transforms import Bbox
 from feduhb.report.figures import backdoor, curves, draw, movement, overview, pdf, png
 from feduhb.report.panels import spread
 from feduhb.report.runs import read_runs
-from feduhb.report.style import GREY, strokes
+from feduhb.report.style import GREY, OWN, VIOLET, strokes
 from report.folders import series, story, write
 
 
@@ -65,9 +67,10 @@ def test_drawing_leaves_matplotlib_as_it_was(views):
     assert dict(mpl.rcParams) == before
 
 
+@pytest.mark.parametrize("runs", ["views", "five"])
 @pytest.mark.parametrize("figure", [overview, curves, movement, backdoor])
-def test_no_two_texts_overlap_and_none_is_cut_off(views, figure):
-    drawn = figure(views)
+def test_no_two_texts_overlap_and_none_is_cut_off(request: pytest.FixtureRequest, runs: str, figure):
+    drawn = figure(request.getfixturevalue(runs))
     placed = boxes(drawn)
     for i, (text, box) in enumerate(placed):
         assert box.x0 >= 0, text
@@ -82,6 +85,12 @@ def test_the_movement_figure_tells_why_the_run_stopped(views):
     assert f"FedUHB stopped after round {views[1].fired}: movement" in said
     assert "threshold" in said
     assert "Retrain" not in said
+
+
+def test_only_the_run_with_a_rule_moves_among_four_methods(five):
+    said = " ".join(written(movement(five)))
+    assert "FedUHB stopped after round" in said
+    assert not any(name in said for name in ("FedEraser", "FedRecover", "Retrain"))
 
 
 def test_the_movement_figure_tells_when_the_rule_did_not_fire(tmp_path: Path):
@@ -140,6 +149,50 @@ def test_strokes_tell_runs_apart(tmp_path: Path):
     looks = strokes(read_runs(paths))
     assert len(set(looks.values())) == 14
     assert looks["original (seed 0)"] == (GREY, "dashed")
+
+
+def test_a_method_keeps_its_colour_whoever_is_beside_it(five):
+    assert {label: stroke.colour for label, stroke in strokes(five).items()} == {
+        label: stroke.colour for label, stroke in strokes(five[::-1]).items()
+    }
+    assert all(strokes(five).values())
+    assert strokes([five[4]])["FedRecover"].colour == VIOLET
+
+
+# Machado, Oliveira and Fernandes 2009, severity 1: linear RGB as a dichromat sees it.
+SEEN_BY = {
+    "everyone": np.eye(3),
+    "protanopes": [[0.152, 1.053, -0.205], [0.115, 0.786, 0.099], [-0.004, -0.048, 1.052]],
+    "deuteranopes": [[0.367, 0.861, -0.228], [0.280, 0.673, 0.047], [-0.012, 0.043, 0.969]],
+    "tritanopes": [[1.256, -0.077, -0.179], [-0.078, 0.931, 0.148], [0.005, 0.691, 0.304]],
+}
+TO_XYZ = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
+
+
+def linear(colour: str) -> np.ndarray:
+    """sRGB to linear light."""
+    shares = np.array(to_rgb(colour))
+    return np.where(shares <= 0.04045, shares / 12.92, ((shares + 0.055) / 1.055) ** 2.4)
+
+
+def lab(light: np.ndarray) -> np.ndarray:
+    """Linear light to CIELAB, where distances are about as the eye takes them."""
+    x, y, z = np.cbrt(TO_XYZ @ light.clip(0, 1) / TO_XYZ.sum(axis=1))
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+@pytest.mark.parametrize("eyes", SEEN_BY)
+def test_methods_are_told_apart_by_colour_whatever_the_eyes(eyes: str):
+    seen = {colour: lab(SEEN_BY[eyes] @ linear(colour)) for colour in (*OWN.values(), GREY)}
+    for one, other in combinations(seen, 2):
+        assert np.linalg.norm(seen[one] - seen[other]) > 25, (one, other)
+
+
+@pytest.mark.parametrize("colour", [*OWN.values(), GREY])
+def test_a_colour_shows_on_white_and_on_the_dark_page(colour: str):
+    light, dark, own = (TO_XYZ[1] @ linear(c) + 0.05 for c in ("#ffffff", "#14161a", colour))
+    assert light / own > 2.9
+    assert own / dark > 2.9
 
 
 @given(st.lists(st.floats(0, 1), max_size=10))

@@ -102,6 +102,17 @@ def test_an_unfinished_run_is_refused(tmp_path: Path):
         read_runs([folder.path])
 
 
+def test_a_folder_from_before_histories_has_none(views):
+    assert [view.history_megabytes for view in views] == [0, 0, 0]
+    assert [view.saved for view in views] == [0, 0, 0]
+
+
+def test_a_history_that_is_no_number_is_refused(tmp_path: Path):
+    path = write(tmp_path / "run", "federaser", series(3), changes={"history_bytes_read": "much"})
+    with pytest.raises(RunFolderError, match="does not tell history_bytes_read"):
+        read_runs([path])
+
+
 @pytest.mark.parametrize("key", ["method", "exact", "client_seconds", "scores", "weights_sha256"])
 def test_a_result_that_does_not_tell_all_is_refused(tmp_path: Path, key: str):
     path = write(tmp_path / "run", "feduhb", series(3), changes={key: None})

@@ -11,7 +11,7 @@ from rich.console import Console
 from feduhb.report.html import page
 from feduhb.report.runs import RunView, read_runs
 from feduhb.report.tables import NOTHING, as_json, latex, markdown, rich_table, table
-from report.folders import series, write
+from report.folders import rivals, series, write
 
 
 def cells(views: list[RunView], label: str) -> dict[str, str]:
@@ -68,6 +68,24 @@ def test_columns_nobody_fills_are_left_out(tmp_path: Path):
     assert not any("Retrain" in header for header in headers)
 
 
+def test_histories_and_what_they_save(five):
+    told = {view.label: cells(five, view.label) for view in five}
+    assert [row["history MB"] for row in told.values()] == ["12.5", NOTHING, NOTHING, "12.5", "12.5"]
+    assert [row["client rounds saved"] for row in told.values()] == [NOTHING] * 3 + ["25.0%", "50.0%"]
+    assert [row["exact"] for row in told.values()] == [NOTHING, "yes", "yes", "no", "no"]
+    assert [row["secure aggregation"] for row in told.values()] == ["yes", "yes", "yes", "no", "no"]
+
+
+def test_without_a_history_nothing_is_said_of_one(views):
+    headers, _ = table(views)
+    assert not {"history MB", "client rounds saved"} & set(headers)
+
+
+def test_a_silent_client_of_an_exact_method_is_no_saving(tmp_path: Path):
+    path = write(tmp_path / "r", "retrain", series(3), changes={"client_rounds_saved": 0.1})
+    assert "client rounds saved" not in table(read_runs([path]))[0]
+
+
 def test_a_method_that_needs_every_update_says_so(tmp_path: Path):
     row = cells(read_runs([write(tmp_path / "e", "federaser", series(3))]), "FedEraser")
     assert row["exact"] == "no"
@@ -117,6 +135,18 @@ def test_a_narrow_terminal_gets_the_same_cells_in_columns(views):
     assert found == list(zip(*(row[1:] for row in rows), strict=True))
 
 
+@pytest.mark.parametrize("width", [80, 120, 160])
+def test_four_methods_and_the_original_are_legible_at_every_width(tmp_path: Path, width: int):
+    views = read_runs(rivals(tmp_path))
+    lines = printed_lines(views, width)
+    assert max(map(len, lines)) <= width
+    said = " ".join(lines).split()
+    for view in views:
+        assert view.label in said
+    for header in table(views)[0]:
+        assert set(header.split()) <= set(said), header
+
+
 def test_json_has_the_unrounded_numbers(views):
     told = json.loads(json.dumps(as_json(views)))
     run = told[2]
@@ -126,6 +156,12 @@ def test_json_has_the_unrounded_numbers(views):
     assert run["test_accuracy"] == pytest.approx(0.96 * (1 - 0.5**8))
     assert run["stopped"] == "all 8 scheduled rounds were run"
     assert told[0]["exact"] is None
+
+
+def test_json_has_the_history_too(five):
+    told = as_json(five)
+    assert [run["history_megabytes"] for run in told] == [12.5, None, None, 12.5, 12.5]
+    assert [run["client_rounds_saved"] for run in told] == [None, None, None, 0.25, 0.5]
 
 
 def test_marks_of_markdown_latex_and_rich_stay_text(tmp_path: Path):

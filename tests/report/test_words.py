@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from feduhb.report.runs import read_runs
-from feduhb.report.words import backdoor_note, ended, forgotten, headline, notes, number
+from feduhb.report.words import approximate, backdoor_note, ended, forgotten, headline, notes, number
 from report.folders import series, story, write
 
 
@@ -13,7 +13,7 @@ def test_faster(views):
     uhb = views[1]
     said = headline(views)
     assert said.startswith(
-        f"FedUHB forgot c00, c01 in {uhb.fired} rounds and {number(uhb.seconds)} s, ending at"
+        f"FedUHB retrained without c00, c01 in {uhb.fired} rounds and {number(uhb.seconds)} s, ending at"
     )
     assert "; Retrain took 8 rounds and 16.0 s, ending at 95.6% test accuracy." in said
     assert said.endswith(f"FedUHB was {number(16 / uhb.seconds)} times as fast as Retrain.")
@@ -56,15 +56,47 @@ def test_training_alone(tmp_path: Path):
 
 def test_retrain_alone_speaks_for_itself(tmp_path: Path):
     said = headline(read_runs([write(tmp_path / "r", "retrain", series(1))]))
-    assert said == "Retrain forgot c00, c01 in 1 round and 2.00 s, ending at 48.0% test accuracy."
+    assert said == "Retrain retrained without c00, c01 in 1 round and 2.00 s, ending at 48.0% test accuracy."
 
 
 def test_retrain_is_introduced_once_and_approximate_methods_are_called_so(tmp_path: Path):
     paths = [write(tmp_path / m, m, series(n)) for m, n in (("feduhb", 4), ("federaser", 5), ("retrain", 8))]
     said = headline(read_runs(paths))
     assert said.count("Retrain took") == 1
-    assert "FedEraser forgot c00, c01, approximately, in 5 rounds" in said
+    assert "FedEraser (approximate) ended at 93.0% test accuracy after 5 rounds and 10.0 s. " in said
     assert "FedEraser was 1.60 times as fast as Retrain." in said
+
+
+def test_an_approximate_run_never_forgot(five):
+    said = headline(five)
+    assert said.startswith("FedUHB retrained without c00, c01 in")
+    assert "FedEraser (approximate) ended at" in said
+    assert "FedRecover (approximate) ended at" in said
+    assert "forgot" not in said
+    assert headline(five[::-1]).startswith("FedUHB"), "the exact ones are told in front"
+
+
+def test_an_approximate_run_alone_names_the_request(five):
+    said = headline(five[3:])
+    assert said.startswith("FedEraser (approximate), asked to forget c00, c01, ended at 73.0% test accuracy")
+    assert said.count("asked to forget") == 1
+
+
+def test_an_approximate_run_without_scores(tmp_path: Path):
+    path = write(tmp_path / "e", "federaser", series(3), changes={"scores": {}})
+    assert headline(read_runs([path])).startswith(
+        "FedEraser (approximate), asked to forget c00, c01, ended after 3 rounds and 6.00 s."
+    )
+
+
+def test_which_runs_are_approximate_is_told_in_one_sentence(five):
+    assert approximate(five) == (
+        "FedEraser and FedRecover are approximate: what the forgotten data shaped went in, "
+        "and nothing bounds what such a model still knows of it."
+    )
+    assert approximate(five[:4]).startswith("FedEraser is approximate: ")
+    assert approximate(five[:3]) == ""
+    assert notes(five) == [approximate(five)], "that the original kept a history is no other training"
 
 
 def test_many_runs_are_told_by_their_extremes(tmp_path: Path):
@@ -74,6 +106,11 @@ def test_many_runs_are_told_by_their_extremes(tmp_path: Path):
     assert said.startswith("4 unlearning runs took 3 to 6 rounds and 6.00 to 12.0 s each")
     assert "The stop rule never fired in 4 of them." in said
     assert "Retrain took 8 rounds" in said
+
+
+def test_how_many_of_many_are_approximate(tmp_path: Path, five):
+    more = read_runs([write(tmp_path / "more", "feduhb", series(5), seed=7)])
+    assert " 2 of them are approximate." in headline([*five, *more])
 
 
 def test_seconds_of_other_engines_do_not_compare(tmp_path: Path):
@@ -105,7 +142,7 @@ def test_runs_that_differ_are_told(tmp_path: Path):
         ]
     )
     assert notes(views) == [
-        "These runs did not forget the same: c00, c01; c03.",
+        "These runs were not asked to forget the same: c00, c01; c03.",
         "These runs have different seeds: 1; 2.",
     ]
 

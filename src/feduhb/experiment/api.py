@@ -19,7 +19,7 @@ from feduhb.engines import engine_named
 from feduhb.errors import ConfigError, HistoryError, RequestError
 from feduhb.experiment.conduct import Task, carry_out, identity, settings_of
 from feduhb.experiment.config import to_toml
-from feduhb.experiment.runs import HISTORY, EngineMaker, Run, method_for
+from feduhb.experiment.runs import HISTORY, EngineMaker, Run, method_for, open_run
 from feduhb.experiment.settings import (
     Config,
     FederationSettings,
@@ -29,7 +29,7 @@ from feduhb.experiment.settings import (
     check_rounds,
 )
 from feduhb.history import DiskHistory
-from feduhb.methods import METHODS, FedUHB, Retrain
+from feduhb.methods import METHODS, FedEraser, FedUHB, Retrain, replaying
 from feduhb.methods.replaying import bound, replays
 from feduhb.records import RunFolder
 from feduhb.run.progress import Show, watched
@@ -106,7 +106,8 @@ def unlearn(
         stop: "auto" is the dynamic rule with the method's momentum for FedUHB and never for the others.
         engine: None takes the run's.
         out: a folder for the new run; ``resume`` goes on with what is there.
-        keep_history: None keeps one where the run has one and there is a folder: it takes the old one's place.
+        keep_history: None keeps one where the run kept one, there is a folder, and the method is none that replays: it
+            takes the old one's place.
         erase_history: delete the run's own history from the leavers' first round on, as an erasure must: after a
             method that replays it, at once otherwise. False is for comparisons.
     """
@@ -114,13 +115,21 @@ def unlearn(
     remaining = run.federation.without(request)
     leavers = list(run.federation.forgotten(request))
     history, folder = run.history, Path(out) if out else None
+    total = request if run.forgot is None else run.forgot.merged(request)
+    erase = partial(history.forget, leavers) if erase_history and history is not None else _nothing
+    if resume and (ended := _finished_replay(folder, run, method, total)):
+        erase()
+        return ended
     chosen = _ready(method, run, request, remaining)
     rule = _stop_for(chosen) if stop == "auto" else stop
-    total = request if run.forgot is None else run.forgot.merged(request)
     maker = run.engine if engine is None else engine
     kept = keep_history
     if kept is None:
-        kept = run.settings.keep_history if history is not None and folder is not None else False
+        kept = run.settings.keep_history if folder is not None and not replays(chosen) else False
+    if kept and replays(chosen):
+        raise ConfigError(
+            f"what {chosen.name} asks of clients is no history to replay; keep one with feduhb or retrain"
+        )
     blank = Run(
         federation=remaining, original=run.original, method=chosen, state=None, rounds=(), forgot=total,
         settings=replace(run.settings, engine=_spelled(maker), keep_history=kept), folder=folder, engine=maker,
@@ -131,7 +140,6 @@ def unlearn(
         forget=str(total), method=chosen.name, rounds=most, settings=settings_of(chosen),
         stop=rule if isinstance(rule, DynamicStop) else None,
     )  # fmt: skip
-    erase = partial(history.forget, leavers) if erase_history and history is not None else _nothing
     at_once = _nothing if replays(chosen) else erase
     done = _carried_out(blank, chosen.name, most, rule, described, at_once, resume=resume, show=show)
     erase()
@@ -178,6 +186,10 @@ def _ready(method: str | Method[Any], run: Run, request: Request, remaining: Fed
     chosen = method_for(method, run.settings) if isinstance(method, str) else method
     if not replays(chosen):
         return chosen
+    if run.settings.aggregate != "weighted_mean":
+        raise ConfigError(
+            f"{chosen.name} replays weighted means, but this run took the {run.settings.aggregate}; use feduhb or retrain"
+        )
     if request.rows or request.classes:
         raise RequestError(
             f"{chosen.name} replays whole clients' updates and cannot take rows or a class out of them; use feduhb or retrain"
@@ -190,6 +202,15 @@ def _ready(method: str | Method[Any], run: Run, request: Request, remaining: Fed
         )
     history.check(identity(RunFolder(run.folder).config()), run.params.numel())
     return bound(chosen, history, list(remaining.clients))
+
+
+def _finished_replay(folder: Path | None, run: Run, method: str | Method[Any], total: Request) -> Run | None:
+    """Find a replaying run that came to its end, and so took its history with it."""
+    name = method if isinstance(method, str) else method.name
+    if folder is None or name not in METHODS or not replaying(name) or not RunFolder(folder).finished():
+        return None
+    opened = open_run(folder, run.original)
+    return opened if opened.method.name == name and str(opened.forgot) == str(total) else None
 
 
 def _stop_for(method: Method[Any]) -> StopRule:
@@ -250,7 +271,9 @@ def _task(run: Run, rounds: int, stop: StopRule, unlearn: UnlearnSettings | None
         engine=engine,
         rounds=rounds,
         stop=stop,
-        clients_per_round=_sampled(settings, federation, unlearn),
+        clients_per_round=None
+        if isinstance(run.method, FedEraser)
+        else _sampled(settings, federation, unlearn),
         folder=RunFolder(run.folder) if run.folder else None,
         config=to_toml(config),
         history=DiskHistory(run.folder / HISTORY, half=half)

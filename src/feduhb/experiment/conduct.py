@@ -27,8 +27,9 @@ from feduhb.evaluate.accuracy import evaluator
 from feduhb.experiment.config import first_difference
 from feduhb.history import DiskHistory, Recorded
 from feduhb.methods.replaying import replays
+from feduhb.methods.retrain import Plain
 from feduhb.records import Round, RunFolder, why_ended
-from feduhb.run.checkpoint import load_state
+from feduhb.run.checkpoint import load_state, save_state, state_fields
 from feduhb.run.loop import Participants, run
 from feduhb.run.pipes import evaluated, saved, shown
 from feduhb.stopping import StopRule
@@ -84,6 +85,9 @@ def carry_out(
             state = new
             records.append(record)
         if task.folder is not None and not task.folder.finished():
+            if replays(task.method):
+                # Its memory of the history is gone with the run: old models and updates could be worked out from it.
+                save_state(task.folder.state_path, Plain(state.params), len(records))
             task.folder.finish(summary(task, state.params, records))
         return state, records
 
@@ -115,7 +119,8 @@ def _begin(task: Task, folder: RunFolder, fresh: Any, *, resume: bool) -> tuple[
             )
         folder.keep([])
         return fresh, []
-    state, done = load_state(folder.state_path, fresh)
+    over = replays(task.method) and _only_model(folder)
+    state, done = load_state(folder.state_path, Plain(fresh.params) if over else fresh)
     records = folder.rounds()
     if len(records) < done:
         raise RunFolderError(
@@ -123,6 +128,11 @@ def _begin(task: Task, folder: RunFolder, fresh: Any, *, resume: bool) -> tuple[
         )
     folder.keep(records[:done])
     return state, records[:done]
+
+
+def _only_model(folder: RunFolder) -> bool:
+    """Whether a replaying run got as far as dropping everything but its model."""
+    return folder.finished() or set(state_fields(folder.state_path)) == {"params"}
 
 
 def _same_run(folder: RunFolder, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
@@ -202,7 +212,7 @@ def _saved(task: Task, records: Sequence[Round]) -> float:
     """The share of client rounds that estimates took the place of."""
     each = task.clients_per_round or len(task.federation.clients)
     full = each * len(records)
-    return 1 - sum(len(record.answered) for record in records) / full if full else 0.0
+    return 1 - sum(len(record.asked) for record in records) / full if full else 0.0
 
 
 def _total(records: Sequence[Round], name: str) -> float:

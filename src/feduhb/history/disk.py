@@ -67,22 +67,17 @@ class DiskHistory:
         """Delete every model and every update from the first round on in which one of these clients took part.
 
         Deleting its own updates would not do: in any round they follow by subtraction from the two models around it
-        and the others' updates. Rounds that a crash left incomplete go too. Give the bytes freed.
+        and the others' updates. A round that a crash left incomplete, or that is damaged, is taken for theirs.
+        Give the bytes freed.
         """
         leavers, before = set(clients), self.bytes
-        taking_part = (t for t in self.rounds if leavers & set(self.clients(t)))
-        first = next(taking_part, None)
         if self.folder.is_dir():
-            complete = set(self.rounds)
-            places = [p for p in self.folder.iterdir() if p.is_dir()]
-            doomed = [
-                p
-                for p in places
-                if int(p.name) not in complete or (first is not None and int(p.name) >= first)
-            ]
+            begun = sorted(int(p.name) for p in self.folder.iterdir() if p.is_dir())
+            first = next((t for t in begun if self._may_hold(t, leavers)), None)
+            doomed = [t for t in begun if first is not None and t >= first]
             with disk_errors(self.folder):
-                for place in sorted(doomed, reverse=True):
-                    shutil.rmtree(place)
+                for t in reversed(doomed):
+                    shutil.rmtree(self._place(t))
                 sync_folder(self.folder)
         return before - self.bytes
 
@@ -123,13 +118,18 @@ class DiskHistory:
             raise HistoryError(
                 f"the history in {self.folder} belongs to another run; put back this run's own, or {WAY_OUT}"
             )
-        if (found := self._about(self.rounds[0])["parameters"]) != parameters:
-            raise HistoryError(
-                f"the history in {self.folder} is of a model of {found} parameters, not {parameters}; {WAY_OUT}"
-            )
+        for t in range(self.rounds[-1] + 1):  # a hole would set every later round beside the wrong one
+            if (found := self._about(t)["parameters"]) != parameters:
+                raise HistoryError(
+                    f"the history in {self.folder} is of a model of {found} parameters, not {parameters}; {WAY_OUT}"
+                )
 
     def claim(self, run: str) -> None:
-        """Write down whose history this is."""
+        """Write down whose history this is; refuse to go on with another run's."""
+        if self.rounds and self.owner() != run:
+            raise HistoryError(
+                f"the history in {self.folder} belongs to another run; delete it or put back this run's own, then go on with --resume"
+            )
         with disk_errors(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
         write_atomically(self.folder / "run.json", json.dumps({"run": run}).encode())
@@ -138,8 +138,15 @@ class DiskHistory:
         """The run that wrote it, as `claim` was told."""
         try:
             return json.loads((self.folder / "run.json").read_text(encoding="utf-8"))["run"]
-        except (OSError, ValueError, KeyError):
+        except (OSError, ValueError, KeyError, TypeError):
             return None
+
+    def _may_hold(self, round: int, clients: set[ClientId]) -> bool:
+        """Whether one of these clients took part, or nobody can say."""
+        try:
+            return bool(clients & set(self.clients(round)))
+        except HistoryError:
+            return True
 
     def _place(self, round: int) -> Path:
         return self.folder / f"{round:05d}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +26,12 @@ class Recorded:
         """Let the engine train, and write every block before it is passed on. A round cut short stays unmarked."""
         self.history.begin(round, work.params)
         blocks: list[Mapping[str, Any]] = []
-        for number, block in enumerate(self.engine.train(work, clients, round)):
-            blocks.append(self.history.append(round, number, block))
-            yield block
+        stream = self.engine.train(work, clients, round)
+        try:
+            for number, block in enumerate(stream):
+                blocks.append(self.history.append(round, number, block))
+                yield block
+        finally:
+            if isinstance(stream, Generator):  # whoever closes this one means the engine
+                stream.close()
         self.history.finish(round, work.params, blocks)

@@ -28,6 +28,11 @@ def settings_named(name: str) -> list[str]:
     return [key for key in inspect.signature(METHODS[name]).parameters if key not in {"history", "clients"}]
 
 
+def replaying(name: str) -> bool:
+    """Whether a method of that name needs a history."""
+    return "history" in inspect.signature(METHODS[name]).parameters
+
+
 def method_named(name: str, **settings: Any) -> Method[Any]:
     """Make a method by the name a user types, with the settings that it knows."""
     known = settings_named(name)
@@ -40,4 +45,13 @@ def method_named(name: str, **settings: Any) -> Method[Any]:
         raise ConfigError(f"{name} cannot be made with {given}: {error}; give numbers as numbers") from None
 
 
-__all__ = ["METHODS", "FedEraser", "FedRecover", "FedUHB", "Retrain", "method_named", "settings_named"]
+__all__ = [
+    "METHODS",
+    "FedEraser",
+    "FedRecover",
+    "FedUHB",
+    "Retrain",
+    "method_named",
+    "replaying",
+    "settings_named",
+]

@@ -13,7 +13,7 @@ from torch import Tensor
 from feduhb.core.aggregate import weighted_mean
 from feduhb.core.types import ClientId, History, Updates, Work
 from feduhb.errors import ConfigError
-from feduhb.methods.replaying import MISSING
+from feduhb.methods.replaying import MISSING, each
 
 
 class Replay(NamedTuple):
@@ -89,7 +89,7 @@ class FedEraser:
         there = self._there(self.kept[state.step])
         if state.step == 0 or not there:
             return None
-        return Work(state.params, math.ceil(self.ratio * self.epochs), there)
+        return Work(state.params, math.ceil(round(self.ratio * self.epochs, 9)), there)
 
     def tell(self, state: Replay, answers: Iterable[Updates]) -> Replay:
         """Apply the stored updates as they are, or calibrated by the answers."""
@@ -106,7 +106,7 @@ class FedEraser:
 
     def _calibrated(self, round: int, answers: Iterable[Updates]) -> Iterator[Updates]:
         """Give each answer the length of the same client's stored update, whatever order either comes in."""
-        for block in answers:
+        for block in each(answers, self.name):
             length = {c: norm for part in self.history.read(round, block.clients) for c, norm in _norms(part)}
             target = torch.stack([length[client] for client in block.clients])  # [C]
             now = torch.linalg.vector_norm(block.values, dim=1)

@@ -15,7 +15,7 @@ from feduhb.core.aggregate import weighted_mean
 from feduhb.core.types import ClientId, History, Updates, Work
 from feduhb.errors import ConfigError
 from feduhb.methods.lbfgs import blocks, coefficients, product
-from feduhb.methods.replaying import MISSING
+from feduhb.methods.replaying import MISSING, each
 
 TINY = 1e-12  # a pair with s'y below this share of |s| |y| says nothing of the curvature
 
@@ -114,9 +114,7 @@ class FedRecover:
         """Average answers and estimates; an exact round adds to the pairs."""
         if self._is_exact(state.step):
             return self._told_exactly(state, answers)
-        strange = set(self._abnormal(state))
-        estimates = (part for block in self._estimates(state) for part in _without(block, strange))
-        all_of_them = itertools.chain(estimates, answers)
+        all_of_them = itertools.chain(self._sound(state), each(answers, self.name))
         first = next(all_of_them, None)
         if first is None:  # nobody who remains was there in this round
             return state._replace(step=state.step + 1)
@@ -134,7 +132,7 @@ class FedRecover:
         pairs = state._replace(s=state.s.clone(), y=state.y.clone(), held=state.held.clone())
 
         def learned() -> Iterator[Updates]:
-            for block in answers:
+            for block in each(answers, self.name):
                 self._learn(pairs, block, s, t)
                 yield block
 
@@ -163,13 +161,25 @@ class FedRecover:
             yield Updates(stored.clients, values, stored.weights)
 
     def _abnormal(self, state: Recovery) -> tuple[ClientId, ...]:
-        limit = float(state.limit)
+        """Name the clients whose estimate is not finite or has an entry beyond the limit."""
+        judged = ((block, self._is_sound(state, block)) for block in self._estimates(state))
         return tuple(
-            client
-            for block in self._estimates(state)
-            for client, row in zip(block.clients, block.values, strict=True)
-            if not (torch.isfinite(row).all() and float(row.abs().max()) <= limit)
+            c for block, sound in judged for c, ok in zip(block.clients, sound, strict=True) if not ok
         )
+
+    def _sound(self, state: Recovery) -> Iterator[Updates]:
+        """Stream the estimates that are not abnormal."""
+        for block in self._estimates(state):
+            rows = [i for i, sound in enumerate(self._is_sound(state, block)) if sound]
+            if rows:
+                chosen = torch.tensor(rows)
+                yield Updates(
+                    tuple(block.clients[i] for i in rows), block.values[chosen], block.weights[chosen]
+                )
+
+    def _is_sound(self, state: Recovery, block: Updates) -> list[bool]:
+        largest = block.values.abs().amax(dim=1)
+        return (largest.isfinite() & (largest <= state.limit)).tolist()
 
     def _limit(self) -> float:
         """τ: the largest, over rounds, of the size that a share ``abnormal`` of the round's original entries exceeds."""
@@ -183,7 +193,7 @@ class FedRecover:
             sizes = block.values.abs().flatten()
             seen += len(sizes)
             # of a block at most as many can matter as a share of the whole round allows, and one more
-            most = int(self.abnormal * len(self.clients) * block.values.shape[1]) + 1
+            most = int(self.abnormal * (len(self.clients) * block.values.shape[1])) + 1
             largest = torch.cat([largest.to(sizes), sizes.topk(min(most, len(sizes))).values])
         rank = int(self.abnormal * seen)
         return float(largest.sort(descending=True).values[rank]) if seen else 0.0
@@ -201,11 +211,3 @@ def _add_pair(pairs: Recovery, row: int, s: Tensor, y: Tensor) -> None:
         held -= 1
     pairs.s[row, held], pairs.y[row, held] = s, y
     pairs.held[row] = held + 1
-
-
-def _without(block: Updates, strange: set[ClientId]) -> Iterator[Updates]:
-    """Leave some clients out of a block; give nothing where nobody is left."""
-    rows = [i for i, client in enumerate(block.clients) if client not in strange]
-    if rows:
-        chosen = torch.tensor(rows)
-        yield Updates(tuple(block.clients[i] for i in rows), block.values[chosen], block.weights[chosen])

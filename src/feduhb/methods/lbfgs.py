@@ -32,12 +32,13 @@ def coefficients(s: Tensor, y: Tensor, count: Tensor, v: Tensor) -> tuple[Tensor
     clients, most = count.shape[0], s.shape[1]
     sigma = torch.full((clients,), torch.nan, dtype=torch.float64)
     a, b = torch.full((2, clients, most), torch.nan, dtype=torch.float64)
+    below = torch.arange(most)[:, None] > torch.arange(most)  # tril would wake every thread for a few numbers
     for c, m in enumerate(count.tolist()):
         if m == 0:
             continue
         sigma[c] = sy[c, m - 1, m - 1] / ss[c, m - 1, m - 1]
         inner = sy[c, :m, :m]
-        lower = inner.tril(-1)
+        lower = torch.where(below[:m, :m], inner, 0.0)
         top = torch.cat([sigma[c] * ss[c, :m, :m], lower], dim=1)
         bottom = torch.cat([lower.T, -torch.diag(inner.diagonal())], dim=1)
         right = torch.cat([sigma[c] * sv[c, :m], yv[c, :m]])

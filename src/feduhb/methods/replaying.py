@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 from torch import Tensor
 
 from feduhb.core.types import ClientId, History, Method, Updates
-from feduhb.errors import HistoryError
+from feduhb.errors import AggregationError, HistoryError
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +49,16 @@ class MissingHistory:
 
 
 MISSING = MissingHistory()
+
+
+def each(answers: Iterable[Updates], method: str) -> Iterator[Updates]:
+    """Pass answers on, but refuse summed ones in words."""
+    for block in answers:
+        if block.summed:
+            raise AggregationError(
+                f"{method} needs every client's update, but these came summed up; use feduhb or retrain under secure aggregation"
+            )
+        yield block
 
 
 def replays(method: Method[Any]) -> bool:

@@ -10,7 +10,17 @@ from importlib.resources import files
 from feduhb.report.charts import Chart, charts
 from feduhb.report.runs import RunView
 from feduhb.report.tables import columns, table
-from feduhb.report.words import EXACT, NOT_EXACT, backdoor_note, ended, headline, notes, watched
+from feduhb.report.words import (
+    EXACT,
+    NOT_EXACT,
+    approximate,
+    backdoor_note,
+    ended,
+    headline,
+    notes,
+    number,
+    watched,
+)
 
 # Nothing may be loaded from anywhere, whatever a run's strings hold.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
@@ -43,10 +53,6 @@ for (const [name, chart] of Object.entries(charts)) {
   Plotly.newPlot("chart-" + name, chart.data, chart.layout, how);
 }
 """
-UNDER_TABLE = """\
-Seconds are wall clock of clients and server, evaluation apart. MB are payload, in units of a million bytes.
-“Secure aggregation” says whether the method needs no more than the sum of the clients' answers.
-"""
 
 
 def page(views: Sequence[RunView]) -> str:
@@ -54,7 +60,7 @@ def page(views: Sequence[RunView]) -> str:
     from plotly.offline import get_plotlyjs
 
     drawn = charts(views)
-    body = "".join([_lead(views), _costs(views), _figures(views, drawn), _meaning(), _runs(views)])
+    body = "".join([_lead(views), _costs(views), _figures(views, drawn), _meaning(views), _runs(views)])
     style = files("feduhb.report").joinpath("page.css").read_text(encoding="utf-8")
     return FRAME.format(
         policy=POLICY, style=style, body=body, charts=_inline_json(drawn), plotly=get_plotlyjs(), draw=DRAW
@@ -70,12 +76,14 @@ def _lead(views: Sequence[RunView]) -> str:
 
 def _costs(views: Sequence[RunView]) -> str:
     headers, rows = table(views)
-    kinds = [' class="text"' if column.text else "" for column in columns(views)]
+    chosen = columns(views)
+    kinds = [' class="text"' if column.text else "" for column in chosen]
     head = _cells("th", kinds, headers)
     body = "".join(f"<tr>{_cells('td', kinds, row)}</tr>\n" for row in rows)
     inner = f"<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody>"
+    how = " ".join(column.note for column in chosen if column.note)
     drawn = f'<div class="wide" tabindex="0"><table>\n{inner}\n</table></div>'
-    return _section("What it took, and what came out", f'{drawn}\n<p class="small">{escape(UNDER_TABLE)}</p>')
+    return _section("What it took, and what came out", f'{drawn}\n<p class="small">{escape(how)}</p>')
 
 
 def _cells(tag: str, kinds: Sequence[str], texts: Sequence[str]) -> str:
@@ -108,9 +116,9 @@ def _chart(name: str, caption: str) -> str:
     )
 
 
-def _meaning() -> str:
-    is_, is_not = (_paragraphs(text) for text in (EXACT, NOT_EXACT))
-    return _section("What “exact” means here, and what it does not", is_ + is_not)
+def _meaning(views: Sequence[RunView]) -> str:
+    said = "".join(_paragraphs(text) for text in (EXACT, approximate(views), NOT_EXACT) if text)
+    return _section("What “exact” means here, and what it does not", said)
 
 
 def _runs(views: Sequence[RunView]) -> str:
@@ -133,6 +141,8 @@ def _run(view: RunView) -> str:
         "versions": _spelled(result["versions"]),
         "SHA-256 of the weights": result["weights_sha256"],
     }
+    kept = {"history replayed": result["history_bytes_read"], "history kept": result["history_bytes_kept"]}
+    facts |= {name: f"{number(size / 1e6)} MB" for name, size in kept.items() if size}
     listed = "".join(f"<dt>{key}</dt><dd>{escape(str(value))}</dd>" for key, value in facts.items())
     config = f"<h3>config.toml</h3><pre>{escape(view.config_text)}</pre>"
     return f"<details><summary>{escape(view.label)}</summary>\n<dl>{listed}</dl>\n{config}</details>\n"

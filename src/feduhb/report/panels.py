@@ -60,7 +60,7 @@ def _draw_accuracy(axes: Axes, views: list[RunView], looks: Looks) -> Heading:
 
 def _key(views: Sequence[RunView]) -> list[tuple[str, str]]:
     fired, trained = any(view.fired for view in views), any(not view.unlearned for view in views)
-    marks = {"● ended by its stop rule": fired, "grey: before forgetting": trained}
+    marks = {"● ended by its stop rule": fired, "grey: before unlearning": trained}
     said = ",  ".join(mark for mark, used in marks.items() if used)
     return [(said, SOFT)] if said else []
 

@@ -19,6 +19,7 @@ NUMBERS = (
     "rounds", "scheduled_rounds", "parameters", "client_epochs", "bytes_down", "bytes_up",
     "client_seconds", "server_seconds", "evaluate_seconds",
 )  # fmt: skip
+LATER = ("client_rounds_saved", "history_bytes_read", "history_bytes_kept")  # older folders lack them
 NEEDED: dict[str, type | tuple[type, ...]] = {
     **dict.fromkeys(NUMBERS, (int, float)),
     **dict.fromkeys(("method", "needs", "stopped", "weights_sha256", "finished"), str),
@@ -92,18 +93,33 @@ class RunView:
         return (self.result["bytes_down"] + self.result["bytes_up"]) / 1e6
 
     @property
+    def history_megabytes(self) -> float:
+        """The history that an unlearning replayed, or that the training kept, in 10^6 bytes."""
+        return self.result["history_bytes_read" if self.unlearned else "history_bytes_kept"] / 1e6
+
+    @property
+    def saved(self) -> float:
+        """The share of its rounds' client work that stored or estimated updates took the place of; exact methods use none."""
+        return 0.0 if self.exact else self.result["client_rounds_saved"]
+
+    @property
+    def exact(self) -> bool:
+        """Whether the procedure never saw the forgotten data, nor anything made from it."""
+        return self.result["exact"]
+
+    @property
     def unlearned(self) -> bool:
-        """Whether something was forgotten."""
+        """Whether it is the answer to a request to forget."""
         return self.role != ORIGINAL
 
     @property
     def forget(self) -> str | None:
-        """What was forgotten, as the config spells it."""
+        """What was to be forgotten, as the config spells it."""
         return str(self.config["unlearn"].get("forget", "")) if self.unlearned else None
 
     @property
     def world(self) -> tuple[Any, ...]:
-        """Seed, data and what was forgotten: runs are held against each other only where these agree."""
+        """Seed, data and what was to be forgotten: runs are held against each other only where these agree."""
         return self.config.get("seed", 0), self.config.get("federation"), self.forget
 
     def final(self, score: str) -> float | None:
@@ -112,7 +128,7 @@ class RunView:
 
 
 def retrain_of(view: RunView, views: Sequence[RunView]) -> RunView | None:
-    """Give the Retrain run that forgot the same from the same data and seed."""
+    """Give the Retrain run on the same request, data and seed."""
     return next((v for v in views if v.role == RETRAIN and v.world == view.world), None)
 
 
@@ -128,14 +144,15 @@ def read_runs(paths: Sequence[Path | str]) -> list[RunView]:
 
 def _read(folder: RunFolder) -> RunView:
     try:
-        config, result, rounds = folder.config(), folder.result(), folder.rounds()
+        config, told, rounds = folder.config(), folder.result(), folder.rounds()
         text = folder.config_path.read_text(encoding="utf-8")
     except OSError as error:
         raise RunFolderError(
             f"{folder.path} cannot be read: {error.strerror}; give a run folder you may read"
         ) from None
     unlearn = config.get("unlearn")
-    _check(folder, result, rounds, unlearn)
+    _check(folder, told, rounds, unlearn)
+    result: dict[str, Any] = {**dict.fromkeys(LATER, 0), **told}
     role = ORIGINAL if unlearn is None else result["method"]
     return RunView(folder.path, SPELLINGS.get(role, _printable(role)), role, rounds, result, config, text)
 
@@ -144,6 +161,7 @@ def _check(folder: RunFolder, result: object, rounds: Sequence[Round], unlearn: 
     """Refuse a result that another program wrote, or that does not belong to the rounds beside it."""
     told = result if isinstance(result, dict) else {}
     odd = [key for key, kind in NEEDED.items() if not isinstance(told.get(key), kind)]
+    odd += [key for key in LATER if not isinstance(told.get(key, 0), int | float)]
     if odd:
         raise RunFolderError(
             f"{folder.result_path} does not tell {odd[0]}; another version wrote it: run again"

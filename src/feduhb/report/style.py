@@ -7,9 +7,11 @@ from typing import Literal, NamedTuple
 
 from feduhb.report.runs import ORIGINAL, RETRAIN, RunView
 
-# After Okabe and Ito 2008 and Tol 2021, without the light ones that vanish as text on white.
-BLUE, VERMILLION = "#0072B2", "#D55E00"
+# Blue and vermillion are Okabe and Ito's (2008). Brown and violet were searched for: with grey, any two stay apart for the
+# colour-blind, and all can be read on white and on the page's dark ground. The others come after Tol 2021.
+BLUE, VERMILLION, BROWN, VIOLET = "#0072B2", "#D55E00", "#8C5433", "#9933EE"
 GREY = "#8C8C8C"
+OWN = {"feduhb": BLUE, RETRAIN: VERMILLION, "federaser": BROWN, "fedrecover": VIOLET}
 OTHERS = ("#009E73", "#C2679A", "#B58300", "#7A6FD6", "#5E7F8C")
 
 Dash = Literal["solid", "dashed", "dashdot", "dotted"]
@@ -27,7 +29,7 @@ Looks = dict[str, Stroke]  # by a run's label
 
 
 def strokes(views: Sequence[RunView]) -> Looks:
-    """Give each run its stroke: FedUHB blue, Retrain vermillion, original grey, others as they come."""
+    """Give each run its stroke: every method its own colour, original grey, others as they come."""
     chosen: Looks = {}
     for view in views:
         supply = _supply(view.role)
@@ -38,5 +40,5 @@ def strokes(views: Sequence[RunView]) -> Looks:
 def _supply(role: str) -> list[Stroke]:
     if role == ORIGINAL:
         return [Stroke(GREY, dash) for dash in ("dashed", "dotted", "dashdot")]
-    own = {"feduhb": (BLUE,), RETRAIN: (VERMILLION,)}.get(role, ())
+    own = [OWN[role]] if role in OWN else []
     return [Stroke(colour, dash) for dash in DASHES for colour in (*own, *OTHERS)]

@@ -33,18 +33,38 @@ class Column:
     value: Callable[[RunView], Any]
     shown: Callable[[Any], str] = str
     text: bool = False  # left-aligned
+    note: str = ""  # how to read it
 
 
 def columns(views: Sequence[RunView]) -> list[Column]:
     """Choose the columns that these runs can fill."""
     found = [
         Column("run", "run", lambda v: v.label, text=True),
-        Column("exact", "exact", lambda v: v.result["exact"] if v.unlearned else None, _yes_no),
-        Column("secure_aggregation", "secure aggregation", lambda v: v.result["needs"] == "sum", _yes_no),
+        Column("exact", "exact", lambda v: v.exact if v.unlearned else None, _yes_no),
+        Column(
+            "secure_aggregation",
+            "secure aggregation",
+            lambda v: v.result["needs"] == "sum",
+            _yes_no,
+            note="“Secure aggregation” says whether the method needs no more than the sum of the clients' answers.",
+        ),
         Column("rounds", "rounds / max", lambda v: (len(v.rounds), v.result["scheduled_rounds"]), _of),
         Column("client_epochs", "client epochs", lambda v: v.result["client_epochs"], lambda n: f"{n:,}"),
-        Column("megabytes", "MB down + up", lambda v: v.megabytes, number),
-        Column("seconds", "seconds", lambda v: v.seconds, number),
+        *_replayed(views),
+        Column(
+            "megabytes",
+            "MB down + up",
+            lambda v: v.megabytes,
+            number,
+            note="MB are units of a million bytes; down and up, of payload.",
+        ),
+        Column(
+            "seconds",
+            "seconds",
+            lambda v: v.seconds,
+            number,
+            note="Seconds are wall clock of clients and server, evaluation apart.",
+        ),
         Column("seconds_per_round", "seconds a round", lambda v: v.seconds / len(v.rounds), number),
         Column("test_accuracy", "test accuracy", lambda v: v.final("test_accuracy"), percent),
         Column("test_loss", "test loss", lambda v: v.final("test_loss"), number),
@@ -60,6 +80,26 @@ def columns(views: Sequence[RunView]) -> list[Column]:
             )
         )
     return found
+
+
+def _replayed(views: Sequence[RunView]) -> Iterator[Column]:
+    """Choose the columns on histories."""
+    if any(view.saved > 0 for view in views):
+        yield Column(
+            "client_rounds_saved",
+            "client rounds saved",
+            lambda v: v.saved or None,
+            percent,
+            note="Client rounds saved: the share, in a run's own rounds, of client work that stored or estimated updates took the place of.",
+        )
+    if any(view.history_megabytes > 0 for view in views):
+        yield Column(
+            "history_megabytes",
+            "history MB",
+            lambda v: v.history_megabytes or None,
+            number,
+            note="History: what training kept of every client's updates, and what a method must find on disk to replay.",
+        )
 
 
 def reaches(view: RunView, retrain: RunView | None) -> int | str | None:

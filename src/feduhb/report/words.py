@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from feduhb.report.runs import ORIGINAL, RETRAIN, RunView, retrain_of
 
@@ -19,7 +19,7 @@ FedUHB's result is the one that FedUHB itself gives on the remaining clients alo
 that FedAvg gives on them; that one is Retrain's.
 """
 NOT_EXACT = """\
-It is a statement about how this model was made, not evidence that the data is gone. Copies of the old
+Exact is a statement about how a model was made, not evidence that the data is gone. Copies of the old
 model, its checkpoints and whatever was made from it are not touched, wherever they are.
 
 An attack that fails shows that this attack fails. No single score here lets anyone conclude that something
@@ -38,7 +38,7 @@ def number(value: float) -> str:
 
 
 def forgotten(view: RunView) -> str:
-    """Say what a run forgot: clients, rows of clients, classes."""
+    """Say what a run was to forget: clients, rows of clients, classes."""
     parts = [_part(part) for part in (view.forget or "").split(",")]
     shown, rest = parts[:NAMED_AT_MOST], len(parts) - NAMED_AT_MOST
     return ", ".join(shown) + (f" and {rest} more" if rest > 0 else "")
@@ -63,7 +63,7 @@ def ended(view: RunView) -> str:
 def headline(views: Sequence[RunView]) -> str:
     """Tell the report's outcome in plain sentences, whoever was faster."""
     unlearned = [view for view in views if view.unlearned]
-    tried = [view for view in unlearned if view.role != RETRAIN] or unlearned
+    tried = sorted((v for v in unlearned if v.role != RETRAIN), key=lambda v: not v.exact) or unlearned
     if not tried:
         return " ".join(_trained(view) for view in views)
     yardsticks = [retrain_of(view, views) for view in tried]
@@ -74,7 +74,7 @@ def headline(views: Sequence[RunView]) -> str:
         ]
     else:
         said = [
-            _told(view, mark, yardsticks.index(mark) == i)
+            _told(view, mark, introduce=yardsticks.index(mark) == i, name=_unlike(tried[:i], view))
             for i, (view, mark) in enumerate(zip(tried, yardsticks, strict=True))
         ]
     if not any(yardsticks):
@@ -87,16 +87,32 @@ def _trained(view: RunView) -> str:
     return f"The run {view.label} trained {clients} clients in {_took(view)}; nothing was forgotten."
 
 
-def _told(view: RunView, retrain: RunView | None, introduce: bool) -> str:
-    """Tell one run's outcome; Retrain's own numbers only where it is introduced."""
-    how = "" if view.result["exact"] else ", approximately,"
-    said = f"{view.label} forgot {forgotten(view)}{how} in {_took(view)}"
+def _unlike(before: Sequence[RunView], view: RunView) -> bool:
+    """Whether a run's request was not the one of every run told before it."""
+    return not before or any(other.forget != view.forget for other in before)
+
+
+def _told(view: RunView, retrain: RunView | None, *, introduce: bool, name: bool) -> str:
+    """Tell one run's outcome: Retrain's own numbers where it is introduced, the request where it is to be named."""
+    said = _retrained(view) if view.exact else _ended_at(view, name)
     if view.judged and view.fired is None:
         said += " (its stop rule never fired, so every scheduled round was run)"
     if retrain is None or retrain is view:
         return said + "."
     known = f"; {retrain.label} took {_took(retrain)}" if introduce else ""
     return f"{said}{known}. {_speed(view, retrain)}"
+
+
+def _retrained(view: RunView) -> str:
+    return f"{view.label} retrained without {forgotten(view)} in {_took(view)}"
+
+
+def _ended_at(view: RunView, name: bool) -> str:
+    """Tell where an approximate run ended, and nothing of having forgotten."""
+    asked = f", asked to forget {forgotten(view)}," if name else ""
+    accuracy = view.final("test_accuracy")
+    where = "" if accuracy is None else f" at {percent(accuracy)} test accuracy"
+    return f"{view.label} (approximate){asked} ended{where} after {_rounds(len(view.rounds))} and {number(view.seconds)} s"
 
 
 def _ranges(views: Sequence[RunView]) -> str:
@@ -107,7 +123,9 @@ def _ranges(views: Sequence[RunView]) -> str:
     reached = f", ending at {_range(scores, percent)} test accuracy" if scores else ""
     late = sum(view.judged and view.fired is None for view in views)
     never = f" The stop rule never fired in {late} of them." if late else ""
-    return f"{len(views)} unlearning runs took {rounds} rounds and {seconds} s each{reached}.{never}"
+    few = sum(not view.exact for view in views)
+    roughly = f" {few} of them {'is' if few == 1 else 'are'} approximate." if few else ""
+    return f"{len(views)} unlearning runs took {rounds} rounds and {seconds} s each{reached}.{roughly}{never}"
 
 
 def _range(values: Sequence[float], spell: Callable[[float], str]) -> str:
@@ -147,14 +165,22 @@ def _machinery(view: RunView) -> tuple[object, ...]:
     return *(engine.get(key) for key in MACHINERY), *sorted(view.result["versions"].items())
 
 
+def _training(view: RunView) -> str:
+    """How the clients trained; that a history was kept changes nothing of it."""
+    settings = view.config.get("train")
+    if not isinstance(settings, Mapping):
+        return str(settings)
+    return str({name: value for name, value in settings.items() if name != "keep_history"})
+
+
 def notes(views: Sequence[RunView]) -> list[str]:
     """Say in plain sentences where the runs differ, so that nobody compares what does not compare."""
     forgot = [forgotten(view) for view in views if view.unlearned]
     seeds = [str(view.config.get("seed", 0)) for view in views]
-    data, train = ([str(view.config.get(name)) for view in views] for name in ("federation", "train"))
+    data, train = [str(view.config.get("federation")) for view in views], [_training(view) for view in views]
     machinery = [str(_machinery(view)) for view in views]
     checks = [
-        (forgot, "These runs did not forget the same: {}."),
+        (forgot, "These runs were not asked to forget the same: {}."),
         (seeds, "These runs have different seeds: {}."),
         (data, "These runs were not made on the same clients' data."),
         (train, "The clients of these runs did not train with the same settings."),
@@ -165,7 +191,19 @@ def notes(views: Sequence[RunView]) -> list[str]:
         said.append(
             "The clients' data came from Python code: whether every run had the same, no folder tells."
         )
-    return said
+    return [*said, approximate(views)] if approximate(views) else said
+
+
+def approximate(views: Sequence[RunView]) -> str:
+    """Say which runs are approximate and what nobody knows of them; nothing where all are exact."""
+    names = [view.label for view in views if not view.exact]
+    if not names:
+        return ""
+    listed = f"{', '.join(names[:-1])} and {names[-1]} are" if len(names) > 1 else f"{names[0]} is"
+    return (
+        f"{listed} approximate: what the forgotten data shaped went in, and nothing bounds what such a model "
+        "still knows of it."
+    )
 
 
 def backdoor_note(views: Sequence[RunView]) -> str:

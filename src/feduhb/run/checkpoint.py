@@ -55,6 +55,12 @@ def load_params(path: Path) -> Tensor:
     return _read(path)[0]["params"]
 
 
+def state_fields(path: Path) -> tuple[str, ...]:
+    """Name what a checkpoint holds."""
+    tensors, about = _read(path)
+    return (*tensors, *about["numbers"])
+
+
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     damaged = (
         f"checkpoint {path} is damaged; restore it from a backup, or delete its run folder and run again"
