@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -33,7 +35,10 @@ def frozen() -> nn.Module:
     return nn.Sequential(first, nn.Linear(2, 1))
 
 
-BUFFERS = "and statistics gathered there would outlive a forgotten client; use GroupNorm or LayerNorm"
+BUFFERS = (
+    "and statistics gathered there would outlive a forgotten client; "
+    "use GroupNorm or LayerNorm, or make a constant in forward"
+)
 DRAWS = (
     "draws random numbers that no client or round can be held to; remove it, or regularise with l2 instead"
 )
@@ -151,3 +156,33 @@ def test_a_lazy_layer_is_refused_in_words():
     """Its shapes are not known until data has been seen; flattening it would end in torch's own words."""
     with pytest.raises(ModelError, match="LazyLinear"):
         fresh(nn.Sequential(nn.LazyLinear(2)), 0)
+
+
+def test_every_layer_at_fault_is_named():
+    module = nn.Sequential(
+        nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Dropout(0.1)
+    )
+    with pytest.raises(
+        ModelError,
+        match=r"^layer 1 \(BatchNorm1d\) .* \(see also layer 3 \(BatchNorm1d\), layer 4 \(Dropout\)\)$",
+    ):
+        check_module(module)
+
+
+def test_a_factory_that_hands_out_what_was_learned_is_refused():
+    """The same module each time, or a copy of one: neither is drawn afresh."""
+    net = nn.Linear(3, 2)
+    with pytest.raises(ModelError, match="the model's factory gives the same module each time"):
+        fresh(lambda: net, 0)
+    with pytest.raises(ModelError, match="the model's factory gives the same weights whatever the seed"):
+        fresh(lambda: copy.deepcopy(net), 0)
+
+
+def test_a_factory_that_starts_at_zero_is_fresh_enough():
+    def zeros() -> nn.Module:
+        module = nn.Linear(3, 2)
+        for p in module.parameters():
+            nn.init.zeros_(p)
+        return module
+
+    assert not flatten(fresh(zeros, 0)).any()

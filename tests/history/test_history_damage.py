@@ -181,3 +181,17 @@ def test_bound_to_nothing_a_method_says_so():
         RECOVER.history.params(0)
     with pytest.raises(HistoryError, match="given no history"):
         ERASER.history.read(0, ["a"])
+
+
+def test_a_history_that_an_erasure_cut_short_is_refused(tmp_path):
+    """Replaying only its first rounds would pass for a recovery."""
+    history = DiskHistory(tmp_path)
+    history.claim("me")
+    for t in range(3):
+        history.begin(t, torch.zeros(2))
+        history.finish(t, torch.zeros(2), [])
+    history.check("me", 2, 3)
+    with pytest.raises(
+        HistoryError, match="ends after 3 of 5 rounds, an earlier erasure took the rest; train again"
+    ):
+        history.check("me", 2, 5)

@@ -23,8 +23,8 @@ from toys import Scripted, block_of, summed
 START = torch.zeros(2, dtype=torch.float64)
 GOOD = {"a": [1.0, 2.0], "c": [3.0, 6.0], "d": [5.0, 1.0]}
 ADVICE = (
-    "nothing of that round was averaged in: look at that client's data, or lower lr, step_size or momentum, "
-    "and go on from the last checkpoint"
+    "nothing of that round was averaged in: the last good checkpoint is kept. "
+    "Look at that client's data, or lower lr, step_size or momentum"
 )
 
 

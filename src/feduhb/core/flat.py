@@ -22,7 +22,7 @@ def check_module(module: nn.Module) -> None:
     }
     if faults:
         first, *others = faults
-        also = f" (so does {', '.join(others)})" if others else ""
+        also = f" (see also {', '.join(others)})" if others else ""
         raise ModelError(f"{first} {faults[first]}{also}")
     parameters = dict(module.named_parameters())
     if not parameters:

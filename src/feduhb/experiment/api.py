@@ -200,7 +200,7 @@ def _ready(method: str | Method[Any], run: Run, request: Request, remaining: Fed
             f"{chosen.name} replays stored updates, but this run kept none, or an erasure took them; "
             "train with --keep-history, or use feduhb, which needs none"
         )
-    history.check(identity(RunFolder(run.folder).config()), run.params.numel())
+    history.check(identity(RunFolder(run.folder).config()), run.params.numel(), len(run.rounds))
     return bound(chosen, history, list(remaining.clients))
 
 

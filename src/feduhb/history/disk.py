@@ -108,8 +108,8 @@ class DiskHistory:
         }
         write_atomically(self._place(round) / "round.json", json.dumps(about).encode())
 
-    def check(self, run: str, parameters: int) -> None:
-        """Refuse a history that is empty, of another run, or of another model."""
+    def check(self, run: str, parameters: int, rounds: int = 0) -> None:
+        """Refuse a history that is empty, not whole, of another run, or of another model."""
         if not self.rounds:
             raise HistoryError(
                 f"there is no history in {self.folder}: none was kept, or an erasure took it; {WAY_OUT}"
@@ -117,6 +117,10 @@ class DiskHistory:
         if self.owner() != run:
             raise HistoryError(
                 f"the history in {self.folder} belongs to another run; put back this run's own, or {WAY_OUT}"
+            )
+        if len(self.rounds) < rounds and self.rounds[-1] == len(self.rounds) - 1:
+            raise HistoryError(
+                f"the history in {self.folder} ends after {len(self.rounds)} of {rounds} rounds, an earlier erasure took the rest; {WAY_OUT}"
             )
         for t in range(self.rounds[-1] + 1):  # a hole would set every later round beside the wrong one
             if (found := self._about(t)["parameters"]) != parameters:
