@@ -144,6 +144,15 @@ def unlearn(
     step_size: Annotated[
         float | None, typer.Option(help="The server's step alpha; 1.0 if not given.", show_default=False)
     ] = None,
+    setting: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="NAME=NUMBER",
+            help="Any other setting of the method, such as correction=0.",
+            show_default=False,
+        ),
+    ] = None,
     stop: Annotated[
         str,
         typer.Option(help="auto (the dynamic rule for FedUHB), never, or the rule's lambda, such as 0.6."),
@@ -171,7 +180,7 @@ def unlearn(
     from feduhb.experiment.runs import open_run
 
     with _answering(json) as answer:
-        settings = {"momentum": momentum, "step_size": step_size}
+        settings = {"momentum": momentum, "step_size": step_size, **_settings(setting or [])}
         opened = open_run(run, data=data)
         new = unlearn_from(
             opened,
@@ -238,6 +247,20 @@ def report(
     """Write tables, figures and one self-contained HTML page about finished runs."""
     with _answering(json) as answer:
         _report(answer, runs, out, json)
+
+
+def _settings(given: list[str]) -> dict[str, float]:
+    """Read NAME=NUMBER, whole numbers as such."""
+    found: dict[str, float] = {}
+    for text in given:
+        name, _, value = text.partition("=")
+        try:
+            found[name.strip()] = int(value) if value.strip().lstrip("-").isdigit() else float(value)
+        except ValueError:
+            raise ConfigError(
+                f"--set {text!r} is no NAME=NUMBER; write for example --set correction=0"
+            ) from None
+    return found
 
 
 def _finish(answer: dict[str, Any], folder: Path | None, json: bool) -> None:

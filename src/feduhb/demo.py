@@ -31,7 +31,7 @@ SETTINGS = Config(
 
 
 def run_demo(out: Path, *, quiet: bool = False) -> dict[str, Any]:
-    """Train, forget with FedUHB and with Retrain, write table, figures and report; give the numbers."""
+    """Train, forget with every method, write table, figures and report; give the numbers."""
     _make_room(out)
     if not quiet:
         _say(introduction())
@@ -72,10 +72,13 @@ def _make_room(out: Path) -> None:
     if out.exists() and not out.is_dir():
         raise RunFolderError(f"{out} is a file; choose a folder with --out")
     if out.exists() and any(out.iterdir()) and not marker.exists():
-        raise RunFolderError(f"{out} is not empty and no earlier demo; choose another folder with --out")
+        raise RunFolderError(
+            f"{out} is not empty and no earlier demo; choose another folder with --out, or empty it"
+        )
     with disk_errors(out):
         for name in ("original", *METHODS):
-            shutil.rmtree(out / name, ignore_errors=True)
+            if (out / name).exists():
+                shutil.rmtree(out / name)
         out.mkdir(parents=True, exist_ok=True)
     write_atomically(marker, b"feduhb demo clears and writes its runs here\n")
 

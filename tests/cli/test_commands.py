@@ -153,5 +153,21 @@ def test_the_demo_does_not_clear_a_folder_that_is_not_its_own(tmp_path):
     RunFolder(tmp_path / "original").create("seed = 1")
     ended = CliRunner().invoke(app, ["demo", "--out", str(tmp_path)])
     assert ended.exit_code == 2
-    assert "is not empty and no earlier demo; choose another folder with --out" in ended.stderr
+    assert "is not empty and no earlier demo; choose another folder with --out, or empty it" in ended.stderr
     assert (tmp_path / "thesis.tex").read_text() == "years of work"
+
+
+def test_the_whole_story_of_a_history(run, tmp_path):
+    """Kept by training, replayed by a method with a setting of its own, and erased with the request."""
+    kept = tmp_path / "kept"
+    invoke("train", run.parent / "config.toml", "--out", kept, "--keep-history")
+    history = feduhb.open_run(kept).history
+    assert history is not None
+    assert len(history.rounds) == 3
+    args = ("--method", "fedrecover", "--set", "warmup=3", "--set", "correction=0", "--json")
+    answer = json.loads(invoke("unlearn", kept, "--forget", "c00", *args).stdout)
+    assert (answer["exact"], answer["needs"], answer["settings"]["warmup"]) == (False, "each", 3)
+    assert answer["history_bytes_read"] > 0
+    assert feduhb.open_run(kept).history is None
+    ended = CliRunner().invoke(app, ["unlearn", str(kept), "--forget", "c00", "--set", "speed"])
+    assert "--set 'speed' is no NAME=NUMBER; write for example --set correction=0" in ended.stderr

@@ -195,3 +195,42 @@ def test_a_history_that_an_erasure_cut_short_is_refused(tmp_path):
         HistoryError, match="ends after 3 of 5 rounds, an earlier erasure took the rest; train again"
     ):
         history.check("me", 2, 5)
+
+
+@pytest.mark.parametrize(
+    "marker",
+    [
+        "{}",
+        "[]",
+        "null",
+        '{"parameters": 2, "dtype": "float32"}',
+        '{"parameters": 2, "dtype": "odd", "blocks": []}',
+    ],
+)
+def test_a_marker_that_says_nothing_is_damage_and_does_not_stop_an_erasure(tmp_path, marker):
+    history = DiskHistory(tmp_path)
+    history.claim("me")
+    for t in range(2):
+        history.begin(t, torch.zeros(2))
+        history.finish(t, torch.zeros(2), [])
+    (tmp_path / "00001" / "round.json").write_text(marker)
+    (tmp_path / ".ipynb_checkpoints").mkdir()
+    with pytest.raises(HistoryError, match=r"round\.json is damaged; train again"):
+        history.clients(1)
+    assert history.forget(["anybody"]) > 0
+    assert history.rounds == [0]
+
+
+def test_a_tensor_of_another_shape_is_refused(tmp_path):
+    history = DiskHistory(tmp_path)
+    history.begin(0, torch.zeros(2))
+    history.finish(0, torch.zeros(3), [])
+    with pytest.raises(HistoryError, match=r"params\.safetensors is missing, cut short or damaged"):
+        history.params(0)
+
+
+def test_updates_too_large_for_float16_are_refused(tmp_path):
+    history = DiskHistory(tmp_path, half=True)
+    history.begin(0, torch.zeros(1))
+    with pytest.raises(HistoryError, match="beyond float16's 65,504; keep the history in full precision"):
+        history.append(0, 0, feduhb.Updates(("a",), torch.tensor([[1e6]]), torch.ones(1)))

@@ -269,3 +269,30 @@ def test_with_sampled_clients(tmp_path, name):
     done = feduhb.unlearn(run, ["bee"], method=method)
     assert len(done.rounds) == {"federaser": 3, "fedrecover": 6}[name]
     assert all("bee" not in r.asked for r in done.rounds)
+
+
+def test_compare_takes_only_methods_that_can_serve(tmp_path):
+    """A request for rows, or full-batch gradients, leaves out those that replay; named, they are refused before any trains."""
+    run = feduhb.train(ragged(), 3, epochs=1, out=tmp_path / "run", keep_history=True)
+    assert list(feduhb.compare(run, {"dog": [0]}, rounds=1)) == ["feduhb", "retrain"]
+    with pytest.raises(RequestError, match="cannot take rows or a class out of them"):
+        feduhb.compare(run, {"dog": [0]}, ["feduhb", "federaser"], rounds=1, out=tmp_path / "both")
+    assert not (tmp_path / "both").exists()
+    gradients = feduhb.train(ragged(), 3, epochs=0, out=tmp_path / "gradients", keep_history=True)
+    assert list(feduhb.compare(gradients, ["bee"], rounds=1)) == ["feduhb", "retrain"]
+
+
+def test_a_finished_replay_is_not_taken_for_one_with_other_settings(tmp_path):
+    run = feduhb.train(ragged(), 4, epochs=1, out=tmp_path / "run", keep_history=True)
+    feduhb.unlearn(run, ["bee"], method=feduhb.FedEraser(epochs=1), out=tmp_path / "new", erase_history=False)
+    with pytest.raises(RunFolderError, match="holds a finished run of another request or other settings"):
+        feduhb.unlearn(
+            run, ["bee"], method=feduhb.FedEraser(epochs=1, interval=1), out=tmp_path / "new", resume=True
+        )
+    assert run.history is not None
+
+
+@pytest.mark.parametrize("odd", ["float32", 1])
+def test_other_precisions_are_refused(odd):
+    with pytest.raises(ConfigError, match=r"keep_history is .*; give true, false or 'float16'"):
+        feduhb.train(ragged(), 1, keep_history=odd)

@@ -1,5 +1,6 @@
 """Documents are executable: what README and docs say to type, works."""
 
+import json
 import os
 import re
 import subprocess
@@ -101,6 +102,24 @@ def test_the_method_of_the_design_page_works_as_it_stands():
         "assert new.method.name == 'sign' and len(new.rounds) == 2\n"
     )
     subprocess.run([sys.executable, "-c", imports + code + use], check=True)
+
+
+def test_the_benchmark_runs():
+    """It prints rates and ratios of all engines; how large they are is not a test's to say."""
+    command = [
+        sys.executable,
+        ROOT / "benchmarks" / "engines.py",
+        "--clients",
+        "2",
+        "--images",
+        "20",
+        "--repeats",
+        "1",
+        "--json",
+    ]
+    answer = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    assert set(answer["images_per_second"]) == {"loop", "plain", "kept", "pool"}
+    assert set(answer["ratios"]) == {"pool / loop", "pool / plain", "pool / kept"}
 
 
 def test_the_documentation_builds_without_a_warning(tmp_path):

@@ -12,11 +12,12 @@ from typing import Any, Literal
 import torch
 
 from feduhb.core.aggregate import rule_named
+from feduhb.core.flat import flatten
 from feduhb.core.types import Local, Method
 from feduhb.data.federation import Federation
 from feduhb.data.request import Forget, Request, as_request
 from feduhb.engines import engine_named
-from feduhb.errors import ConfigError, HistoryError, RequestError
+from feduhb.errors import ConfigError, HistoryError, RequestError, RunFolderError
 from feduhb.experiment.conduct import Task, carry_out, identity, settings_of
 from feduhb.experiment.config import to_toml
 from feduhb.experiment.runs import HISTORY, EngineMaker, Run, method_for, open_run
@@ -162,8 +163,12 @@ def compare(
         methods: None takes all, those that replay a history only where the run kept one.
         out: gets a folder for each; a second feduhb is feduhb-2.
     """
+    chosen = comparable(run, forget) if methods is None else list(methods)
+    request = as_request(forget)
+    for method in chosen:  # refuse before the first one trains
+        _ready(method, run, request, run.federation.without(request))
     found: dict[str, Run] = {}
-    for method in comparable(run) if methods is None else methods:
+    for method in chosen:
         plain = method if isinstance(method, str) else method.name
         numbered = (f"{plain}-{i}" for i in itertools.count(2))
         name = next(n for n in itertools.chain([plain], numbered) if n not in found)
@@ -174,11 +179,13 @@ def compare(
     return found
 
 
-def comparable(run: Run) -> list[str]:
-    """Name the methods that can serve a run."""
-    return [
-        name for name in METHODS if run.history is not None or not replays(method_for(name, run.settings))
-    ]
+def comparable(run: Run, forget: Forget) -> list[str]:
+    """Name the methods that can serve a request: those that replay only where all of a run's history is there for whole clients."""
+    request, history = as_request(forget), run.history
+    whole = history is not None and len(history.rounds) == len(run.rounds)
+    plain = run.settings.epochs > 0 and run.settings.aggregate == "weighted_mean"
+    served = whole and plain and not request.rows and not request.classes
+    return [name for name in METHODS if served or not replaying(name)]
 
 
 def _ready(method: str | Method[Any], run: Run, request: Request, remaining: Federation) -> Method[Any]:
@@ -201,6 +208,10 @@ def _ready(method: str | Method[Any], run: Run, request: Request, remaining: Fed
             "train with --keep-history, or use feduhb, which needs none"
         )
     history.check(identity(RunFolder(run.folder).config()), run.params.numel(), len(run.rounds))
+    if not torch.equal(history.params(0), flatten(remaining.fresh_model())):
+        raise HistoryError(
+            f"the history of {run.folder} began at another model than the seed draws; train again with --keep-history"
+        )
     return bound(chosen, history, list(remaining.clients))
 
 
@@ -210,7 +221,16 @@ def _finished_replay(folder: Path | None, run: Run, method: str | Method[Any], t
     if folder is None or name not in METHODS or not replaying(name) or not RunFolder(folder).finished():
         return None
     opened = open_run(folder, run.original)
-    return opened if opened.method.name == name and str(opened.forgot) == str(total) else None
+    wanted = method_for(method, run.settings) if isinstance(method, str) else method
+    if (opened.method.name, str(opened.forgot), settings_of(opened.method)) != (
+        name,
+        str(total),
+        settings_of(wanted),
+    ):
+        raise RunFolderError(
+            f"{folder} holds a finished run of another request or other settings; choose another --out"
+        )
+    return opened
 
 
 def _stop_for(method: Method[Any]) -> StopRule:

@@ -61,11 +61,11 @@ def carry_out(
         records: list[Round] = []
         if task.folder is not None:
             state, records = _begin(task, task.folder, state, resume=resume)
-        task.begun()
         engine = task.engine
         if task.history is not None:
             task.history.claim(identity(tomllib.loads(task.config)))
             engine = Recorded(engine, task.history)
+        task.begun()
         first = len(records)
         moved = [record.moved for record in records]
         stream = run(

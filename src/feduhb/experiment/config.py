@@ -50,7 +50,7 @@ def parse_config(values: Mapping[str, Any], where: str) -> Config:
         return TypeAdapter(Config).validate_json(json.dumps(values, default=str), strict=True)
     except ValidationError as error:
         first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
+        place = ".".join(str(part) for part in first["loc"] if part not in {"bool", "literal['float16']"})
         if first["type"] == "missing":
             raise ConfigError(f"{where}: {place} is missing; add it") from None
         raise ConfigError(
@@ -88,7 +88,7 @@ def first_difference(old: Mapping[str, Any], new: Mapping[str, Any], table: str 
     for key in sorted({*old, *new}):
         a, b = old.get(key), new.get(key)
         name = f"{table}.{key}" if table else key
-        if isinstance(a, Mapping) != isinstance(b, Mapping):
+        if {type(a), type(b)} == {dict, type(None)}:
             return f"{'a' if a else 'no'} table [{name}], not {'one' if b else 'none'}"
         if isinstance(a, Mapping) and isinstance(b, Mapping):
             if inner := first_difference(a, b, name):

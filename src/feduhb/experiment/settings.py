@@ -48,6 +48,8 @@ class TrainSettings:
 
     def __post_init__(self) -> None:
         check_rounds(self.rounds)
+        if not (isinstance(self.keep_history, bool) or self.keep_history == "float16"):
+            raise ConfigError(f"keep_history is {self.keep_history!r}; give true, false or 'float16'")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,7 +36,7 @@ class DiskHistory:
         """The rounds that were completed before any crash, in order."""
         if not self.folder.is_dir():
             return []
-        return sorted(int(place.name) for place in self.folder.iterdir() if (place / "round.json").exists())
+        return [t for t in self._begun() if (self._place(t) / "round.json").exists()]
 
     @property
     def bytes(self) -> int:
@@ -49,8 +49,8 @@ class DiskHistory:
 
     def params(self, round: int) -> Tensor:
         """The model [P] that the round started from."""
-        self._about(round)
-        return self._tensor(self._place(round) / "params.safetensors", "params")
+        shape = [self._about(round)["parameters"]]
+        return self._tensor(self._place(round) / "params.safetensors", "params", shape)
 
     def read(self, round: int, clients: Sequence[ClientId]) -> Iterator[Updates]:
         """Stream the stored updates of those of these clients who answered, aligned by id, in stored order."""
@@ -59,7 +59,8 @@ class DiskHistory:
             rows = [i for i, client in enumerate(block["clients"]) if client in wanted]
             if rows:
                 dtype = getattr(torch, about["dtype"])
-                values = self._tensor(self._place(round) / _block(number), "values", rows).to(dtype)
+                shape = [len(block["clients"]), about["parameters"]]
+                values = self._tensor(self._place(round) / _block(number), "values", shape, rows).to(dtype)
                 weights = torch.tensor([block["weights"][i] for i in rows], dtype=dtype)
                 yield Updates(tuple(block["clients"][i] for i in rows), values, weights)
 
@@ -72,12 +73,13 @@ class DiskHistory:
         """
         leavers, before = set(clients), self.bytes
         if self.folder.is_dir():
-            begun = sorted(int(p.name) for p in self.folder.iterdir() if p.is_dir())
+            begun = self._begun()
             first = next((t for t in begun if self._may_hold(t, leavers)), None)
             doomed = [t for t in begun if first is not None and t >= first]
             with disk_errors(self.folder):
                 for t in reversed(doomed):
-                    shutil.rmtree(self._place(t))
+                    shutil.rmtree(self._place(t).resolve())
+                    self._place(t).unlink(missing_ok=True)  # where it was a link
                 sync_folder(self.folder)
         return before - self.bytes
 
@@ -96,6 +98,10 @@ class DiskHistory:
                 "a history needs every client's update, but these came summed up; train without keep_history under secure aggregation"
             )
         values = block.values.half() if self.half else block.values
+        if self.half and not values.isfinite().all():
+            raise HistoryError(
+                "an update has entries beyond float16's 65,504; keep the history in full precision: keep_history = true"
+            )
         _write(self._place(round) / _block(number), "values", values)
         return {"clients": list(block.clients), "weights": block.weights.tolist()}
 
@@ -107,6 +113,7 @@ class DiskHistory:
             "blocks": list(blocks),
         }
         write_atomically(self._place(round) / "round.json", json.dumps(about).encode())
+        sync_folder(self.folder)
 
     def check(self, run: str, parameters: int, rounds: int = 0) -> None:
         """Refuse a history that is empty, not whole, of another run, or of another model."""
@@ -152,26 +159,38 @@ class DiskHistory:
         except HistoryError:
             return True
 
+    def _begun(self) -> list[int]:
+        """The rounds that have a folder, complete or not, in order."""
+        return sorted(
+            int(place.name) for place in self.folder.iterdir() if place.name.isdigit() and place.is_dir()
+        )
+
     def _place(self, round: int) -> Path:
         return self.folder / f"{round:05d}"
 
     def _about(self, round: int) -> dict[str, Any]:
         path = self._place(round) / "round.json"
         try:
-            return json.loads(path.read_text(encoding="utf-8"))
+            about = json.loads(path.read_text(encoding="utf-8"))
+            sizes = [(len(block["clients"]), len(block["weights"])) for block in about["blocks"]]
+            if any(a != b for a, b in sizes) or not isinstance(about["parameters"], int):
+                raise ValueError
+            getattr(torch, about["dtype"])
         except FileNotFoundError:
             raise HistoryError(f"the history in {self.folder} has no round {round}; {WAY_OUT}") from None
-        except (OSError, ValueError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
             raise HistoryError(f"{path} is damaged; {WAY_OUT}") from None
+        return about
 
-    def _tensor(self, path: Path, name: str, rows: Sequence[int] | None = None) -> Tensor:
+    def _tensor(self, path: Path, name: str, shape: list[int], rows: Sequence[int] | None = None) -> Tensor:
+        """Read a tensor, or some rows of it, that must have this shape."""
         try:
             with safe_open(path, framework="pt") as file:
-                if rows is None:
-                    return file.get_tensor(name)
                 stored = file.get_slice(name)
-                return torch.cat([stored[i : i + 1] for i in rows])
-        except (FileNotFoundError, SafetensorError, OSError, ValueError, IndexError) as error:
+                if list(stored.get_shape()) != shape:
+                    raise ValueError
+                return file.get_tensor(name) if rows is None else torch.cat([stored[i : i + 1] for i in rows])
+        except (SafetensorError, OSError, ValueError, IndexError) as error:
             raise HistoryError(f"{path} is missing, cut short or damaged; {WAY_OUT}") from error
 
 

@@ -81,7 +81,7 @@ class FedEraser:
         return len(self.kept)
 
     def init(self, params: Tensor) -> Replay:
-        """Begin at the original start, which is the same draw as any fresh one."""
+        """Begin at the original start, which is the same draw as any fresh one of the same seed."""
         return Replay(params, step=0)
 
     def ask(self, state: Replay) -> Work | None:

@@ -67,7 +67,6 @@ def replays(method: Method[Any]) -> bool:
 
 
 def bound(method: Method[Any], history: History, clients: Sequence[ClientId]) -> Method[Any]:
-    """Give a replaying method its history and those who remain, unless it came with its own."""
-    if getattr(method, "history", None) is not MISSING:
-        return method
-    return replace(method, history=history, clients=tuple(sorted(clients)))  # pyright: ignore[reportArgumentType]
+    """Give a replaying method the history, unless it came with its own, and those who remain."""
+    own = getattr(method, "history", MISSING)
+    return replace(method, history=history if own is MISSING else own, clients=tuple(sorted(clients)))  # pyright: ignore[reportArgumentType]

@@ -22,16 +22,26 @@ S = TypeVar("S", bound=State)
 def save_state(path: Path, state: State, rounds_done: int) -> None:
     """Write a state (a NamedTuple of tensors and ints) and the number of rounds it stands after."""
     fields: dict[str, Any] = state._asdict()  # pyright: ignore[reportAttributeAccessIssue]
-    tensors = {
-        key: value.detach().cpu().clone(memory_format=torch.contiguous_format)
-        for key, value in fields.items()
-        if isinstance(value, Tensor)
-    }
+    tensors = _apart({key: value for key, value in fields.items() if isinstance(value, Tensor)})
     numbers = {key: value for key, value in fields.items() if not isinstance(value, Tensor)}
     about = json.dumps({"numbers": numbers, "rounds_done": rounds_done})
     write_atomically(
         path, save(tensors, {"state": f"{_digest(tensors, about)} {about}"})
     )  # one key: its order is no matter
+
+
+def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Give the tensors contiguous on the CPU, copied only where two share memory, for a state may be large."""
+    seen: set[int] = set()
+    apart: dict[str, Tensor] = {}
+    for key, value in tensors.items():
+        plain = value.detach().cpu().contiguous()
+        shared = (
+            plain.untyped_storage().data_ptr() in seen or plain.untyped_storage().nbytes() != plain.nbytes
+        )
+        apart[key] = plain.clone() if shared else plain
+        seen.add(apart[key].untyped_storage().data_ptr())
+    return apart
 
 
 def load_state(path: Path, like: S) -> tuple[S, int]:
@@ -83,5 +93,5 @@ def _digest(tensors: dict[str, Tensor], about: str) -> str:
     for key in sorted(tensors):
         value = tensors[key].contiguous()
         total.update(f"{key} {value.dtype} {list(value.shape)}".encode())
-        total.update(value.flatten().view(torch.uint8).numpy().tobytes())
+        total.update(value.flatten().view(torch.uint8).numpy().data)
     return total.hexdigest()
