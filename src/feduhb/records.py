@@ -12,7 +12,7 @@ import errno
 import json
 import os
 import tomllib
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any, ClassVar
@@ -94,13 +94,22 @@ def disk_errors(path: Path) -> Generator[None]:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Replace a file whole or not at all: temporary file, fsync, rename, fsync of the folder."""
+    """Replace a file whole or not at all."""
+    place_atomically(path, lambda temporary: _put(temporary, data))
+
+
+def _put(path: Path, data: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(data)
+
+
+def place_atomically(path: Path, write: Callable[[Path], object]) -> None:
+    """Let ``write`` fill a temporary file and put it in a file's place: fsync, rename, fsync of the folder."""
     temporary = path.with_name(f".{path.name}.tmp")
     with disk_errors(path):
         try:
-            with temporary.open("wb") as file:
-                file.write(data)
-                file.flush()
+            write(temporary)
+            with temporary.open("rb+") as file:
                 os.fsync(file.fileno())
             temporary.replace(path)
         except OSError:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import re
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+from safetensors.torch import save_file
 from torch import Tensor
 
 from feduhb.core.types import State
 from feduhb.errors import CheckpointError
-from feduhb.records import write_atomically
+from feduhb.records import place_atomically
 
 S = TypeVar("S", bound=State)
 
@@ -25,9 +28,17 @@ def save_state(path: Path, state: State, rounds_done: int) -> None:
     tensors = _apart({key: value for key, value in fields.items() if isinstance(value, Tensor)})
     numbers = {key: value for key, value in fields.items() if not isinstance(value, Tensor)}
     about = json.dumps({"numbers": numbers, "rounds_done": rounds_done})
-    write_atomically(
-        path, save(tensors, {"state": f"{_digest(tensors, about)} {about}"})
-    )  # one key: its order is no matter
+    held = {"state": f"{_digest(tensors, about)} {about}"}  # one key: its order is no matter
+    place_atomically(path, lambda temporary: _save(tensors, temporary, held))
+
+
+def _save(tensors: dict[str, Tensor], path: Path, about: dict[str, str]) -> None:
+    try:
+        save_file(tensors, path, about)
+    except SafetensorError as error:  # how it passes on what the operating system refused
+        told = re.search(r"os error (\d+)", str(error))
+        number = int(told[1]) if told else errno.EIO
+        raise OSError(number, os.strerror(number)) from error
 
 
 def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
