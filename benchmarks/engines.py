@@ -2,11 +2,10 @@
 
     python benchmarks/engines.py [--clients 6] [--images 500] [--epochs 1] [--repeats 3] [--json]
 
-Each engine trains the same clients on real images (`mnist-5k`), batch 64. Every one runs in a process of its own, so
-that the pool's memory settings help nobody else, and they take turns, so that a busy machine slows all alike; the
+Each engine trains the same clients on real images (`mnist-5k`), batch 64. Every one runs in a process of its own, and
+they take turns, so that a busy machine slows all alike; the
 best of the turns counts. `loop` computes with one thread, for its bits must not depend on how many there are, and so is the
-easiest to beat; "plain" is the same loop as most people write it, with all of torch's threads; "kept" is plain with the pool's
-setting of the memory allocator.
+easiest to beat; "plain" is the same loop as most people write it, with all of torch's threads.
 """
 
 from __future__ import annotations
@@ -22,17 +21,14 @@ import torch
 import feduhb
 from feduhb.core.flat import flatten
 from feduhb.core.types import Engine
-from feduhb.engines.pool import keep_freed_memory
 
-KINDS = ("loop", "plain", "kept", "pool")
+KINDS = ("loop", "plain", "pool")
 
 
 def measured(kind: str, clients: int, images: int, epochs: int) -> float:
     """Give the images a second of one engine in this process, after a warm-up."""
     federation = feduhb.load("mnist-5k", clients=clients, per_client=images, held_out=0.0)
-    if kind == "kept":
-        keep_freed_memory()
-    threads = torch.get_num_threads() if kind in {"plain", "kept"} else 1
+    threads = torch.get_num_threads() if kind == "plain" else 1
     engine: Engine = feduhb.Pool(federation) if kind == "pool" else feduhb.Loop(federation, threads=threads)
     work = feduhb.Work(flatten(federation.fresh_model()), epochs)
     everyone = tuple(federation.clients)
@@ -82,7 +78,7 @@ def main() -> None:
 
 def report(best: dict[str, float], as_json: bool) -> None:
     """Print images a second and the pool's ratios."""
-    ratios = {f"pool / {kind}": best["pool"] / best[kind] for kind in ("loop", "plain", "kept")}
+    ratios = {f"pool / {kind}": best["pool"] / best[kind] for kind in KINDS[:-1]}
     if as_json:
         print(json.dumps({"images_per_second": best, "ratios": ratios, "matrix_gflops": matrix_rate()}))
         return
@@ -90,7 +86,7 @@ def report(best: dict[str, float], as_json: bool) -> None:
         f"torch {torch.__version__}, {torch.get_num_threads()} threads, matrix products at {matrix_rate():.0f} GFLOP/s\n"
     )
     for kind, rate in best.items():
-        print(f"{kind:<6} {rate:>8,.0f} images/s")
+        print(f"{kind:<8} {rate:>8,.0f} images/s")
     print()
     for words, ratio in ratios.items():
         print(f"{words}: {ratio:.2f}")

@@ -171,3 +171,24 @@ def test_the_whole_story_of_a_history(run, tmp_path):
     assert feduhb.open_run(kept).history is None
     ended = CliRunner().invoke(app, ["unlearn", str(kept), "--forget", "c00", "--set", "speed"])
     assert "--set 'speed' is no NAME=NUMBER; write for example --set correction=0" in ended.stderr
+
+
+def test_the_demos_own_settings_tell_the_story():
+    """On its real data: the backdoor implants, leaves with the leavers, and the rule stops before the last round."""
+    from feduhb import demo
+
+    how = demo.SETTINGS.train
+    assert demo.SETTINGS.federation is not None
+    federation = feduhb.load(
+        "mnist-5k",
+        partition=demo.SETTINGS.federation.partition,
+        model="mlp",
+        backdoor=demo.LEAVERS,
+        seed=demo.SETTINGS.seed,
+    )
+    trained = feduhb.train(federation, how.rounds, epochs=how.epochs, batch_size=how.batch_size, lr=how.lr)
+    unlearned = feduhb.unlearn(trained, demo.LEAVERS, rounds=demo.ROUNDS)
+    assert trained.rounds[-1].scores["backdoor"] > 0.9
+    assert unlearned.rounds[-1].scores["backdoor"] < 0.05
+    assert unlearned.rounds[-1].scores["test_accuracy"] > 0.85
+    assert len(unlearned.rounds) < demo.ROUNDS

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import ctypes
 import functools
 import os
 import threading
@@ -29,8 +28,8 @@ class Pool:
     """Trains as many clients at once as there are cores, convolutions in channels-last order.
 
     A client's bits depend on neither the number of threads nor the blocks: each is trained whole by one
-    thread that computes alone. Two settings of the whole process go with it: freed memory is kept for the next step (see
-    `keep_freed_memory`), and threads started later find torch at one intra-op thread.
+    thread that computes alone. One setting of the whole process goes
+    with it: threads started later find torch at one intra-op thread.
     """
 
     def __init__(
@@ -51,7 +50,6 @@ class Pool:
             )
         self._model = federation.fresh_model()
         self._mine = threading.local()
-        keep_freed_memory()
 
     @property
     def about(self) -> Mapping[str, Any]:
@@ -145,18 +143,3 @@ def _gradients(loss: Tensor, parameters: list[nn.Parameter]) -> list[Tensor]:
 def cores() -> int:
     """Count the cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-@functools.cache
-def keep_freed_memory() -> bool:
-    """Tell glibc to keep freed memory instead of handing it back: 1.4 times the pool's speed, measured.
-
-    A training step frees and asks again for the same few large activations. Handed back, every page of
-    them is faulted in anew, in every thread. Elsewhere than on glibc nothing happens.
-    """
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (OSError, AttributeError):
-        return False
-    m_trim_threshold, m_mmap_threshold = -1, -3
-    return bool(mallopt(m_mmap_threshold, 32 << 20) and mallopt(m_trim_threshold, 2**31 - 1))

@@ -13,7 +13,7 @@ from feduhb.core.types import Loss
 from feduhb.data.federation import Examples, Federation
 from feduhb.evaluate.backdoor import triggered
 
-CHUNK = 250  # examples a forward pass holds at once: 2.6 times faster here than 1,000, for it stays in cache
+CHUNK = 250  # examples a forward pass holds at once, few enough to stay in cache
 
 
 def outputs(model: nn.Module, x: Tensor) -> Tensor:
