@@ -1,0 +1,5 @@
+"""`python -m feduhb.cli`."""
+
+from feduhb.cli import main
+
+main()

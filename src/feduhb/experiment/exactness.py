@@ -1,0 +1,84 @@
+"""Exactness of a finished run, by two counterfactuals: noise in place of the forgotten data, and a world that never had it."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any, Literal
+
+import torch
+
+from feduhb.core.types import Method
+from feduhb.evaluate.verdicts import Check, Exactness
+from feduhb.experiment.bench import Bench
+from feduhb.experiment.conduct import weights_digest
+from feduhb.experiment.plans import engine_of, made_by
+from feduhb.experiment.runs import Run
+from feduhb.records import RunFolder
+
+NOISE = "With noise in place of the forgotten data, trained and unlearned again"
+NEVER = "In a federation that never held the forgotten data"
+AGAIN = "Unlearned again from the same data"
+
+
+def exactness(run: Run, bench: Bench) -> Exactness:
+    """Make the counterfactual runs and compare weights, bit for bit.
+
+    An exact method whose weights differ is unlearned once more from the real data, to tell a leak of the
+    forgotten data from weights that this machine does not reproduce at all.
+    """
+    noise = bench.unlearned(bench.noisy(), "noise", run)
+    never = bench.never(run)
+    checks = [_check("noise", NOISE, noise, run), _check("never", NEVER, never, run)]
+    if run.method.exact and not all(check.identical for check in checks):
+        checks.append(
+            _check("again", AGAIN, bench.unlearned(bench.original(), "again", run), run, _where(run))
+        )
+    return Exactness(all(check.identical for check in checks), tuple(checks))
+
+
+def carries(method: Method[Any]) -> str | None:
+    """Name what a method of the user's own holds that is no setting; a counterfactual with it inside would show nothing."""
+    held = ((field.name, getattr(method, field.name)) for field in fields(method))  # pyright: ignore[reportArgumentType]
+    return next(
+        (
+            name
+            for name, value in held
+            if name not in {"history", "clients"}
+            and not isinstance(value, int | float | str)
+            and not callable(value)
+        ),
+        None,
+    )
+
+
+def _check(
+    name: Literal["again", "noise", "never"], what: str, other: Run, run: Run, where: str = ""
+) -> Check:
+    mine, theirs = run.params.detach().cpu(), other.params.detach().cpu()
+    identical = torch.equal(mine, theirs) and len(run.rounds) == len(other.rounds)
+    apart = float((mine.double() - theirs.double()).abs().max())
+    if identical:
+        return Check(name, f"{what}: the same weights, bit for bit.", identical, 0.0)
+    rounds = (
+        ""
+        if len(run.rounds) == len(other.rounds)
+        else f" after {len(other.rounds)} rounds, not {len(run.rounds)}"
+    )
+    return Check(name, f"{what}: other weights{rounds}, up to {apart:.2g} apart{where}.", identical, apart)
+
+
+def _where(run: Run) -> str:
+    """Say on what the bits of a run depend, where its folder tells of another engine than this one."""
+    if run.folder is None:
+        return ""
+    before, now = RunFolder(run.folder).config().get("made_by", ""), made_by(engine_of(run))
+    if before == now:
+        return ""
+    return f" (the run was made by {before}, this audit by {now}: audit it where it was made)"
+
+
+def as_recorded(run: Run) -> bool:
+    """Whether the weights are those whose digest the run's folder holds; runs without a folder have none to differ from."""
+    return run.folder is None or RunFolder(run.folder).result()["weights_sha256"] == weights_digest(
+        run.params
+    )
