@@ -80,6 +80,7 @@ def test_an_audit_of_other_weights_is_not_the_runs(folder: Path):
         ("clients/rows/2/client", 7, "the audit, clients, rows 3, client is 7"),
         ("relearn/most", "ten", 'the audit, relearn, most is "ten"'),
         ("cost/original/seconds", [], "the audit, cost, original, seconds is []"),
+        ("notes", "one", 'the audit, notes is "one"'),
         ("weights_sha256", None, "the audit, weights_sha256 is null"),
     ],
 )

@@ -46,10 +46,40 @@ def test_every_verdict_but_the_undecided_has_its_colour():
 
 def test_exactness_is_a_list_of_signs_and_words(tmp_path: Path):
     told = audit()
-    told["exactness"]["checks"][1] |= {"identical": False, "largest_difference": 0.0321}
+    told["exactness"]["checks"][1]["identical"] = False
     said = words(audited(tmp_path, told))
-    assert "✓ done again, nothing changed (identical)" in said
-    assert "✗ noise in place of the data (different, by up to 0.0321 in one weight)" in said
+    assert (
+        "✓ done again, nothing changed ✗ noise in place of the data ✓ a federation that never had it" in said
+    )
+
+
+def test_what_a_verdict_rests_on_stands_in_front(tmp_path: Path):
+    exact, told = words(audited(tmp_path / "exact", audit())), audit("not caught")
+    told["exactness"]["exact"] = False
+    attacked = words(audited(tmp_path / "attacked", told))
+    assert exact.index("done again") < exact.index("Both checks gave")
+    assert attacked.index("Both checks gave") < attacked.index("done again")
+
+
+def test_signs_have_words_for_those_who_cannot_see_them(tmp_path: Path):
+    told = audit()
+    told["exactness"]["checks"][1]["identical"] = False
+    document = audited(tmp_path, told)
+    assert document.count('aria-label="identical">✓<') == 2
+    assert document.count('aria-label="different">✗<') == 1
+
+
+def test_a_reason_that_is_a_check_is_told_once(tmp_path: Path):
+    told = audit()
+    told["verdict"]["reasons"].append("noise in place of the data")
+    said = words(audited(tmp_path, told))
+    assert said.count("noise in place of the data") == 1
+    assert "Both checks gave the same weights to the last bit." in said
+
+
+def test_what_the_audit_notes_is_shown(tmp_path: Path):
+    said = words(audited(tmp_path, audit(notes=["No held-out data of the leavers is there."])))
+    assert "No held-out data of the leavers is there." in said
 
 
 def test_every_part_is_there_and_explained(tmp_path: Path):
@@ -87,10 +117,17 @@ def test_one_audit_needs_no_summary_and_two_have_one(tmp_path: Path):
         assert document.count(f'id="chart-{name}"') == 1
 
 
+def test_marks_in_the_summary_stay_text(tmp_path: Path):
+    told = audit(membership=[attack("a & b; c", "<d>")])
+    folders = [put(write(tmp_path / f"{i}", "feduhb", series(4)), told) for i in range(2)]
+    assert "a &amp; b<br>c, &lt;d&gt;: not caught" in page(read_runs(folders))
+
+
 def test_an_audit_of_other_weights_is_noted(tmp_path: Path):
     document = audited(tmp_path, audit(weights_sha256="cd" * 32))
     card = document[document.index("<article") : document.index("</article>")]
     assert "this audit is of other weights" in card
+    assert "✓ forgotten (of other weights)</span>" in card
     assert "this audit is of other weights" not in audited(tmp_path / "own", audit())
 
 
@@ -104,6 +141,7 @@ def test_hostile_strings_stay_text(tmp_path: Path):
         clients={"on": HOSTILE, "rows": [{"client": HOSTILE, "examples": 1, "before": 0.5, "after": 0.6, "retrain": None}]},
         settings={HOSTILE: HOSTILE},
         versions={HOSTILE: HOSTILE},
+        notes=[HOSTILE],
         finished=HOSTILE,
         forgot=HOSTILE,
     )  # fmt: skip

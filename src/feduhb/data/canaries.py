@@ -97,7 +97,8 @@ def _mislabelled(
 
 def _labels(federation: Federation) -> Tensor:
     """Give the sorted labels of a federation."""
-    targets = [e.targets for e in (*federation.clients.values(), federation.test)]
+    everybody = (*federation.clients.values(), *federation.held_out.values(), federation.test)
+    targets = [e.targets for e in everybody if len(e)]
     if any(t.dim() != 1 or t.is_floating_point() for t in targets):
         raise ConfigError(
             "canaries are wrong labels, and these targets are no labels; train without canaries"

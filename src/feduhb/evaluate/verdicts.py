@@ -19,6 +19,10 @@ UNLEARNED, ORIGINAL, RETRAIN = "unlearned", "original", "retrain"
 MARGIN = (
     0.05  # of an AUC around 0.5, and of a backdoor's success over its floor: less than that is called none
 )
+UNEXPLAINED = (
+    "The recorded procedure does not give these weights here, so its rehearsals do not speak of them."
+)
+UNREHEARSED = "A rehearsal speaks of these weights only where the recorded procedure was seen to give them."
 USEFUL = 0.5  # of what Retrain gains over answering the commonest label: with less a model is of no use
 
 
@@ -29,6 +33,7 @@ class Finding:
     verdict: Found
     says: str
     control_failed: bool = False  # Retrain was caught: the attack measures something else
+    rehearsed: bool = False  # the recorded procedure was attacked, with canaries, not these weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +71,8 @@ def membership(models: Mapping[str, Roc], margin: float = MARGIN) -> Finding:
     """Judge one membership attack.
 
     Caught: the 99 % interval of the AUC lies above 0.5. Not caught: the two one-sided tests find it within
-    0.5 ± margin at 5 %, by an attack that catches the original by more than that margin.
+    0.5 ± margin at 5 %, by an attack that catches the original by more than that margin. Where Retrain's interval
+    lies below 0.5 the forgotten data is harder than what it is compared with, and an AUC near 0.5 is no sign.
     """
     found, original, retrain = models[UNLEARNED], models[ORIGINAL], models[RETRAIN]
     if retrain.interval.low > 0.5:
@@ -78,6 +84,12 @@ def membership(models: Mapping[str, Roc], margin: float = MARGIN) -> Finding:
     if found.interval.low > 0.5:
         return Finding(
             "caught", f"AUC {_auc(found)} lies above 0.5: the model still knows its training data."
+        )
+    if retrain.interval.high < 0.5:
+        return Finding(
+            "no power here",
+            f"Retrain never saw the forgotten data and finds it harder than the held-out data (AUC {_auc(retrain)}), "
+            "so that an AUC near 0.5 shows nothing.",
         )
     if original.interval.low <= 0.5 + margin:
         return Finding(
@@ -129,7 +141,7 @@ def backdoor(
 
 def useless(test: float, retrain: float, chance: float) -> str | None:
     """Say so where a model is of no use: it gains less than half of what Retrain does over the commonest label."""
-    if test >= chance + USEFUL * (retrain - chance):
+    if test > chance and test >= chance + USEFUL * (retrain - chance):
         return None
     return (
         f"Test accuracy {test:.1%}, where Retrain has {retrain:.1%} and always answering the commonest label {chance:.1%}: "
@@ -160,6 +172,10 @@ def verdict(
                 + (_failed(findings) or "none was able to contradict it."),
             ),
         )
+    if exactness and exactness.unexplained:
+        return Verdict("inconclusive", (*told, UNEXPLAINED))
+    if exactness is None and any(f.rehearsed for f in findings):
+        return _by_attacks([f for f in findings if not f.rehearsed], (*told, UNREHEARSED))
     return _by_attacks(findings, told)
 
 

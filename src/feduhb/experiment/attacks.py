@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -20,12 +20,12 @@ from feduhb.evaluate.proportions import difference
 from feduhb.evaluate.roc import Roc, Scores, power, roc
 from feduhb.evaluate.verdicts import Finding, backdoor, membership
 from feduhb.experiment.audited import Attack, BackdoorFound, Misr
-from feduhb.experiment.bench import Bench
+from feduhb.experiment.bench import Bench, called
 from feduhb.experiment.measures import compared
 from feduhb.experiment.runs import Run
 from feduhb.experiment.shadows import Candidates, Shadows, asked, shadows
 
-ALL, CANARIES, REHEARSED = "all forgotten data", "canaries", "canaries, in a rehearsal"
+ALL, CANARIES, REHEARSED = "all forgotten data", "canaries", ", in a rehearsal"
 DRAWS = 2000  # of the bootstrap
 
 
@@ -53,19 +53,20 @@ class Stage:
         both = [(c, members, others) for c, members, others in found if len(members) and len(others)]
         return {c: members for c, members, _ in both}, {c: others for c, _, others in both}
 
-    @property
-    def called(self) -> str:
-        """How the canaries of this stage are called."""
-        return REHEARSED if self.rehearsal else CANARIES
+    def called(self, what: str) -> str:
+        """How some examples of this stage are called."""
+        return what + REHEARSED if self.rehearsal else what
 
 
 def loss_attacks(stage: Stage, margin: float, seed: int) -> list[tuple[Attack, Finding]]:
     """Threshold the loss: on everything forgotten where it is the real data, and on the canaries."""
     found = [] if stage.rehearsal or not stage.members else [(ALL, stage.members, stage.others)]
     if stage.canaries[0]:
-        found.append((stage.called, *stage.canaries))
+        found.append((CANARIES, *stage.canaries))
     return [
-        _judged("loss", on, {n: _loss(run, members, others, seed) for n, run in stage.models.items()}, margin)
+        _judged(
+            stage, "loss", on, {n: _loss(r, members, others, seed) for n, r in stage.models.items()}, margin
+        )
         for on, members, others in found
     ]
 
@@ -85,24 +86,31 @@ def lira_attacks(
         made[name] = (
             made[twin]
             if twin
-            else shadows(bench, stage.federation, candidates, run, f"shadow-{run.method.name}", count)
+            else shadows(bench, stage.federation, candidates, run, f"shadow-{called(run)}", count)
         )
     made["original"] = made["retrain"]
     said = {name: asked(run, candidates) for name, run in stage.models.items()}
-    parts = [(ALL, False), (stage.called, True)] if stage.canaries[0] else [(ALL, False)]
-    return [_lira(made, said, on, canaries, margin, seed) for on, canaries in parts]
+    parts = [False, True] if stage.canaries[0] else [False]
+    found = (_lira(stage, made, said, canaries, margin, seed) for canaries in parts)
+    return [one for one in found if one is not None]
 
 
 def _lira(
+    stage: Stage,
     made: Mapping[str, Shadows],
     said: Mapping[str, Mapping[ClientId, Tensor]],
-    on: str,
     canaries: bool,
     margin: float,
     seed: int,
-) -> tuple[Attack, Finding]:
-    rocs = {name: _roc(made[name].attack(said[name], canaries=canaries), seed) for name in said}
-    return _judged("LiRA", on, rocs, margin, _roc(made["unlearned"].test(canaries=canaries), seed))
+) -> tuple[Attack, Finding] | None:
+    """Judge LiRA; None where too few examples were ever inside a shadow."""
+    strata = {name: made[name].attack(said[name], canaries=canaries) for name in said}
+    if not all(strata.values()):
+        return None
+    tested = made["unlearned"].test(canaries=canaries)
+    rocs = {name: _roc(scores, seed) for name, scores in strata.items()}
+    on = CANARIES if canaries else ALL
+    return _judged(stage, "LiRA", on, rocs, margin, _roc(tested, seed) if tested else None)
 
 
 def _alike(one: Run, other: Run) -> bool:
@@ -110,11 +118,18 @@ def _alike(one: Run, other: Run) -> bool:
 
 
 def _judged(
-    attack: str, on: str, rocs: Mapping[str, Roc], margin: float, self_test: Roc | None = None
+    stage: Stage,
+    attack: str,
+    on: str,
+    rocs: Mapping[str, Roc],
+    margin: float,
+    self_test: Roc | None = None,
 ) -> tuple[Attack, Finding]:
-    finding = membership(rocs, margin)
+    finding = replace(membership(rocs, margin), rehearsed=stage.rehearsal)
     able = power(rocs["unlearned"].se, margin)
-    return Attack(attack, on, finding.verdict, finding.says, margin, able, rocs, self_test), finding
+    return Attack(
+        attack, stage.called(on), finding.verdict, finding.says, margin, able, rocs, self_test
+    ), finding
 
 
 def _loss(

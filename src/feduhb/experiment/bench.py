@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from feduhb.data.federation import Examples, Federation
 from feduhb.data.request import Request
 from feduhb.errors import RunFolderError
 from feduhb.experiment.api import train, unlearn
+from feduhb.experiment.conduct import settings_of
 from feduhb.experiment.plans import carried_out
 from feduhb.experiment.runs import EngineMaker, Run
 from feduhb.experiment.settings import KeepHistory, TrainSettings
@@ -51,7 +53,15 @@ class Bench:
 
     def original(self) -> Run:
         """Give the model that had everybody: it must be caught."""
-        return self._once("original", lambda: self._trained("original", self.federation, history=False))
+        return self._once("original", lambda: self._trained("original", self.federation))
+
+    def replayable(self, run: Run) -> Run:
+        """Give the original with all of its history where a run's method replays one, trained again if that is gone."""
+        original = self.original()
+        kept = original.history
+        if not replays(run.method) or (kept is not None and len(kept.rounds) == len(original.rounds)):
+            return original
+        return self._once("history", lambda: self._trained("history", self.federation))
 
     def retrain(self) -> Run:
         """Give FedAvg's model without the forgotten data: it must not be caught."""
@@ -68,17 +78,16 @@ class Bench:
 
     def unlearned(self, world: Run, name: str, run: Run) -> Run:
         """Serve the request in another world by the very method of a run."""
-        name = f"{name}-{run.method.name}"
-        show = self.step(f"{name}: unlearning", run.scheduled)
+        show = self.step(f"{name}-{run.method.name}: unlearning", run.scheduled)
         return unlearn(
             world, self.request, method=unbound(run.method), rounds=run.scheduled, stop=run.stop, engine=self.engine,
-            out=self.folder / name, keep_history=False, erase_history=False, resume=True, show=show,
+            out=self.folder / f"{name}-{called(run)}", keep_history=False, erase_history=False, resume=True, show=show,
         )  # fmt: skip
 
     def never(self, run: Run) -> Run:
         """Run a run's method in a federation that never held the forgotten data, built anew from the others'."""
         alone = rebuilt(self.federation.without(self.request))
-        method, name = unbound(run.method), f"never-{run.method.name}"
+        method, name = unbound(run.method), f"never-{called(run)}"
         if replays(method):
             world = self._once("never", lambda: self._trained("never", alone))
             assert world.history is not None  # noqa: S101 (it was trained to keep one)
@@ -87,21 +96,25 @@ class Bench:
 
     def carried_out(self, federation: Federation, method: Method[Any], name: str, like: Run) -> Run:
         """Run a method from a fresh model on all of a federation, for as long and with the stop rule of another run."""
+        plan = self.planned(federation, method, name, like)
+        return carried_out(plan, name, resume=True, show=self.step(name, like.scheduled))
+
+    def planned(self, federation: Federation, method: Method[Any], name: str, like: Run) -> Run:
+        """Plan such a run."""
         count = self.settings.clients_per_round
         sampled = None if count is None or count > len(federation.clients) else count
-        plan = Run(
+        return Run(
             federation=federation, original=federation, method=method, state=None, rounds=(),
             settings=replace(self.settings, keep_history=False, clients_per_round=sampled), engine=self.engine,
             folder=self.folder / name, scheduled=like.scheduled, stop=like.stop,
         )  # fmt: skip
-        return carried_out(plan, name, resume=True, show=self.step(name, like.scheduled))
 
-    def _trained(self, name: str, federation: Federation, *, history: bool = True) -> Run:
+    def _trained(self, name: str, federation: Federation) -> Run:
         how = self.settings
         return train(
             federation, how.rounds, epochs=how.epochs, batch_size=how.batch_size, lr=how.lr, l2=how.l2,
             aggregate=how.aggregate, clients_per_round=how.clients_per_round, engine=self.engine,
-            keep_history=self.history if history else False, out=self.folder / name, resume=True,
+            keep_history=self.history, out=self.folder / name, resume=True,
             show=self.step(f"{name}: training", how.rounds),
         )  # fmt: skip
 
@@ -116,6 +129,12 @@ class Bench:
         if name not in self.made:
             self.made[name] = make()
         return self.made[name]
+
+
+def called(run: Run) -> str:
+    """Name a run's method with all that sets it apart from others of its kind, for folders."""
+    about = (dict(settings_of(run.method)), run.scheduled, getattr(run.stop, "__name__", repr(run.stop)))
+    return f"{run.method.name}-{sha256(repr(about).encode()).hexdigest()[:8]}"
 
 
 def unbound(method: Method[Any]) -> Method[Any]:
@@ -155,7 +174,7 @@ def noised(federation: Federation, request: Request) -> Federation:
         draw = generator(federation.seed, "noise", client)
         x, y = (part.clone() for part in examples.all())
         if client in request.clients:
-            return noise(x, len(x) // 2 + 1, draw)
+            return noise(x, len(x) // 2 or 2, draw)
         classes = request.class_mask(y)
         x[mask], fresh = noise(x, int(mask.sum()), draw)
         y[mask] = torch.where(classes[mask], y[mask], fresh) if request.classes else fresh

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from functools import partial
+from types import BuiltinFunctionType, FunctionType
 from typing import Any, Literal
 
 import torch
@@ -13,6 +15,7 @@ from feduhb.experiment.bench import Bench
 from feduhb.experiment.conduct import weights_digest
 from feduhb.experiment.plans import engine_of, made_by
 from feduhb.experiment.runs import Run
+from feduhb.methods.replaying import replays
 from feduhb.records import RunFolder
 
 NOISE = "With noise in place of the forgotten data, trained and unlearned again"
@@ -30,9 +33,8 @@ def exactness(run: Run, bench: Bench) -> Exactness:
     never = bench.never(run)
     checks = [_check("noise", NOISE, noise, run), _check("never", NEVER, never, run)]
     if run.method.exact and not all(check.identical for check in checks):
-        checks.append(
-            _check("again", AGAIN, bench.unlearned(bench.original(), "again", run), run, _where(run))
-        )
+        again = bench.unlearned(bench.replayable(run), "again", run)
+        checks.append(_check("again", AGAIN, again, run, _where(run)))
     return Exactness(all(check.identical for check in checks), tuple(checks))
 
 
@@ -43,12 +45,17 @@ def carries(method: Method[Any]) -> str | None:
         (
             name
             for name, value in held
-            if name not in {"history", "clients"}
-            and not isinstance(value, int | float | str)
-            and not callable(value)
+            if not (name in {"history", "clients"} and replays(method)) and not _setting(value)
         ),
         None,
     )
+
+
+def _setting(value: Any) -> bool:
+    """Whether a value is a number, a text, none, or a plain function, such as a rule to aggregate by."""
+    if isinstance(value, partial):
+        return all(map(_setting, (value.func, *value.args, *value.keywords.values())))
+    return value is None or isinstance(value, int | float | str | FunctionType | BuiltinFunctionType)
 
 
 def _check(

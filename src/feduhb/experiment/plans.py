@@ -7,17 +7,19 @@ from dataclasses import replace
 
 import torch
 
+from feduhb.core.flat import flatten
 from feduhb.core.types import Engine, Local
 from feduhb.data.federation import Federation
 from feduhb.engines import engine_named
 from feduhb.errors import ConfigError
-from feduhb.experiment.conduct import Task, carry_out
+from feduhb.experiment.conduct import Task, carry_out, participants
 from feduhb.experiment.config import to_toml
 from feduhb.experiment.runs import HISTORY, EngineMaker, Run
 from feduhb.experiment.settings import Config, FederationSettings, TrainSettings, UnlearnSettings
 from feduhb.history import DiskHistory
 from feduhb.methods import FedEraser
 from feduhb.records import RunFolder
+from feduhb.run.loop import run as rounds_of
 from feduhb.run.progress import Show, watched
 
 
@@ -48,6 +50,17 @@ def carried_out(
     with watched(show, label, run.scheduled) as tell:
         state, records = carry_out(task, resume=resume, show=tell)
     return replace(run, state=state, rounds=tuple(records))
+
+
+def only_weights(run: Run) -> Run:
+    """Carry a plan out for nothing but its weights: no scores, no folder."""
+    task = _task(run, None)
+    state = run.method.init(flatten(run.federation.fresh_model()))
+    for new, _ in rounds_of(
+        run.method, task.engine, participants(task), state, rounds=task.rounds, stop=task.stop
+    ):
+        state = new
+    return replace(run, state=state)
 
 
 def engine_of(run: Run) -> Engine:

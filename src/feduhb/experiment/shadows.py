@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import shutil
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -13,14 +15,18 @@ from torch import Tensor
 from feduhb.core.seeds import generator, seed_for
 from feduhb.core.types import ClientId
 from feduhb.data.federation import Examples, Federation
-from feduhb.errors import ConfigError
+from feduhb.engines.pool import Pool, cores
+from feduhb.errors import ConfigError, DataError
 from feduhb.evaluate.lira import likelihood_ratios, self_test
 from feduhb.evaluate.membership import confidences
 from feduhb.evaluate.roc import Scores
 from feduhb.experiment.bench import Bench
-from feduhb.experiment.runs import Run
+from feduhb.experiment.plans import only_weights
+from feduhb.experiment.runs import EngineMaker, Run
+from feduhb.experiment.workers import spread
 from feduhb.records import write_atomically
 
+Deals = Sequence[Mapping[ClientId, Tensor]]
 FEWEST = 4  # shadows: with less there is no spread to speak of
 
 
@@ -52,26 +58,31 @@ class Shadows:
     inside: Mapping[ClientId, Tensor]  # [K, n] bool
 
     def attack(self, target: Mapping[ClientId, Tensor], *, canaries: bool = False) -> list[Scores]:
-        """Attack a model by what it says [n] of every client's candidates; all of them, or the canaries alone."""
+        """Attack a model by what it says [n] of every client's candidates; all of them, or the canaries alone.
+
+        Clients of whom nothing was ever inside are left out, and those without members or others.
+        """
         found: list[Scores] = []
         for client, said in self.said.items():
             chosen = self._chosen(client, canaries)
+            first = int(chosen[: len(self.candidates.members[client])].sum())
+            if not 0 < first < int(chosen.sum()) or not self.inside[client][:, chosen].any():
+                continue
             ratios = likelihood_ratios(
                 target[client][chosen], said[:, chosen], self.inside[client][:, chosen]
             )
-            first = int(chosen[: len(self.candidates.members[client])].sum())
             found.append(Scores(ratios[:first], ratios[first:]))
         return found
 
     def test(self, *, canaries: bool = False) -> list[Scores]:
         """Attack each shadow with the others, where the truth is known."""
-        pairs = [
-            pair
-            for client, said in self.said.items()
-            for chosen in [self._chosen(client, canaries)]
-            for pair in self_test(said[:, chosen], self.inside[client][:, chosen])
-        ]
-        return [Scores(inside, outside) for inside, outside in pairs]
+        found: list[Scores] = []
+        for client, said in self.said.items():
+            chosen = self._chosen(client, canaries)
+            with contextlib.suppress(DataError):  # without one of its shadows nothing of the client is inside
+                pairs = self_test(said[:, chosen], self.inside[client][:, chosen])
+                found += [Scores(*pair) for pair in pairs if len(pair[0]) and len(pair[1])]
+        return found
 
     def _chosen(self, client: ClientId, canaries: bool) -> Tensor:
         marked = self.candidates.marked(client)
@@ -85,7 +96,8 @@ def shadows(
 
     Half of the clients take part in each, and the other half in the next. A leaver that takes part trains on as
     many of its candidates as it really trained on, dealt anew each time: members and others are treated alike.
-    What a shadow said is written down at once, and the shadow itself deleted: it was trained on data to be forgotten.
+    What a shadow said is written down at once; the shadow itself, trained on data to be forgotten, never is.
+    On a CPU as many shadows as there are cores train at once, each on a core of its own.
     """
     if count < FEWEST or count % 2:
         raise ConfigError(
@@ -96,7 +108,11 @@ def shadows(
             "shadow federations hold half of the clients, and there is only one; audit without shadows"
         )
     deals = [dealt(federation, candidates, shadow) for shadow in range(count)]
-    told = [_said(bench, federation, candidates, like, f"{name}-{k:02d}", k, deals[k]) for k in range(count)]
+    workers = cores() if _one_thread(bench.engine) else 1
+    for _ in spread(train_and_ask, _jobs(bench, federation, candidates, like, name, deals), workers):
+        pass
+    files = [bench.folder / f"{name}-{shadow:02d}.json" for shadow in range(count)]
+    told = [json.loads(file.read_text()) for file in files]
     clients = list(candidates.members)
     return Shadows(
         candidates,
@@ -154,23 +170,38 @@ def asked(run: Run, candidates: Candidates) -> dict[ClientId, Tensor]:
     return {c: confidences(model, Examples.of(*candidates.all(c)), loss) for c in candidates.members}
 
 
-def _said(
-    bench: Bench,
-    federation: Federation,
-    candidates: Candidates,
-    like: Run,
-    name: str,
-    shadow: int,
-    deal: Mapping[ClientId, Tensor],
-) -> dict[ClientId, list[float]]:
-    """Train a shadow, or read what it said before a crash."""
-    file = bench.folder / f"{name}.json"
-    if file.exists():
-        bench.step(f"{name}: already there", 1)
-        return json.loads(file.read_text())
-    inner = shadow_federation(federation, candidates, shadow, deal)
-    run = bench.carried_out(inner, like.method, name, like)
-    said = {client: values.tolist() for client, values in asked(run, candidates).items()}
-    write_atomically(file, json.dumps(said).encode())
-    shutil.rmtree(bench.folder / name)
-    return said
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One shadow to train and to ask: whole, so that it can be done in another process."""
+
+    plan: Run
+    candidates: Candidates
+    file: Path  # where it is written down what the shadow said
+
+
+def _jobs(
+    bench: Bench, federation: Federation, candidates: Candidates, like: Run, name: str, deals: Deals
+) -> Iterator[Job]:
+    """Plan the shadows that have not spoken yet."""
+    alone = _one_thread(bench.engine)
+    for shadow, deal in enumerate(deals):
+        file = bench.folder / f"{name}-{shadow:02d}.json"
+        bench.step(f"{name}-{shadow:02d}" + (": already there" if file.exists() else ""), 1)
+        if not file.exists():
+            inner = shadow_federation(federation, candidates, shadow, deal)
+            plan = bench.planned(inner, like.method, file.stem, like)
+            yield Job(replace(plan, folder=None, engine=alone or bench.engine), candidates, file)
+
+
+def train_and_ask(job: Job) -> None:
+    """Train a shadow and write down what it says. It is never on disk itself: what a crash costs is one shadow."""
+    run = only_weights(job.plan)
+    said = {client: values.tolist() for client, values in asked(run, job.candidates).items()}
+    write_atomically(job.file, json.dumps(said).encode())
+
+
+def _one_thread(engine: str | EngineMaker) -> EngineMaker | None:
+    """Give the engine to use where several shadows train at once; None where they shall not: on a GPU, or on an engine of the user's own."""
+    if engine not in {"auto", "pool"} or torch.cuda.is_available():
+        return None
+    return partial(Pool, threads=1)

@@ -11,6 +11,7 @@ from feduhb.report.audit_words import INTRODUCTION, audited, fared
 from feduhb.report.grids import Grid
 from feduhb.report.markup import chart, section, sentences
 from feduhb.report.runs import RunView
+from feduhb.report.tables import verdict
 from feduhb.report.words import forgotten, number, stale
 
 SIGNS = {"forgotten": "✓", "not caught": "○", "not forgotten": "✗", "useless": "✗", "inconclusive": "?"}
@@ -34,14 +35,14 @@ def audits(views: Sequence[RunView], drawn: Collection[str]) -> str:
     return section("Did it forget?", f"<p>{escape(INTRODUCTION)}</p>\n{summary}\n{cards}")
 
 
-def badge(verdict: str) -> str:
+def badge(told: str) -> str:
     """Give a verdict's word with its sign and colour; the word alone would do."""
-    word = verdict.partition(" (")[0]
-    return f'<span class="badge {word.replace(" ", "-")}">{SIGNS.get(word, "")} {escape(verdict)}</span>'
+    word = told.partition(" (")[0]
+    return f'<span class="badge {word.replace(" ", "-")}">{SIGNS.get(word, "")} {escape(told)}</span>'
 
 
 def _painted(header: str, cell: str) -> str:
-    return badge(cell) if header == "verdict" else escape(cell).replace("; ", "<br>")
+    return badge(cell) if header == "verdict" else "<br>".join(escape(part) for part in cell.split("; "))
 
 
 def _card(view: RunView, place: int, drawn: Collection[str]) -> str:
@@ -50,16 +51,30 @@ def _card(view: RunView, place: int, drawn: Collection[str]) -> str:
     found = {name: grid.without_names() for name, grid in grids([view]).items() if name not in ABOVE}
     evidence = "".join(_part(name, grid, place, drawn, audit) for name, grid in found.items())
     asked = f'<p class="small">asked to forget {escape(forgotten(view))}</p>'
-    head = (
-        f"<header><div><h3>{escape(view.label)}</h3>{asked}</div>{badge(audit['verdict']['word'])}</header>\n"
-    )
+    word = badge(verdict(view) or "")
+    head = f"<header><div><h3>{escape(view.label)}</h3>{asked}</div>{word}</header>\n"
     other = f'<p class="notes">{escape(stale(view))}</p>' if stale(view) else ""
-    body = f"{other}{sentences(audit['verdict']['reasons'])}\n{_checks(audit['exactness'])}"
+    noted = sentences(audit.get("notes") or [], "small")
+    body = f"{other}{_grounds(audit)}{noted}"
     opened = "" if place else " open"
     return (
         f'<article class="card">{head}{body}'
         f"<details{opened}><summary>The evidence</summary>\n{evidence}{_made(audit)}</details></article>\n"
     )
+
+
+def _grounds(audit: Mapping[str, Any]) -> str:
+    """What the verdict rests on: exactness in front where it holds, the other reasons where it does not."""
+    parts = [_checks(audit["exactness"]), sentences(_reasons(audit))]
+    exact = audit["exactness"] is not None and audit["exactness"]["exact"]
+    return "\n".join(parts if exact else parts[::-1])
+
+
+def _reasons(audit: Mapping[str, Any]) -> list[str]:
+    """The verdict's reasons, less those that the list of checks tells with its signs."""
+    checks = (audit["exactness"] or {"checks": ()})["checks"]
+    told = {check["says"] for check in checks}
+    return [reason for reason in audit["verdict"]["reasons"] if reason not in told]
 
 
 def _checks(exactness: Mapping[str, Any] | None) -> str:
@@ -71,9 +86,8 @@ def _checks(exactness: Mapping[str, Any] | None) -> str:
 
 def _check(check: Mapping[str, Any]) -> str:
     kind, sign, word = ("yes", "✓", "identical") if check["identical"] else ("no", "✗", "different")
-    size = check["largest_difference"]
-    far = "" if check["identical"] or size is None else f", by up to {size:.3g} in one weight"
-    return f'<li class="{kind}"><span aria-hidden="true">{sign}</span><div>{escape(check["says"])} <em>({word}{far})</em></div></li>'
+    mark = f'<span role="img" aria-label="{word}">{sign}</span>'
+    return f'<li class="{kind}">{mark}<div>{escape(check["says"])}</div></li>'
 
 
 def _part(name: str, grid: Grid, place: int, drawn: Collection[str], audit: Mapping[str, Any]) -> str:

@@ -11,9 +11,10 @@ NAMES = {"original": "original", "retrain": "Retrain", "unlearned": "unlearned"}
 NAMED_AT_MOST = 45  # clients a chart names; more are counted
 CONTROLS = {"original": "must be caught", "retrain": "must not be caught"}
 INTRODUCTION = (
-    "The same questions were put to three models: the original, which knew the data and must be caught; Retrain, "
-    "which never saw it and must not be; and the unlearned one. Where a control fails, nothing is concluded. A verdict "
-    "is about this model: copies of the old one are not touched by it."
+    "Three models are asked the same: the original, which knew the data and must be caught; Retrain, which never saw "
+    "it and must not be; and the unlearned one. An attack whose controls fail says nothing of the third. Where the "
+    "weights were compared to the last bit, a verdict can rest on that, not on attacks that fail. It is about this "
+    "model: copies of the old one are not touched by it."
 )
 NOTES = {
     "verdicts": "Every audit puts the same questions to three models: the original, which knew the data; Retrain, "
@@ -24,7 +25,7 @@ NOTES = {
     "attacks": "An attacker is shown examples that the leavers trained on and examples of theirs that nobody trained "
     "on, and guesses which is which. AUC is how often it ranks a pair rightly: 0.5 is a coin, 1 is certainty; in "
     "brackets the 99% interval. TPR is the share of members it finds while wrongly naming 1% (0.1%) of the others. "
-    "“Not caught” needs the 90% interval to lie within 0.5 ± {margin}; power is how often a model that gives nothing "
+    "“Not caught” needs the 90% interval to lie within 0.5 ± {margin}, by an attack that catches the original; power is how often a model that gives nothing "
     "away would pass that test.",
     "misr": "The paper's score: an attacker that learned on the original model names members. Read each number beside "
     "the one on test data, which is what it says of examples that nobody trained on.",

@@ -74,6 +74,7 @@ AUDIT = {
     ),
     "relearn": Perhaps({"goal": NUMBER, "most": int, "unlearned": Perhaps(int), "retrain": Perhaps(int)}),
     "cost": dict.fromkeys(MODELS, COST),
+    "notes": Perhaps([str]),
     "settings": dict,
     "versions": dict,
     "finished": str,

@@ -6,15 +6,12 @@ from collections.abc import Sequence
 from html import escape
 
 from feduhb.report.audit_charts import audit_charts
-from feduhb.report.chart_parts import DASHES, TEXT, Chart, layout, line, rounds_axis
+from feduhb.report.chart_parts import Chart, layout, line, rounds_axis
 from feduhb.report.runs import RunView, Series
 from feduhb.report.stop_charts import stop_charts
 from feduhb.report.style import Looks, Stroke, strokes
 from feduhb.report.sweep_charts import sweep_charts
 from feduhb.report.words import ended, percent, scored, watched
-
-_layout = layout
-__all__ = ["DASHES", "TEXT", "Chart", "charts"]
 
 
 def charts(views: Sequence[RunView]) -> dict[str, Chart]:
