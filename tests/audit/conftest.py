@@ -7,6 +7,9 @@ import os
 import pytest
 import torch
 
+from feduhb.evaluate import misr
+from feduhb.experiment import attacks
+
 
 @pytest.fixture(scope="module", autouse=True)
 def no_waiting_for_the_disk():
@@ -23,3 +26,12 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_attackers():
+    """Fewer draws of the bootstrap and fewer trees: verdicts here are far from any edge."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(attacks, "DRAWS", 400)
+        patch.setattr(misr, "TREES", {**misr.TREES, "max_iter": 5, "max_bins": 8})
+        yield

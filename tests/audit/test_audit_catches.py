@@ -16,7 +16,7 @@ SEEDS = range(5)
 def memorised():
     """The leavers' labels are all wrong, and training goes on until they are known by heart."""
     federation = digits(canaries=feduhb.Canaries(LEAVERS, 1.0))
-    trained = feduhb.train(federation, ROUNDS, **TRAINED)
+    trained = feduhb.train(federation, 2 * ROUNDS, **TRAINED)
     retrain = feduhb.unlearn(trained, LEAVERS, method="retrain", rounds=ROUNDS, show=None)
     return trained, retrain
 
@@ -44,7 +44,7 @@ def test_feduhb_forgets_what_was_memorised(memorised):
     gone, before = found.accuracy["unlearned"].forgotten, found.accuracy["original"].forgotten
     assert gone is not None
     assert before is not None
-    assert gone < 0.2 < 0.6 < before  # wrong labels that nobody can guess
+    assert gone < 0.2 < 0.5 < before  # wrong labels that nobody can guess
 
 
 def test_a_backdoor_is_caught_and_its_erasure_seen():
@@ -57,7 +57,7 @@ def test_a_backdoor_is_caught_and_its_erasure_seen():
     assert found.backdoor.success["retrain"] <= 0.1
     assert found.backdoor.verdict == "not caught"
     assert found.verdict.word == "not caught"  # exactness was not looked at
-    keeps = feduhb.unlearn(trained, ["c05"], method="retrain", rounds=ROUNDS, show=None)
+    keeps = feduhb.unlearn(trained, ["c04"], method="retrain", rounds=ROUNDS, show=None)
     other = audit(keeps, trained, exactness=False, canaries=0, **QUIET)
     assert other.backdoor is not None
     assert other.backdoor.verdict == "no power here"  # those that stay carry it
@@ -65,18 +65,16 @@ def test_a_backdoor_is_caught_and_its_erasure_seen():
 
 
 def test_an_exact_retrain_pooled_over_five_seeds_is_equivalent_to_chance():
-    """345 members and as many others a seed: the test passes a model that remembers nothing with a chance of over 90 %."""
+    """270 members and as many others a seed: the test passes a model that remembers nothing with a chance of over 80 %."""
     found = []
     for seed in SEEDS:
-        federation = digits(per_client=230, seed=seed)
-        run = feduhb.unlearn(
-            feduhb.train(federation, 2, epochs=1, lr=0.1, batch_size=16, show=None), LEAVERS,
-            method=feduhb.Retrain(epochs=10), rounds=2, show=None,
-        )  # fmt: skip
-        [attack] = audit(run, retrain=run, exactness=False, canaries=0, **QUIET).membership
+        federation = digits(clients=6, per_client=180, seed=seed)
+        trained = feduhb.train(federation, 3, **TRAINED)
+        run = feduhb.unlearn(trained, LEAVERS, method="retrain", rounds=3, show=None)
+        [attack] = audit(run, trained, retrain=run, exactness=False, canaries=0, **QUIET).membership
         found.append(attack.models["unlearned"])
-        assert (found[-1].members, found[-1].others) == (345, 345)
+        assert (found[-1].members, found[-1].others) == (270, 270)
     together = pooled(found)
-    assert power(together.se) > 0.9
+    assert power(together.se) > 0.8
     assert equivalent(together)
     assert abs(together.auc - 0.5) < 0.05

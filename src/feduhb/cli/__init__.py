@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated
 
 import typer
 
 from feduhb.cli import checks, runs
+
+# Threads that wait for each other by spinning take the cores from whoever could work; set before torch is loaded.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 app = typer.Typer(
     name="feduhb",

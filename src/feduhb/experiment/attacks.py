@@ -127,9 +127,8 @@ def _judged(
 ) -> tuple[Attack, Finding]:
     finding = replace(membership(rocs, margin), rehearsed=stage.rehearsal)
     able = power(rocs["unlearned"].se, margin)
-    return Attack(
-        attack, stage.called(on), finding.verdict, finding.says, margin, able, rocs, self_test
-    ), finding
+    found = Attack(attack, stage.called(on), finding.verdict, finding.says, margin, able, rocs, self_test)
+    return found, replace(finding, says=f"{attack[0].upper()}{attack[1:]} on {found.on}. {finding.says}")
 
 
 def _loss(
@@ -170,4 +169,5 @@ def backdoor_of(stage: Stage, request: Request) -> tuple[BackdoorFound, Finding]
         floor=success["retrain"],
         floored=set(planted.clients) <= set(request.clients),
     )
-    return BackdoorFound(len(bait[1]), success, over["unlearned"], finding.verdict, finding.says), finding
+    found = BackdoorFound(len(bait[1]), success, over["unlearned"], finding.verdict, finding.says)
+    return found, replace(finding, says=f"Backdoor. {finding.says}")
