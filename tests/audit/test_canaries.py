@@ -77,6 +77,13 @@ def test_another_clients_presence_changes_no_draw():
     assert same(alone.held_out["cat"], both.held_out["cat"])
 
 
+def test_twins_are_drawn_apart():
+    x, y = torch.zeros(40, 2), torch.arange(40) % 3
+    twins = feduhb.Federation({"a": (x, y), "b": (x, y)}, (x, y), torch.nn.Linear(2, 3))
+    planted = plant(twins, Canaries(("a", "b"), 0.5)).clients
+    assert not torch.equal(planted["a"].canaries.keys, planted["b"].canaries.keys)
+
+
 def test_training_and_held_out_parts_are_drawn_apart():
     x, y = torch.zeros(40, 2), torch.arange(40) % 3
     twin = feduhb.Federation({"a": (x, y)}, (x, y), torch.nn.Linear(2, 3), held_out={"a": (x, y)})
@@ -96,6 +103,7 @@ def test_backdoored_rows_are_left_alone():
         carries = backdoor.carried(old.all()[0])
         assert 0 < int(carries.sum()) < len(old)
         assert torch.equal(new.targets[carries], old.targets[carries])
+        assert new.marked is not None
         assert torch.equal(new.marked, ~carries)
 
 
@@ -130,7 +138,8 @@ def test_load_plants_and_a_config_says_so(tmp_path):
     assert len(federation.clients["c01"].canaries) == 8  # a quarter of the 30 that are trained on
     run = feduhb.train(federation, 1, epochs=1, out=tmp_path / "run", show=None)
     opened = feduhb.open_run(tmp_path / "run")
-    assert torch.equal(opened.federation.clients["c01"].marked, federation.clients["c01"].marked)
+    marks = [each.clients["c01"].canaries.keys.tolist() for each in (opened.federation, federation)]
+    assert marks[0] == marks[1]
     assert opened.federation.fingerprints() == run.federation.fingerprints()
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import feduhb
-from audit.auditing import QUIET, drawn
+from audit.auditing import QUIET, Called, Keeps, Replays, drawn
 from feduhb.data.federation import Federation
 from feduhb.data.request import Request, as_request
 from feduhb.errors import FeduhbError, RunFolderError
@@ -133,36 +135,33 @@ def test_approximate_methods_are_not(method, kept, tmp_path):
     original = trained(out=tmp_path / "run", keep_history=True)
     run = feduhb.unlearn(original, ["dog"], method=method, erase_history=kept == "erased", show=None)
     found = exactness(run, benched(run, tmp_path / "work", history=True, original=original))
-    assert [check.identical for check in found.checks] == [False, False]
-    assert all(check.largest_difference > 1e-5 for check in found.checks)
+    assert [check.identical for check in found.checks] == [False, False, True]
+    assert all(check.largest_difference > 1e-5 for check in found.checks[:2])
 
 
 def test_folders_of_two_settings_of_one_method_are_apart():
-    run = trained()
+    run, slow = trained(), feduhb.FedUHB(momentum=0.9, epochs=1)
     runs = [
-        feduhb.unlearn(run, ["dog"], method=feduhb.FedUHB(momentum=m, epochs=1), rounds=r, stop=s, show=None)
-        for m, r, s in ((0.9, 2, "auto"), (0.5, 2, "auto"), (0.9, 3, "auto"), (0.9, 2, feduhb.never))
+        feduhb.unlearn(run, ["dog"], method=slow, rounds=2, show=None),
+        feduhb.unlearn(run, ["dog"], method=feduhb.FedUHB(momentum=0.5, epochs=1), rounds=2, show=None),
+        feduhb.unlearn(run, ["dog"], method=slow, rounds=3, show=None),
+        feduhb.unlearn(run, ["dog"], method=slow, rounds=2, stop=feduhb.never, show=None),
     ]
     assert len({called(each) for each in runs}) == 4
     assert called(runs[0]) == called(replace(runs[0], rounds=()))
 
 
 def test_what_a_method_carries_is_named():
-    from functools import partial
-
-    from audit.auditing import Called, Keeps, Replays
-
-    model = torch.nn.Linear(2, 2)
+    hidden: Any = {"trim": torch.zeros(3)}
     assert carries(feduhb.FedUHB()) is None
     assert carries(feduhb.Retrain(aggregate=partial(feduhb.trimmed_mean, trim=0.2))) is None
     assert carries(feduhb.FedEraser()) is None
     assert carries(Keeps(torch.zeros(3))) == "weights"
-    assert carries(Keeps(aggregate=partial(feduhb.trimmed_mean, trim=torch.zeros(3)))) == "aggregate"
-    assert carries(Called(aggregate=model)) == "aggregate"
-    assert (
-        carries(Replays(history=torch.zeros(3))) is None
-    )  # a history is taken away before every counterfactual
-    assert unbound(Replays(history=torch.zeros(3))).history is MISSING  # pyright: ignore[reportAttributeAccessIssue]
+    assert carries(Keeps(aggregate=partial(feduhb.trimmed_mean, **hidden))) == "aggregate"
+    assert carries(Called(aggregate=torch.nn.Linear(2, 2))) == "aggregate"
+    given = Replays(history=torch.zeros(3))
+    assert carries(given) is None  # for it is taken away before every counterfactual:
+    assert getattr(unbound(given), "history") is MISSING  # noqa: B009
 
 
 def test_controls_that_do_not_belong_are_refused():

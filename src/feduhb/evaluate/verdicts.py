@@ -22,6 +22,7 @@ MARGIN = (
 UNEXPLAINED = (
     "The recorded procedure does not give these weights here, so its rehearsals do not speak of them."
 )
+BROUGHT = "A rehearsal of a method that brings its knowledge along says nothing."
 UNREHEARSED = "A rehearsal speaks of these weights only where the recorded procedure was seen to give them."
 USEFUL = 0.5  # of what Retrain gains over answering the commonest label: with less a model is of no use
 
@@ -40,7 +41,7 @@ class Finding:
 class Check:
     """One counterfactual: the run once more with the forgotten data changed, or never there."""
 
-    name: Literal["again", "noise", "never"]
+    name: Literal["again", "noise", "never", "bare"]
     says: str
     identical: bool
     largest_difference: float  # of any weight
@@ -58,6 +59,11 @@ class Exactness:
         """Whether the recorded procedure does not even give the audited weights."""
         return any(check.name == "again" and not check.identical for check in self.checks)
 
+    @property
+    def brought(self) -> bool:
+        """Whether the method knows more than its clients could have taught it."""
+        return any(check.name == "bare" and not check.identical for check in self.checks)
+
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
@@ -70,7 +76,7 @@ class Verdict:
 def membership(models: Mapping[str, Roc], margin: float = MARGIN) -> Finding:
     """Judge one membership attack.
 
-    Caught: the 99 % interval of the AUC lies above 0.5. Not caught: the two one-sided tests find it within
+    Caught: the 99 % interval of the AUC lies above 0.5, and above Retrain's own AUC. Not caught: the two one-sided tests find it within
     0.5 ± margin at 5 %, by an attack that catches the original by more than that margin. Where Retrain's interval
     lies below 0.5 the forgotten data is harder than what it is compared with, and an AUC near 0.5 is no sign.
     """
@@ -81,7 +87,7 @@ def membership(models: Mapping[str, Roc], margin: float = MARGIN) -> Finding:
             f"The attack calls Retrain a member too (AUC {_auc(retrain)}), so it measures something else than membership.",
             control_failed=True,
         )
-    if found.interval.low > 0.5:
+    if found.interval.low > max(0.5, retrain.auc):
         return Finding(
             "caught", f"AUC {_auc(found)} lies above 0.5: the model still knows its training data."
         )
@@ -157,7 +163,12 @@ def verdict(
     if caught:
         return Verdict("not forgotten", tuple(caught))
     told = _told(exactness)
-    if claims_exact and exactness and not exactness.exact and not exactness.unexplained:
+    if (
+        claims_exact
+        and exactness
+        and not exactness.exact
+        and (exactness.brought or not exactness.unexplained)
+    ):
         return Verdict("not forgotten", ("The method calls itself exact, but it is not.", *told))
     if waste is not None:
         return Verdict("useless", (waste, *told))
@@ -174,6 +185,8 @@ def verdict(
         )
     if exactness and exactness.unexplained:
         return Verdict("inconclusive", (*told, UNEXPLAINED))
+    if exactness and exactness.brought:
+        return Verdict("inconclusive", (*told, BROUGHT))
     if exactness is None and any(f.rehearsed for f in findings):
         return _by_attacks([f for f in findings if not f.rehearsed], (*told, UNREHEARSED))
     return _by_attacks(findings, told)
@@ -205,9 +218,13 @@ def _failed(findings: Sequence[Finding]) -> str:
     failed = sum(f.verdict == "not caught" for f in findings)
     without = sum(f.verdict == "no power here" for f in findings)
     unsure = sum(f.verdict == "inconclusive" for f in findings)
-    counts = {"failed with power to succeed": failed, "had no power here": without, "decided nothing": unsure}
+    counts = {
+        "failed though the original is caught by it": failed,
+        "had no power here": without,
+        "decided nothing": unsure,
+    }
     said = [f"{count} {what}" for what, count in counts.items() if count]
-    return f"of {len(findings)}, " + ", ".join(said) + "." if said else ""
+    return f"of {len(findings)} attacks " + ", ".join(said) + "." if said else ""
 
 
 def _auc(found: Roc) -> str:

@@ -8,7 +8,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,11 @@ from feduhb.errors import ConfigError, RequestError, RunFolderError
 from feduhb.evaluate.verdicts import MARGIN, Exactness, useless, verdict
 from feduhb.experiment.attacks import Stage, backdoor_of, lira_attacks, loss_attacks, misr_of
 from feduhb.experiment.audited import FILE, Audit
-from feduhb.experiment.bench import Bench, check_control
+from feduhb.experiment.bench import Bench, check_control, check_way
 from feduhb.experiment.conduct import now, versions, weights_digest
 from feduhb.experiment.exactness import as_recorded, carries, exactness
 from feduhb.experiment.measures import accuracies, commonest, cost, distances, relearned, remaining_clients
-from feduhb.experiment.runs import Run
+from feduhb.experiment.runs import EngineMaker, Run
 from feduhb.experiment.settings import KeepHistory
 from feduhb.methods.replaying import replays
 from feduhb.records import disk_errors, write_atomically
@@ -67,6 +67,7 @@ def audit(
     trained: Run | None = None,
     *,
     retrain: Run | None = None,
+    engine: str | EngineMaker | None = None,
     out: str | Path | None = None,
     keep: bool = False,
     show: Show = "auto",
@@ -78,11 +79,14 @@ def audit(
         unlearned: the run to audit.
         trained: the original, a control that must be caught; None trains it again from the recorded settings.
         retrain: the other control, which must not be caught; None makes it.
+        engine: None takes the audited run's.
         out: where audit.json goes, and runs that are made on the way; None takes the audited run's folder.
         keep: leave the runs that were made on the way. They know the forgotten data: mind where they lie.
         settings: of `AuditSettings`: exactness, canaries, shadows, relearn, margin.
     """
-    return audit_all([unlearned], trained, retrain=retrain, out=out, keep=keep, show=show, **settings)[0]
+    return audit_all(
+        [unlearned], trained, retrain=retrain, engine=engine, out=out, keep=keep, show=show, **settings
+    )[0]
 
 
 def audit_all(
@@ -90,13 +94,22 @@ def audit_all(
     trained: Run | None = None,
     *,
     retrain: Run | None = None,
+    engine: str | EngineMaker | None = None,
     out: str | Path | None = None,
     keep: bool = False,
     show: Show = "auto",
     **settings: Any,
 ) -> list[Audit]:
-    """Audit several answers to one request, with controls and counterfactual trainings in common."""
+    """Audit several answers to one request, with controls and counterfactual trainings in common.
+
+    Each audit.json goes into its run's folder; ``out`` is for a single run.
+    """
+    if out is not None and len(runs) > 1:
+        raise ConfigError("several runs are audited into their own folders; leave out= away")
     how = AuditSettings(**settings)
+    if engine is not None:
+        runs = [replace(run, engine=engine) for run in runs]
+        trained = trained and replace(trained, engine=engine)
     first = _checked(runs, trained, retrain)
     place = Path(out) if out else first.folder
     with (
@@ -137,6 +150,11 @@ def _audited(run: Run, bench: Bench, how: AuditSettings) -> Audit:
     if how.shadows and stage.members:
         likes = {"unlearned": run if run.method.exact else retrain, "retrain": retrain}
         attacks += lira_attacks(marked, bench, likes, how.shadows, how.margin, federation.seed)
+    bare = [c for c in federation.forgotten(request) if c not in stage.members]
+    if stage.members and bare:
+        notes.append(
+            f"Of {', '.join(bare)} no held-out data is there to compare with, so membership was attacked on the others alone."
+        )
     if not stage.members:
         notes.append(
             "No held-out data of the leavers is there to compare with, so membership was not attacked."
@@ -206,6 +224,7 @@ def _checked(runs: Sequence[Run], trained: Run | None, retrain: Run | None) -> R
         if control is not None:
             check_control(name, control, first)
     for run in runs[1:]:
+        check_way(run, first)
         if (
             str(_request(run)) != str(first.forgot)
             or run.original.fingerprints() != first.original.fingerprints()

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from feduhb.core.seeds import generator
+from feduhb.core.seeds import generator, seed_for
 from feduhb.core.types import Method
 from feduhb.data.canaries import Canaries, plant
 from feduhb.data.federation import Examples, Federation
@@ -86,13 +86,22 @@ class Bench:
 
     def never(self, run: Run) -> Run:
         """Run a run's method in a federation that never held the forgotten data, built anew from the others'."""
-        alone = rebuilt(self.federation.without(self.request))
-        method, name = unbound(run.method), f"never-{called(run)}"
+        return self._in(rebuilt(self.federation.without(self.request)), "never", run)
+
+    def bare(self, run: Run) -> Run:
+        """Run a run's method from another seed where every example of everybody is noise: it can learn nothing there."""
+        rest = self.federation.without(self.request)
+        noise = noised(rest, Request(tuple(rest.clients)))
+        return self._in(noise.replace(seed=seed_for(rest.seed, "bare")), "bare", run)
+
+    def _in(self, federation: Federation, world: str, run: Run) -> Run:
+        """Run a run's method in another federation, with a history of that one where it replays one."""
+        method = unbound(run.method)
         if replays(method):
-            world = self._once("never", lambda: self._trained("never", alone))
-            assert world.history is not None  # noqa: S101 (it was trained to keep one)
-            method = bound(method, world.history, list(alone.clients))
-        return self.carried_out(alone, method, name, run)
+            kept = self._once(world, lambda: self._trained(world, federation)).history
+            assert kept is not None  # noqa: S101 (it was trained to keep one)
+            method = bound(method, kept, list(federation.clients))
+        return self.carried_out(federation, method, f"{world}-{called(run)}", run)
 
     def carried_out(self, federation: Federation, method: Method[Any], name: str, like: Run) -> Run:
         """Run a method from a fresh model on all of a federation, for as long and with the stop rule of another run."""
@@ -190,10 +199,7 @@ def check_control(name: str, given: Run, run: Run) -> None:
         raise RunFolderError(
             f"the {name} control was made with other data than the audited run; give the one it came from"
         )
-    if given.federation.seed != run.federation.seed or _way(given) != _way(run):
-        raise RunFolderError(
-            f"the {name} control was trained with other settings than the audited run; give the one it came from"
-        )
+    check_way(given, run)
     if name == "original" and given.forgot is not None:
         raise RunFolderError(
             f"the original control has already forgotten {given.forgot}; give the run that had everybody"
@@ -201,6 +207,15 @@ def check_control(name: str, given: Run, run: Run) -> None:
     if name == "retrain" and (not isinstance(given.method, Retrain) or str(given.forgot) != str(run.forgot)):
         raise RunFolderError(
             f"the retrain control is {given.method.name} without {given.forgot}; give a run of retrain without {run.forgot}"
+        )
+
+
+def check_way(given: Run, run: Run) -> None:
+    """Refuse to set runs side by side whose clients did not train alike."""
+    if given.federation.seed != run.federation.seed or _way(given) != _way(run):
+        raise RunFolderError(
+            f"{given.folder or given} was trained with other settings or another seed than {run.folder or run}; "
+            "audit together what belongs together"
         )
 
 

@@ -9,33 +9,61 @@ from typing import Any, Literal
 
 import torch
 
+from feduhb.core.aggregate import weighted_mean
 from feduhb.core.types import Method
-from feduhb.evaluate.verdicts import Check, Exactness
+from feduhb.engines import Loop, Pool
+from feduhb.evaluate.verdicts import Check, Exactness, useless
 from feduhb.experiment.bench import Bench
 from feduhb.experiment.conduct import weights_digest
+from feduhb.experiment.measures import commonest, share_right
 from feduhb.experiment.plans import engine_of, made_by
 from feduhb.experiment.runs import Run
+from feduhb.methods import METHODS
 from feduhb.methods.replaying import replays
 from feduhb.records import RunFolder
 
 NOISE = "With noise in place of the forgotten data, trained and unlearned again"
 NEVER = "In a federation that never held the forgotten data"
 AGAIN = "Unlearned again from the same data"
+BARE = "In a federation that holds nothing but noise"
 
 
 def exactness(run: Run, bench: Bench) -> Exactness:
     """Make the counterfactual runs and compare weights, bit for bit.
 
-    An exact method whose weights differ is unlearned once more from the real data, to tell a leak of the
-    forgotten data from weights that this machine does not reproduce at all.
+    A run whose weights differ is unlearned once more from the real data, to tell a leak of the forgotten data
+    from weights that this machine does not reproduce at all. Code of the user's own could give the same weights in every
+    world by bringing them along, in a closure or a file; so it is also run where there is nothing to learn.
     """
     noise = bench.unlearned(bench.noisy(), "noise", run)
     never = bench.never(run)
     checks = [_check("noise", NOISE, noise, run), _check("never", NEVER, never, run)]
-    if run.method.exact and not all(check.identical for check in checks):
+    if not all(check.identical for check in checks):
         again = bench.unlearned(bench.replayable(run), "again", run)
         checks.append(_check("again", AGAIN, again, run, _where(run)))
+    if not ours(run) and (said := _brought(run, bench)):
+        checks.append(Check("bare", said, identical=False, largest_difference=0.0))
     return Exactness(all(check.identical for check in checks), tuple(checks))
+
+
+def ours(run: Run) -> bool:
+    """Whether all code that made a run is this package's: method, aggregation and engine."""
+    rule = getattr(run.method, "aggregate", weighted_mean)
+    maker = run.engine.func if isinstance(run.engine, partial) else run.engine
+    plain = rule.func if isinstance(rule, partial) else rule
+    known = plain.__module__ == weighted_mean.__module__ and (isinstance(maker, str) or maker in {Loop, Pool})
+    return known and type(run.method) in METHODS.values()
+
+
+def _brought(run: Run, bench: Bench) -> str | None:
+    """Say so where a method does well on test data after training on noise alone."""
+    test = bench.federation.test
+    found, retrain = (
+        share_right(each.model(), [test], bench.federation) for each in (bench.bare(run), bench.retrain())
+    )
+    if found is None or retrain is None or useless(found, retrain, commonest(bench.federation)):
+        return None
+    return f"{BARE}: test accuracy {found:.1%}, where Retrain has {retrain:.1%} on real data. It brings along what it knows."
 
 
 def carries(method: Method[Any]) -> str | None:
