@@ -56,7 +56,9 @@ def test_a_backdoor_is_caught_and_its_erasure_seen():
     assert found.backdoor.success["original"] >= 0.8
     assert found.backdoor.success["retrain"] <= 0.1
     assert found.backdoor.verdict == "not caught"
-    assert found.verdict.word == "not caught"  # exactness was not looked at
+    assert (
+        found.verdict.word == "inconclusive"
+    )  # exactness was not looked at, and no trigger tells of membership
     keeps = feduhb.unlearn(trained, ["c04"], method="retrain", rounds=ROUNDS, show=None)
     other = audit(keeps, trained, exactness=False, canaries=0, **QUIET)
     assert other.backdoor is not None

@@ -9,7 +9,7 @@ import torch
 
 import feduhb
 from audit.auditing import LEAVERS, QUIET, ROUNDS, TRAINED, Called, Keeps, Replays, digits
-from feduhb.evaluate.verdicts import UNEXPLAINED, UNREHEARSED
+from feduhb.evaluate.verdicts import COPIED, UNEXPLAINED, UNREHEARSED
 from feduhb.experiment.audit import audit, audit_all
 from feduhb.experiment.audited import Audit
 from feduhb.experiment.runs import Run
@@ -32,14 +32,14 @@ class World:
         )
         self.retrain = self.unlearned("retrain")
         self.canaries = 0 if planted else CANARIES
-        old = self.original.params
+        old = self.original.params * (1 + 1e-6)  # not its very bits, which would be seen at once
         noise = torch.randn(old.shape, generator=torch.Generator().manual_seed(1)) / 10
         self.old = {
             "exchanged": replace(self.retrain, state=Plain(old)),
             "carried": self.unlearned(Keeps(old), rounds=1),
             "in a callable": self.unlearned(Called(aggregate=self.original.model()), rounds=1),
             "replayed": self.unlearned(Replays(), rounds=1),
-            "relabelled": replace(self.original, forgot=self.retrain.forgot, folder=None),
+            "relabelled": replace(self.original, state=Plain(old), forgot=self.retrain.forgot, folder=None),
         }
         self.random = {
             "random, carried": self.unlearned(Keeps(noise), rounds=1),
@@ -96,6 +96,15 @@ def test_the_original_is_not_forgotten_where_it_can_be_caught(planted, way):
     found = planted[1][way]
     assert found.membership[1].models["unlearned"].auc > 0.85
     assert found.verdict.word == "not forgotten"
+
+
+@pytest.mark.parametrize("exactness", [True, False])
+def test_the_originals_very_weights_are_seen_at_once(plain, exactness):
+    world, _ = plain
+    run = replace(world.retrain, state=Plain(world.original.params))
+    found = world.audits({"copied": run}, exactness=exactness)["copied"]
+    assert found.verdict.word == "not forgotten"
+    assert found.verdict.reasons[0] == COPIED
 
 
 def never_a_success(found: Audit) -> None:

@@ -12,6 +12,7 @@ import torch
 import feduhb
 from audit.auditing import LEAVERS, QUIET, ROUNDS, TRAINED, Keeps, digits
 from feduhb.core.types import Updates
+from feduhb.evaluate.verdicts import OWN
 from feduhb.experiment.audit import audit, audit_all
 from feduhb.experiment.exactness import ours
 from feduhb.methods.retrain import Plain
@@ -50,7 +51,7 @@ class Halved(feduhb.Retrain):
 @pytest.fixture(scope="module")
 def world():
     trained = feduhb.train(digits(), ROUNDS, **TRAINED)
-    DRAWER["weights"] = trained.params
+    DRAWER["weights"] = trained.params * (1 + 1e-6)  # its very bits would be seen at once
     return trained, unlearned(trained, "retrain")
 
 
@@ -72,6 +73,37 @@ def test_a_method_that_remembers_is_told_from_one_that_trains(world):
     checks = [[check.name for check in each.exactness.checks] for each in found if each.exactness]
     assert checks == [["noise", "never"], *[["noise", "never", "bare"]] * 2, ["noise", "never"]]
     assert "It brings along what it knows" in found[1].verdict.reasons[-1]
+
+
+class Recognises(Halved):
+    """Trains honestly, unless it begins where the audited run began: then it takes the old weights out of the drawer."""
+
+    __slots__ = ()
+    name: ClassVar[str] = "recognises"
+
+    def tell(self, state: Plain, answers: Iterable[Updates]) -> Plain:
+        if torch.equal(state.params, DRAWER["start"]):
+            return Plain(DRAWER["weights"].clone())
+        return Halved.tell(self, state, answers)
+
+
+def test_a_method_that_knows_its_beginning(world):
+    trained, retrain = world
+    from feduhb.core.flat import flatten
+
+    DRAWER["start"] = flatten(trained.federation.fresh_model())
+    run = unlearned(trained, Recognises(epochs=4), rounds=1)
+    found = audit(run, trained, retrain=retrain, canaries=0, **QUIET)
+    assert found.verdict.word == "not forgotten"
+    assert found.exactness is not None
+    assert found.exactness.brought
+
+
+def test_honest_code_of_ones_own_is_said_to_be_that(world):
+    trained, retrain = world
+    found = audit(unlearned(trained, Halved(epochs=4)), trained, retrain=retrain, canaries=0, **QUIET)
+    assert found.verdict.word == "forgotten"
+    assert found.verdict.reasons[-1] == OWN
 
 
 def test_an_aggregation_and_an_engine_that_remember(world):
@@ -101,7 +133,7 @@ def test_an_approximate_run_whose_weights_were_exchanged_is_no_success(tmp_path)
     """FedEraser's name on the original's weights: what a rehearsal of FedEraser gives says nothing of them."""
     trained = feduhb.train(digits(), ROUNDS, out=tmp_path / "run", keep_history=True, **TRAINED)
     eraser = feduhb.unlearn(trained, LEAVERS, method="federaser", erase_history=False, show=None)
-    fake = replace(eraser, state=Plain(trained.params))
+    fake = replace(eraser, state=Plain(trained.params * (1 + 1e-6)))
     honest, found = audit_all([eraser, fake], trained, canaries=0.8, margin=0.1, **QUIET)
     assert honest.exactness is not None
     assert [check.identical for check in honest.exactness.checks] == [False, False, True]

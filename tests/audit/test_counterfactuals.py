@@ -175,8 +175,8 @@ def test_controls_that_do_not_belong_are_refused():
         ("original", trained(lr=0.01), "trained with other settings"),
         ("original", trained(federation=drawn(SIZES).replace(seed=9)), "trained with other settings"),
         ("original", fine, "has already forgotten dog; give the run that had everybody"),
-        ("retrain", original, "retrain without None; give a run of retrain without dog"),
-        ("retrain", run, "is feduhb without dog; give a run of retrain"),
+        ("retrain", original, "forgotten nobody; give a run of retrain without dog"),
+        ("retrain", run, "is feduhb, which has forgotten dog; give a run of retrain"),
         (
             "retrain",
             feduhb.unlearn(original, ["cat"], method="retrain", rounds=2, show=None),

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from audit.auditing import roc_of
 from feduhb.evaluate.proportions import Difference
 from feduhb.evaluate.verdicts import (
+    OWN,
     UNEXPLAINED,
     UNREHEARSED,
     Check,
@@ -55,7 +56,8 @@ EXACT, LEAKS, ELSEWHERE = (
         ((0.50, 0.01), (0.60, 0.05), (0.50, 0.01), "no power here"),
         ((0.50, 0.04), (0.90, 0.01), (0.50, 0.01), "inconclusive"),  # too few examples
         ((0.56, 0.04), (0.90, 0.01), (0.50, 0.01), "inconclusive"),
-        ((0.40, 0.01), (0.90, 0.01), (0.50, 0.01), "inconclusive"),  # far below 0.5 is no equivalence either
+        ((0.40, 0.01), (0.90, 0.01), (0.50, 0.01), "caught"),  # far below 0.5 gives it away too
+        ((0.40, 0.01), (0.90, 0.01), (0.39, 0.06), "inconclusive"),  # unless Retrain may lie as low
         ((0.50, 0.01), (0.60, 0.01), (0.40, 0.01), "no power here"),  # the forgotten data is harder
         ((0.60, 0.01), (0.60, 0.01), (0.40, 0.01), "caught"),
     ],
@@ -94,7 +96,9 @@ def test_not_caught_needs_both_controls_and_equivalence(unlearned, original, ret
         assert original[0] - 2.576 * original[1] > 0.5 + margin
         assert abs(retrain[0] - 0.5) <= 2.576 * retrain[1] + 1e-9
     if said.verdict == "caught":
-        assert unlearned[0] - 2.576 * unlearned[1] > 0.5 >= retrain[0] - 2.576 * retrain[1]
+        assert retrain[0] - 2.576 * retrain[1] <= 0.5
+        assert abs(unlearned[0] - 0.5) > 2.576 * unlearned[1] - 1e-9
+        assert (unlearned[0] > retrain[0]) == (unlearned[0] > 0.5)
     if retrain[0] - 2.576 * retrain[1] > 0.5:
         assert said.verdict == "inconclusive"
         assert said.control_failed
@@ -144,7 +148,13 @@ def test_use(test, retrain, chance, of_use):
     [
         (True, EXACT, [BLIND, UNSURE], None, "forgotten"),
         (True, EXACT, [], None, "forgotten"),
-        (True, EXACT, [FAILED, CAUGHT], None, "not forgotten"),
+        (
+            True,
+            EXACT,
+            [FAILED, CAUGHT],
+            None,
+            "inconclusive",
+        ),  # a false alarm, or examples that others hold too
         (True, EXACT, [BROKEN], None, "inconclusive"),
         (True, EXACT, [FAILED, BROKEN], None, "inconclusive"),
         (True, EXACT, [FAILED], "9 %", "useless"),
@@ -201,12 +211,33 @@ def test_what_each_word_takes(claims, exact, findings, waste):
         assert not failed
         assert waste is None
         assert exact is None or not exact.unexplained
-    if caught:
+    if caught and exact is not None and exact.exact:
+        assert word == "inconclusive"
+    elif [f for f in findings if f.verdict == "caught" and not (f.rehearsed and exact and exact.unexplained)]:
         assert word == "not forgotten"
     elif failed:
         assert word in ("inconclusive", "useless", "not forgotten")
     if waste and not caught:
         assert word in ("useless", "not forgotten")
+
+
+def test_a_copy_and_code_of_ones_own():
+    assert verdict(True, EXACT, [], None, copied=True).word == "not forgotten"
+    assert verdict(True, EXACT, [CAUGHT], None, own_code=True).word == "not forgotten"
+    assert verdict(True, EXACT, [BLIND], None, own_code=True).reasons[-1] == OWN
+
+
+def test_a_backdoor_gone_says_nothing_of_membership():
+    trigger = Finding("not caught", "gone", backdoor=True)
+    assert verdict(False, LEAKS, [trigger, BLIND], None).word == "inconclusive"
+    assert verdict(False, LEAKS, [trigger, FAILED], None).word == "not caught"
+
+
+def test_a_rehearsals_catch_condemns_no_weights_it_does_not_speak_of():
+    caught = Finding("caught", "canaries", rehearsed=True)
+    assert verdict(True, ELSEWHERE, [caught], None).word == "inconclusive"
+    assert verdict(False, LEAKS, [caught], None).word == "not forgotten"
+    assert verdict(True, None, [caught], None).word == "not forgotten"
 
 
 def test_a_rehearsal_counts_only_where_the_procedure_gave_the_weights():

@@ -187,7 +187,7 @@ def compare(
     A comparison is no erasure: it leaves the history of RUN as it is.
     """
     from feduhb.experiment import api
-    from feduhb.experiment.runner import folder_beside, sweep
+    from feduhb.experiment.runner import folder_beside, sweep, sweep_methods
     from feduhb.experiment.runs import open_run
 
     with answering(json) as answer:
@@ -199,6 +199,7 @@ def compare(
             raise ConfigError("--methods names nobody; write for example feduhb,retrain")
         place = out or folder_beside(run, "compare")
         show = "auto" if json else "lines"
+        swept = sweep_methods(opened, betas)
         done = api.compare(opened, forget, names, rounds=rounds, out=place, resume=resume, show=show)
-        done |= sweep(opened, forget, betas, rounds=rounds, out=place, resume=resume, show=show)
+        done |= sweep(opened, forget, swept, rounds=rounds, out=place, resume=resume, show=show)
         write_pages(answer, [run, *(place / name for name in done)], place, json)

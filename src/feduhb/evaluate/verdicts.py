@@ -22,6 +22,9 @@ MARGIN = (
 UNEXPLAINED = (
     "The recorded procedure does not give these weights here, so its rehearsals do not speak of them."
 )
+COPIED = "These are the original's very weights, and Retrain's are others: nothing was done."
+ALARM = "Yet an attack alarms. Weights that do not depend on the data cannot know it: chance, or others who stay hold such examples too."
+OWN = "Code of one's own took part. It was also run where there is nothing to learn; code that knows when it is audited could pass all of this."
 BROUGHT = "A rehearsal of a method that brings its knowledge along says nothing."
 UNREHEARSED = "A rehearsal speaks of these weights only where the recorded procedure was seen to give them."
 USEFUL = 0.5  # of what Retrain gains over answering the commonest label: with less a model is of no use
@@ -34,6 +37,7 @@ class Finding:
     verdict: Found
     says: str
     control_failed: bool = False  # Retrain was caught: the attack measures something else
+    backdoor: bool = False  # no attack on membership
     rehearsed: bool = False  # the recorded procedure was attacked, with canaries, not these weights
 
 
@@ -76,8 +80,8 @@ class Verdict:
 def membership(models: Mapping[str, Roc], margin: float = MARGIN) -> Finding:
     """Judge one membership attack.
 
-    Caught: the 99 % interval of the AUC lies above 0.5, and above Retrain's own AUC. Not caught: the two one-sided tests find it within
-    0.5 ± margin at 5 %, by an attack that catches the original by more than that margin. Where Retrain's interval
+    Caught: the 99 % interval of the AUC lies above 0.5 and above Retrain's own AUC, or below both: who treats the
+    forgotten data unlike unseen data in any way gives it away. Not caught: the two one-sided tests find it within 0.5 ± margin at 5 %, by an attack that catches the original by more than that margin. Where Retrain's interval
     lies below 0.5 the forgotten data is harder than what it is compared with, and an AUC near 0.5 is no sign.
     """
     found, original, retrain = models[UNLEARNED], models[ORIGINAL], models[RETRAIN]
@@ -89,7 +93,12 @@ def membership(models: Mapping[str, Roc], margin: float = MARGIN) -> Finding:
         )
     if found.interval.low > max(0.5, retrain.auc):
         return Finding(
-            "caught", f"AUC {_auc(found)} lies above 0.5: the model still knows its training data."
+            "caught", f"AUC {_auc(found)} lies above 0.5: the model still knows the forgotten data."
+        )
+    if found.interval.high < min(0.5, retrain.auc):
+        return Finding(
+            "caught",
+            f"AUC {_auc(found)} lies below 0.5: the model treats the forgotten data worse than unseen data, which gives it away too.",
         )
     if retrain.interval.high < 0.5:
         return Finding(
@@ -111,7 +120,7 @@ def membership(models: Mapping[str, Roc], margin: float = MARGIN) -> Finding:
         )
     return Finding(
         "inconclusive",
-        f"AUC {_auc(found)} is neither above 0.5 nor shown to lie within 0.5 ± {margin:g}: with so few examples a model "
+        f"AUC {_auc(found)} is neither clearly off 0.5 nor shown to lie within 0.5 ± {margin:g}. With as many examples a model "
         f"that remembers nothing passes that test with a chance of {passed:.0%}.",
     )
 
@@ -121,28 +130,32 @@ def backdoor(
 ) -> Finding:
     """Judge a backdoor by its success over the floor, Retrain's; ``floored``: whether Retrain never saw the trigger."""
     if not floored:
-        return Finding(
+        return _trigger(
             "no power here",
             "Some clients that stay carry the trigger too, so it may go on working whatever was forgotten.",
         )
     if unlearned.low > margin:
-        return Finding(
+        return _trigger(
             "caught", f"The trigger works {_points(unlearned)} more often than by chance ({floor:.1%})."
         )
     if original.low <= margin:
-        return Finding(
+        return _trigger(
             "no power here",
             f"The trigger never worked: on the original model {_points(original)} over the floor.",
         )
     if unlearned.high < margin:
-        return Finding(
+        return _trigger(
             "not caught",
             f"The trigger worked {_points(original)} over the floor before, and {_points(unlearned)} over it now.",
         )
-    return Finding(
+    return _trigger(
         "inconclusive",
         f"The trigger works {_points(unlearned)} over the floor: neither clearly above {margin:.0%} nor below.",
     )
+
+
+def _trigger(found: Found, says: str) -> Finding:
+    return Finding(found, says, backdoor=True)
 
 
 def useless(test: float, retrain: float, chance: float) -> str | None:
@@ -156,13 +169,31 @@ def useless(test: float, retrain: float, chance: float) -> str | None:
 
 
 def verdict(
-    claims_exact: bool, exactness: Exactness | None, findings: Sequence[Finding], waste: str | None
+    claims_exact: bool,
+    exactness: Exactness | None,
+    findings: Sequence[Finding],
+    waste: str | None,
+    *,
+    copied: bool = False,
+    own_code: bool = False,
 ) -> Verdict:
-    """Weigh everything: what was caught first, then use, then exactness, and attacks that failed last."""
-    caught = [f.says for f in findings if f.verdict == "caught"]
-    if caught:
-        return Verdict("not forgotten", tuple(caught))
+    """Weigh everything: what was caught first, then use, then exactness, and attacks that failed last.
+
+    Args:
+        claims_exact: what the method says of itself.
+        waste: why the model is of no use, if it is not.
+        copied: whether the weights are the original's, and Retrain's are not.
+        own_code: whether code that is not this package's made the run.
+    """
     told = _told(exactness)
+    if copied:
+        return Verdict("not forgotten", (COPIED, *told))
+    if exactness and exactness.unexplained:
+        findings = [f for f in findings if not f.rehearsed]
+    if caught := [f.says for f in findings if f.verdict == "caught"]:
+        if exactness and exactness.exact and not own_code:
+            return Verdict("inconclusive", (*told, ALARM, *caught))
+        return Verdict("not forgotten", tuple(caught))
     if (
         claims_exact
         and exactness
@@ -181,6 +212,7 @@ def verdict(
                 *told,
                 "Attacks are no part of this verdict: "
                 + (_failed(findings) or "none was able to contradict it."),
+                *([OWN] if own_code else []),
             ),
         )
     if exactness and exactness.unexplained:
@@ -193,12 +225,11 @@ def verdict(
 
 
 def _by_attacks(findings: Sequence[Finding], told: tuple[str, ...]) -> Verdict:
-    """Without exactness the best there is: every attack that has power fails, and one has."""
+    """Without exactness the best there is: every attack that has power fails, and one on membership has."""
     able = [f for f in findings if f.verdict != "no power here"]
-    if not able:
-        return Verdict(
-            "inconclusive", (*told, "No attack had the power to tell.", *(f.says for f in findings))
-        )
+    if all(f.backdoor for f in able):
+        said = (f.says for f in findings)
+        return Verdict("inconclusive", (*told, "No attack on membership had the power to tell.", *said))
     open_questions = [f.says for f in able if f.verdict == "inconclusive"]
     if open_questions:
         return Verdict("inconclusive", (*told, *open_questions))

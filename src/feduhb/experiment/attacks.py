@@ -141,19 +141,20 @@ def _roc(strata: list[Scores], seed: int) -> Roc:
     return roc(strata, seed=seed, draws=DRAWS)
 
 
-def misr_of(stage: Stage, request: Request) -> Misr | None:
-    """Measure MISR on the real data; None where there is too little of it."""
+def misr_of(stage: Stage, request: Request, notes: list[str]) -> Misr | None:
+    """Measure MISR on the real data; None, and a note, where there is too little of it."""
     gone = torch.cat([examples.all()[0] for examples in stage.federation.forgotten(request).values()])
     test = stage.federation.test.all()[0]
     models = {name: run.model() for name, run in stage.models.items()}
     said = {name: (outputs(model, gone), outputs(model, test)) for name, model in models.items()}
     try:
         return Misr(misr(said, seed=stage.federation.seed), SAYS)
-    except DataError:
+    except DataError as error:
+        notes.append(f"MISR was not measured: {error}.")
         return None
 
 
-def backdoor_of(stage: Stage, request: Request) -> tuple[BackdoorFound, Finding] | None:
+def backdoor_of(stage: Stage, request: Request, margin: float) -> tuple[BackdoorFound, Finding] | None:
     """Measure the trigger's success over the floor."""
     bait, planted = triggered(stage.federation), stage.federation.backdoor
     if bait is None or planted is None:
@@ -168,6 +169,7 @@ def backdoor_of(stage: Stage, request: Request) -> tuple[BackdoorFound, Finding]
         over["original"],
         floor=success["retrain"],
         floored=set(planted.clients) <= set(request.clients),
+        margin=margin,
     )
     found = BackdoorFound(len(bait[1]), success, over["unlearned"], finding.verdict, finding.says)
     return found, replace(finding, says=f"Backdoor. {finding.says}")

@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from feduhb.data.request import Request
 from feduhb.errors import ConfigError, RequestError, RunFolderError
 from feduhb.evaluate.verdicts import MARGIN, Exactness, useless, verdict
@@ -19,7 +21,7 @@ from feduhb.experiment.attacks import Stage, backdoor_of, lira_attacks, loss_att
 from feduhb.experiment.audited import FILE, Audit
 from feduhb.experiment.bench import Bench, check_control, check_way
 from feduhb.experiment.conduct import now, versions, weights_digest
-from feduhb.experiment.exactness import as_recorded, carries, exactness
+from feduhb.experiment.exactness import as_recorded, carries, exactness, ours
 from feduhb.experiment.measures import accuracies, commonest, cost, distances, relearned, remaining_clients
 from feduhb.experiment.runs import EngineMaker, Run
 from feduhb.experiment.settings import KeepHistory
@@ -126,8 +128,18 @@ def audit_all(
             found.append(_audited(run, bench, how))
             target = place if len(runs) == 1 else run.folder
             if target is not None:
-                write_atomically(target / FILE, found[-1].to_json().encode())
+                _put(target, found[-1])
     return found
+
+
+def _put(folder: Path, audit: Audit) -> None:
+    """Write audit.json; an earlier one stays beside it under the time it ended."""
+    file = folder / FILE
+    if file.exists():
+        with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
+            ended = str(json.loads(file.read_text())["finished"])[:19].replace(":", "")
+            file.replace(folder / f"audit-{ended}.json")
+    write_atomically(file, audit.to_json().encode())
 
 
 def _audited(run: Run, bench: Bench, how: AuditSettings) -> Audit:
@@ -159,16 +171,21 @@ def _audited(run: Run, bench: Bench, how: AuditSettings) -> Audit:
         notes.append(
             "No held-out data of the leavers is there to compare with, so membership was not attacked."
         )
-    trigger = backdoor_of(stage, request)
+    trigger = backdoor_of(stage, request, how.margin)
     shares = {name: accuracies(model, federation, request) for name, model in models.items()}
     findings = [finding for _, finding in attacks] + ([trigger[1]] if trigger else [])
     test, yardstick = shares["unlearned"].test, shares["retrain"].test
     labelled = test is not None
     waste = None if test is None or yardstick is None else useless(test, yardstick, commonest(federation))
+    score = misr_of(stage, request, notes) if labelled else None
+    copied = torch.equal(run.params.cpu(), original.params.cpu()) and not torch.equal(
+        retrain.params.cpu(), original.params.cpu()
+    )
+    found = verdict(run.method.exact, exact, findings, waste, copied=copied, own_code=not ours(run))
     return Audit(
         method=run.method.name, exact=run.method.exact, forgot=str(request), seed=federation.seed,
-        weights_sha256=weights_digest(run.params), verdict=verdict(run.method.exact, exact, findings, waste),
-        exactness=exact, membership=tuple(attack for attack, _ in attacks), misr=misr_of(stage, request) if labelled else None,
+        weights_sha256=weights_digest(run.params), verdict=found,
+        exactness=exact, membership=tuple(attack for attack, _ in attacks), misr=score,
         backdoor=trigger[0] if trigger else None, accuracy=shares, clients=remaining_clients(models, federation, request),
         distance=distances(models, federation) if labelled else {},
         relearn=relearned(original, models, request, how.relearn, bench.step, bench.relearned),

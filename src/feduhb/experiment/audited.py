@@ -142,10 +142,11 @@ def _lines(audit: Audit) -> Iterator[str]:
     yield f"{audit.method} without {audit.forgot}: {audit.verdict.word.upper()}"
     yield from (_wrapped(reason) for reason in audit.verdict.reasons)
     for attack in audit.membership:
-        yield f"\nMembership, {attack.attack} on {attack.on}: {attack.verdict}"
-        for name, roc in attack.models.items():
+        yield f"\nMembership, {attack.attack} on {attack.on}: {attack.verdict} (power {attack.power:.0%})"
+        tested = {} if attack.self_test is None else {"its shadows": attack.self_test}
+        for name, roc in [*((NAMES[n], r) for n, r in attack.models.items()), *tested.items()]:
             yield (
-                f"  {NAMES[name]:<9} AUC {roc.auc:.3f} [{roc.interval.low:.3f}, {roc.interval.high:.3f}]"
+                f"  {name:<11} AUC {roc.auc:.3f} [{roc.interval.low:.3f}, {roc.interval.high:.3f}]"
                 f"  TPR {roc.tpr_1:.1%} at 1 % FPR, {roc.tpr_01:.1%} at 0.1 %"
             )
         yield _wrapped(attack.says)
@@ -170,7 +171,27 @@ def _lines(audit: Audit) -> Iterator[str]:
     if audit.relearn:
         again = (f"{NAMES[n]} {_within(r, audit.relearn.most)}" for n, r in _relearned(audit.relearn))
         yield f"Relearning the forgotten data to {audit.relearn.goal:.1%}: {', '.join(again)}"
+    yield f"Those who stayed, on their {audit.clients.on}: {_fared(audit.clients)}"
+    yield "\nCost         rounds  client epochs  MB down  MB up  history MB  seconds"
+    for name, took in audit.cost.items():
+        megabytes = (
+            f"{took.bytes_down / 1e6:7.0f}  {took.bytes_up / 1e6:5.0f}  {took.history_bytes / 1e6:10.0f}"
+        )
+        yield f"  {NAMES[name]:<9}  {took.rounds:6}  {took.client_epochs:13,}  {megabytes}  {took.seconds:7.1f}"
     yield from (f"\n{_wrapped(note, '')}" for note in audit.notes)
+
+
+def _fared(clients: Clients) -> str:
+    changes = [
+        row.after - row.before for row in clients.rows if row.after is not None and row.before is not None
+    ]
+    if not changes:
+        return "no accuracy to compare"
+    better, worse = sum(c > 0 for c in changes), sum(c < 0 for c in changes)
+    return (
+        f"{better} of {len(changes)} do better than before, {worse} worse "
+        f"(from {100 * min(changes):+.1f} to {100 * max(changes):+.1f} points)"
+    )
 
 
 def _relearned(relearn: Relearn) -> list[tuple[str, int | None]]:
@@ -178,6 +199,8 @@ def _relearned(relearn: Relearn) -> list[tuple[str, int | None]]:
 
 
 def _within(rounds: int | None, most: int) -> str:
+    if rounds == 0:
+        return "never away"
     return f"not within {most} rounds" if rounds is None else f"{rounds} round{'s'[: rounds != 1]}"
 
 

@@ -88,11 +88,13 @@ class Bench:
         """Run a run's method in a federation that never held the forgotten data, built anew from the others'."""
         return self._in(rebuilt(self.federation.without(self.request)), "never", run)
 
-    def bare(self, run: Run) -> Run:
-        """Run a run's method from another seed where every example of everybody is noise: it can learn nothing there."""
+    def bare(self, run: Run, *, same_seed: bool) -> Run:
+        """Run a run's method where every example of everybody is noise: it can learn nothing there, from this seed or another."""
         rest = self.federation.without(self.request)
         noise = noised(rest, Request(tuple(rest.clients)))
-        return self._in(noise.replace(seed=seed_for(rest.seed, "bare")), "bare", run)
+        if same_seed:
+            return self._in(noise, "bare-same", run)
+        return self._in(noise.replace(seed=seed_for(rest.seed, "bare")), "bare-other", run)
 
     def _in(self, federation: Federation, world: str, run: Run) -> Run:
         """Run a run's method in another federation, with a history of that one where it replays one."""
@@ -206,7 +208,8 @@ def check_control(name: str, given: Run, run: Run) -> None:
         )
     if name == "retrain" and (not isinstance(given.method, Retrain) or str(given.forgot) != str(run.forgot)):
         raise RunFolderError(
-            f"the retrain control is {given.method.name} without {given.forgot}; give a run of retrain without {run.forgot}"
+            f"the retrain control is {given.method.name}, which has forgotten {given.forgot or 'nobody'}; "
+            f"give a run of retrain without {run.forgot}"
         )
 
 

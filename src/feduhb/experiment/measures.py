@@ -88,7 +88,8 @@ def distances(models: Mapping[str, Run], federation: Federation) -> dict[str, Di
 def cost(run: Run) -> Cost:
     """Sum up what a run took."""
     total: Callable[[str], float] = lambda name: sum(getattr(record, name) for record in run.rounds)  # noqa: E731
-    kept = RunFolder(run.folder).result().get("history_bytes_read", 0) if run.folder else 0
+    key = "history_bytes_kept" if run.forgot is None else "history_bytes_read"
+    kept = RunFolder(run.folder).result().get(key, 0) if run.folder else 0
     if not run.folder and replays(run.method):
         kept = run.method.history.bytes  # pyright: ignore[reportAttributeAccessIssue]
     return Cost(
@@ -141,6 +142,8 @@ def _rounds_to(
     gone = _plain(original, request)
     method = method_for("retrain", original.settings)
     module = federation.fresh_model()
+    if (share_right(with_params(module, start.cpu()), gone, federation) or 0.0) >= goal:
+        return 0
     stream = rounds_of(
         method, engine_of(original), list(federation.clients), Plain(start.clone()), rounds=most
     )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+from feduhb.core.types import Method
 from feduhb.errors import ConfigError
 from feduhb.experiment.api import train, unlearn
 from feduhb.experiment.federations import build_federation
@@ -50,24 +51,28 @@ def unlearn_from(
     return unlearn(run, forget, method=chosen, rounds=rounds, stop=rule, out=out, resume=resume, show=show)
 
 
+def sweep_methods(run: Run, momenta: Sequence[float]) -> dict[str, Method[Any]]:
+    """Make FedUHB with each of these momenta, by name."""
+    return {f"feduhb-{beta:g}": method_for("feduhb", run.settings, momentum=beta) for beta in momenta}
+
+
 def sweep(
     run: Run,
     forget: str,
-    momenta: Sequence[float],
+    methods: Mapping[str, Method[Any]],
     *,
     rounds: int = 40,
     out: Path,
     resume: bool = False,
     show: Show = "auto",
 ) -> dict[str, Run]:
-    """Serve one request by FedUHB with several momenta, all rounds of each: a small one would make the rule stop early."""
-    chosen = {f"feduhb-{beta:g}": method_for("feduhb", run.settings, momentum=beta) for beta in momenta}
+    """Serve one request by several methods without a stop rule: with a small momentum it would stop early."""
     return {
         name: unlearn(
             run, forget, method=method, rounds=rounds, stop=never, out=out / name, keep_history=False,
             erase_history=False, resume=resume, show=show,
         )
-        for name, method in chosen.items()
+        for name, method in methods.items()
     }  # fmt: skip
 
 

@@ -37,8 +37,8 @@ NOTES = {
     "the unlearned one (after).",
     "distance": "How far a model is from Retrain's: in its weights (L2, cosine) and in its answers on test data (KL in "
     "nats; share of other answers). Models of other methods, or other seeds, differ without anything being remembered.",
-    "relearn": "Rounds of training with the forgotten data until the original model's accuracy on it is back. Much "
-    "sooner than Retrain would hint at something left.",
+    "relearn": "Rounds of training with the forgotten data until the original model's accuracy on it, canaries apart, is back; "
+    "0: it was never away. A better model gets there sooner whether or not anything was left: read it beside the test accuracy.",
     "cost": "What each model took to make. MB are units of a million bytes; history is what training must have kept.",
 }  # fmt: skip
 

@@ -84,7 +84,13 @@ def headline(views: Sequence[RunView]) -> str:
         ]
     if not any(yardsticks):
         said.append("No Retrain run on the same data is in this report to compare with.")
-    return " ".join(said)
+    return " ".join([*judged(views), *said])
+
+
+def judged(views: Sequence[RunView]) -> list[str]:
+    """Say what audits of these very weights came to, in a sentence."""
+    words = [f"{v.label} {v.audit['verdict']['word']}" for v in views if v.audit is not None and v.audited]
+    return [f"Audited: {', '.join(words)}."] if words else []
 
 
 def _trained(view: RunView) -> str:

@@ -1,0 +1,158 @@
+"""Audit, theorem and the sweep over momenta, as a person and as a program would use them."""
+
+import json
+import shutil
+
+import pytest
+from typer.testing import CliRunner
+
+from feduhb.cli import app
+
+CONFIG = """
+seed = 4
+[federation]
+data = "digits"
+clients = 5
+[federation.canaries]
+clients = ["c00", "c01"]
+[train]
+rounds = 3
+epochs = 1
+batch_size = 16
+lr = 0.05
+"""
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(app, [str(a) for a in arguments])
+
+
+def done(*arguments):
+    ended = invoke(*arguments)
+    assert ended.exit_code == 0, ended.output
+    return ended
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("checks")
+    (folder / "config.toml").write_text(CONFIG)
+    done("train", folder / "config.toml", "--out", folder / "run")
+    done("unlearn", folder / "run", "--forget", "c00,c01", "--rounds", 4)
+    done("unlearn", folder / "run", "--forget", "c00,c01", "--rounds", 3, "--method", "retrain")
+    return folder / "run"
+
+
+def beside(run, word):
+    return run.with_name(f"run-{word}")
+
+
+def test_an_audit_for_a_person(run):
+    ended = done("audit", beside(run, "feduhb"), "--original", run, "--retrain", beside(run, "retrain"))
+    lines = ended.stdout.splitlines()
+    assert lines[0] == "feduhb without c00,c01: FORGOTTEN"
+    assert lines[-1] == str(beside(run, "feduhb") / "audit.json")
+    for part in (
+        "Membership, loss on canaries",
+        "MISR (as in the paper)",
+        "Accuracy ",
+        "Cost ",
+        "Those who stayed",
+    ):
+        assert part in ended.stdout
+    steps = [line for line in ended.stderr.splitlines() if line.startswith("audit ")]
+    assert steps[0] == "audit 1/6  noise: training"
+    assert steps[-1].startswith("audit 6/6  relearning: retrain")
+    assert not (beside(run, "feduhb") / "audit-work").exists()
+
+
+def test_an_audit_for_a_program_makes_its_controls_and_keeps_the_earlier_one(run):
+    folder = beside(run, "feduhb")
+    done("audit", folder, "--no-exactness", "--relearn", 0, "--json")
+    answer = json.loads(done("audit", folder, "--no-exactness", "--relearn", 0, "--json").stdout)
+    assert answer["audits"] == [json.loads((folder / "audit.json").read_text())]
+    found = answer["audits"][0]
+    assert found["verdict"]["word"] in {"inconclusive", "not caught"}
+    assert found["exactness"] is None
+    assert found["settings"]["relearn"] == 0
+    earlier = [path for path in folder.glob("audit-*.json") if "T" in path.name]
+    assert earlier
+    assert json.loads(earlier[0].read_text())["verdict"]
+
+
+def test_several_runs_at_once_and_a_report_of_them(run, tmp_path):
+    runs = [beside(run, word) for word in ("feduhb", "retrain")]
+    done("audit", *runs, "--original", run, "--retrain", runs[1], "--relearn", 0)
+    said = done("report", run, *runs, "--out", tmp_path / "report").stdout
+    assert "forgotten" in said
+    assert {"audit.md", "audit.tex", "audit.png", "clients.png"} <= {
+        p.name for p in (tmp_path / "report").iterdir()
+    }
+    assert (
+        "Audited: FedUHB forgotten, Retrain forgotten." in (tmp_path / "report" / "report.html").read_text()
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["run"], "this run has forgotten nobody; audit one that feduhb unlearn made"),
+        (["nowhere"], "nowhere is not a run folder"),
+        (["run-feduhb", "--shadows", 3], "give 0, or an even number of 4 or more, such as 16"),
+        (["run-feduhb", "--canaries", 2], "canaries is 2.0; give a share of 0 (none) to 1"),
+        (["run-feduhb", "--relearn", -1], "relearn is -1"),
+        (["run-feduhb", "--margin", 0.6], "margin is 0.6; give a number between 0 and 0.5"),
+        (["run-feduhb", "--original", "run-retrain"], "has already forgotten c00,c01; give the run that had everybody"),
+        (["run-feduhb", "--retrain", "run"], "give a run of retrain without c00,c01"),
+    ],
+)  # fmt: skip
+def test_what_an_audit_refuses(run, arguments, words):
+    paths = [str(run.parent / a) if str(a).startswith(("run", "nowhere")) else a for a in arguments]
+    ended = invoke("audit", *paths)
+    assert ended.exit_code == 2
+    assert words in ended.stderr
+    assert ended.stderr.count("\n") == 1
+
+
+def test_the_figure_on_beta(run, tmp_path):
+    done(
+        "compare",
+        run,
+        "--forget",
+        "c00",
+        "--momenta",
+        "0,0.5,0.9",
+        "--rounds",
+        3,
+        "--out",
+        tmp_path / "sweep",
+    )
+    made = {path.name for path in (tmp_path / "sweep").iterdir()}
+    assert {"retrain", "feduhb-0", "feduhb-0.5", "feduhb-0.9", "beta.png", "beta.pdf"} <= made
+    config = (tmp_path / "sweep" / "feduhb-0.5" / "config.toml").read_text()
+    assert "momentum = 0.5" in config
+    assert "[unlearn.stop]" not in config
+
+
+@pytest.mark.parametrize(
+    ("momenta", "words"), [("0,1.5", "momentum is 1.5"), ("a", "--momenta 'a' are no numbers")]
+)
+def test_a_bad_momentum_is_refused_before_anything_trains(run, tmp_path, momenta, words):
+    ended = invoke("compare", run, "--forget", "c00", "--momenta", momenta, "--out", tmp_path / "sweep")
+    assert ended.exit_code == 2
+    assert words in ended.stderr
+    assert not (tmp_path / "sweep").exists()
+
+
+def test_the_theorem(tmp_path):
+    arguments = ("--data", "digits", "--clients", 4, "--rounds", 20, "--betas", "0,0.5", "--out", tmp_path)
+    answer = json.loads(done("theorem", *arguments, "--json").stdout)
+    assert [
+        (tmp_path / name).exists() for name in ("theorem.json", "theorem.html", "theorem.png", "theorem.md")
+    ] == [True] * 4
+    assert len(answer["written"]) == len(list(tmp_path.iterdir()))
+    shutil.rmtree(tmp_path)
+    ended = invoke("theorem", "--betas", "0,1", "--data", "digits", "--out", tmp_path)
+    assert ended.exit_code == 2
+    assert "1" in ended.stderr
+    assert not tmp_path.exists()
