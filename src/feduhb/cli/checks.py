@@ -50,7 +50,7 @@ def audit(
     ] = 0,
     relearn: Annotated[
         int, typer.Option(help="Rounds at most of training the forgotten data back in; 0: do not.")
-    ] = 10,
+    ] = 20,
     margin: Annotated[
         float, typer.Option(help="An AUC within 0.5 plus or minus this counts as none.")
     ] = 0.05,

@@ -48,7 +48,7 @@ class AuditSettings:
     exactness: bool = True
     canaries: float = 0.25
     shadows: int = 0
-    relearn: int = 10
+    relearn: int = 20
     margin: float = MARGIN
 
     def __post_init__(self) -> None:
@@ -271,6 +271,7 @@ def _steps(runs: Sequence[Run], trained: Run | None, retrain: Run | None, how: A
     steps = (trained is None) + (retrain is None)
     if how.exactness:
         steps += 1 + any(replays(run.method) for run in runs) + 2 * len(runs)
+        steps += sum((not run.method.exact) + 2 * (not ours(run)) for run in runs)
     own = any(len(e.canaries) for e in first.original.forgotten(_request(first)).values())
     rehearsed = (
         bool(how.canaries) and not own and not _request(first).classes and bool(first.original.held_out)

@@ -108,7 +108,8 @@ class Bench:
     def carried_out(self, federation: Federation, method: Method[Any], name: str, like: Run) -> Run:
         """Run a method from a fresh model on all of a federation, for as long and with the stop rule of another run."""
         plan = self.planned(federation, method, name, like)
-        return carried_out(plan, name, resume=True, show=self.step(name, like.scheduled))
+        show = self.step(name.rpartition("-")[0], like.scheduled)
+        return carried_out(plan, name, resume=True, show=show)
 
     def planned(self, federation: Federation, method: Method[Any], name: str, like: Run) -> Run:
         """Plan such a run."""

@@ -186,7 +186,8 @@ def _jobs(
     alone = _one_thread(bench.engine)
     for shadow, deal in enumerate(deals):
         file = bench.folder / f"{name}-{shadow:02d}.json"
-        bench.step(f"{name}-{shadow:02d}" + (": already there" if file.exists() else ""), 1)
+        what = f"{name.rpartition('-')[0]} {shadow + 1} of {len(deals)}"
+        bench.step(what + (": already there" if file.exists() else ""), 1)
         if not file.exists():
             inner = shadow_federation(federation, candidates, shadow, deal)
             plan = bench.planned(inner, like.method, file.stem, like)

@@ -51,7 +51,7 @@ def stepped(show: Show, name: str, steps: int) -> Generator[Step]:
     def step(what: str, rounds: int) -> Callable[[Round], None]:  # noqa: ARG001
         number = next(begun)
         if show == "lines":
-            _line(f"{name} {number}/{steps}  {what}")
+            _line(f"{name} {number}/{max(number, steps)}  {what}")
         return show if callable(show) else lambda record: None  # noqa: ARG005
 
     yield step
