@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from feduhb.data.backdoor import Backdoor
     from feduhb.data.federation import Federation
     from feduhb.data.request import Request
-    from feduhb.engines import Loop, Pool
+    from feduhb.engines import Loop, Pool, Stacked
     from feduhb.errors import FeduhbError
     from feduhb.experiment.api import compare, train, unlearn
     from feduhb.experiment.federations import load
@@ -33,7 +33,7 @@ _HOMES = {
     "feduhb.data.backdoor": ("Backdoor",),
     "feduhb.data.federation": ("Federation",),
     "feduhb.data.request": ("Request",),
-    "feduhb.engines": ("Loop", "Pool"),
+    "feduhb.engines": ("Loop", "Pool", "Stacked"),
     "feduhb.errors": ("FeduhbError",),
     "feduhb.experiment.api": ("compare", "train", "unlearn"),
     "feduhb.experiment.federations": ("load",),

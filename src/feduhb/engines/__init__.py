@@ -10,9 +10,10 @@ from feduhb.core.types import Engine, Local
 from feduhb.data.federation import Federation
 from feduhb.engines.loop import Loop
 from feduhb.engines.pool import Pool
+from feduhb.engines.stacked import Stacked
 from feduhb.errors import ConfigError
 
-ENGINES: dict[str, Callable[[Federation, Local], Engine]] = {"loop": Loop, "pool": Pool}
+ENGINES: dict[str, Callable[[Federation, Local], Engine]] = {"loop": Loop, "pool": Pool, "stacked": Stacked}
 
 
 def engine_named(name: str, federation: Federation, local: Local) -> Engine:
@@ -26,4 +27,4 @@ def engine_named(name: str, federation: Federation, local: Local) -> Engine:
     return ENGINES[name](federation, local)
 
 
-__all__ = ["ENGINES", "Loop", "Pool", "engine_named"]
+__all__ = ["ENGINES", "Loop", "Pool", "Stacked", "engine_named"]
