@@ -14,7 +14,7 @@ from feduhb.core.types import ClientId, Local, Updates, Work
 from feduhb.data.federation import Federation
 from feduhb.engines.kernels import language
 from feduhb.engines.local import chunks, described, named
-from feduhb.engines.stacking.convolution import fused_layers
+from feduhb.engines.stacking.fusing import fused_layers
 from feduhb.engines.stacking.layers import layers_of
 from feduhb.engines.stacking.networks import Layered, Mapped, Network
 from feduhb.engines.stacking.runner import Runner
@@ -61,6 +61,7 @@ class Stacked:
         x, y = examples.batch(torch.arange(min(2, len(examples))))
         with named(next(iter(federation.clients)), 0):
             self._trial = tried(self._model, self.local, x, y)
+        self._example = x
         self._model.to(self.device)
         self.block = block or self._room()
         self._chain, self.why = self._traced(mapped)
@@ -136,7 +137,7 @@ class Stacked:
             return Mapped(self._model, self.local, clients, self.device, self._trial.idle)
         fused = self.device.type == "cuda" and language.triton is not None
         layers = (
-            fused_layers(self._chain, clients, self.device, self.precision)
+            fused_layers(self._chain, clients, self.device, self.precision, self._example.to(self.device))
             if fused
             else layers_of(self._chain, clients, self.device)
         )

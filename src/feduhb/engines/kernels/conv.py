@@ -18,6 +18,8 @@ from torch import Tensor
 
 from feduhb.engines.kernels.language import kernel, tiles, tl
 
+THIN = 8  # channels up to which images are convolved batch-last: their runs of channels are too short to load
+
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
@@ -66,7 +68,8 @@ def _forward(
     x_ptr, w_ptr, b_ptr, y_ptr, last_ptr, which_ptr,
     BATCH: tl.constexpr, H: tl.constexpr, W: tl.constexpr, CIN: tl.constexpr, COUT: tl.constexpr,
     KH: tl.constexpr, KW: tl.constexpr, PAD: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
-    POOL: tl.constexpr, RELU: tl.constexpr, BATCH_LAST: tl.constexpr, PRECISION: tl.constexpr,
+    POOL: tl.constexpr, RELU: tl.constexpr, PRECISION: tl.constexpr,
+    IMAGE: tl.constexpr, PIXEL: tl.constexpr, CHANNEL: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
     """y = pool(relu(w * x + b)): rows are pooled pixels of images, each computed at its POOL² places."""
@@ -78,8 +81,7 @@ def _forward(
     live = row < BATCH * PH * PW
     pixel, image = row // BATCH, row % BATCH
     top, left = pixel // PW * POOL + place // POOL - PAD, pixel % PW * POOL + place % POOL - PAD
-    NEXT: tl.constexpr = BATCH if BATCH_LAST else 1
-    images = x_ptr + client.to(tl.int64) * (BATCH * H * W * CIN) + image * (1 if BATCH_LAST else H * W * CIN)
+    images = x_ptr + client.to(tl.int64) * (BATCH * H * W * CIN) + image * IMAGE
     column = part * COLUMNS + tl.arange(0, COLUMNS)
     filters = w_ptr + (client * COUT + column).to(tl.int64) * K
     total = tl.zeros((PLACES * ROWS, COLUMNS), tl.float32)
@@ -91,7 +93,7 @@ def _forward(
         if PAD > 0:
             seen = seen & (down >= 0) & (down < H) & (across >= 0) & (across < W)
         patch = tl.load(
-            images[:, None] + ((down * W + across) * CIN + (k % CIN)[None, :]) * NEXT, mask=seen, other=0
+            images[:, None] + (down * W + across) * PIXEL + (k % CIN)[None, :] * CHANNEL, mask=seen, other=0
         )
         w = tl.load(filters[None, :] + k[:, None], mask=(column < COUT)[None, :] & (k < K)[:, None], other=0)
         total = tl.dot(patch, w, total, input_precision=PRECISION)
@@ -184,7 +186,7 @@ def _to_filters(
     x_ptr, dp_ptr, which_ptr, dw_ptr, db_ptr, clients, dp_client, dp_pixel, dp_channel,
     BATCH: tl.constexpr, H: tl.constexpr, W: tl.constexpr, CIN: tl.constexpr, COUT: tl.constexpr,
     KH: tl.constexpr, KW: tl.constexpr, PAD: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
-    POOL: tl.constexpr, PRECISION: tl.constexpr, SPLITS: tl.constexpr,
+    POOL: tl.constexpr, PRECISION: tl.constexpr, SPLITS: tl.constexpr, PIXEL: tl.constexpr, CHANNEL: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
     """dw[out, tap * in] = Σ over pixels and images of dy[pixel, out] x[pixel + tap, in], and db, over one of SPLITS parts of the pixels."""
@@ -216,7 +218,7 @@ def _to_filters(
             if PAD > 0:
                 seen = seen & (down >= 0) & (down < H) & (across >= 0) & (across < W)
             patch = tl.load(
-                images + ((down * W + across) * CIN + k % CIN)[:, None] * BATCH + image[None, :],
+                images + ((down * W + across) * PIXEL + k % CIN * CHANNEL)[:, None] + image[None, :],
                 mask=seen[:, None] & (image < BATCH)[None, :], other=0,
             )  # fmt: skip
             dy = tl.where(which == place, gradient, 0)
@@ -230,24 +232,46 @@ def _to_filters(
         tl.store(db_ptr + filters, shift, mask=out < COUT)
 
 
+@kernel
+def _descend(
+    w_ptr, parts_ptr, on_ptr, copy_ptr, turned_ptr, lr, decay, length,
+    SPLITS: tl.constexpr, COUT: tl.constexpr, TAPS: tl.constexpr, CIN: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """w <- w - lr Σ parts - decay w, where a client is on; and w once more in the orders that kernels read."""
+    at = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    mine = at < length
+    gradient = tl.zeros((ROWS,), tl.float32)
+    for split in tl.static_range(SPLITS):
+        gradient += tl.load(parts_ptr + split * length.to(tl.int64) + at, mask=mine, other=0)
+    client, filter = at // (COUT * TAPS * CIN), at // (TAPS * CIN) % COUT
+    on = tl.load(on_ptr + client, mask=mine, other=0)
+    w = tl.load(w_ptr + at, mask=mine, other=0)
+    w = w * (1 - decay * on) - lr * gradient
+    tl.store(w_ptr + at, w, mask=mine)
+    if copy_ptr is not None:
+        tl.store(copy_ptr + at, w, mask=mine)
+    if turned_ptr is not None:
+        tl.store(turned_ptr + (client * (TAPS * CIN) + at % (TAPS * CIN)) * COUT + filter, w, mask=mine)
+
+
 def forward(
     x: Tensor, w: Tensor, b: Tensor, g: Geometry,
-    precision: str = "tf32", tile: Tile | None = None, *, from_last: bool = False, batch_last: bool = False,
+    precision: str = "tf32", tile: Tile | None = None, *, batch_last: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
-    """Convolve [C, B, H, W, in], or [C, H, W, in, B] where from_last says so, with filters [C, out, tap * in].
+    """Convolve images [C, B, H, W, in], in any order in memory, with filters [C, out, tap * in].
 
     Gives the pooled outputs [C, B, PH, PW, out], which place each came from [C, PH, PW, out, B], and, where asked
     for, the outputs once more, batch-last.
     """
     ph, pw = g.pooled
-    tile = tile or forward_tile(g)
+    tile = tile or forward_tile(g, precision)
     y = torch.empty(len(x), g.batch, ph, pw, g.cout, dtype=x.dtype, device=x.device)
     which = torch.empty(len(x), ph, pw, g.cout, g.batch, dtype=torch.int8, device=x.device)
     last = torch.empty(which.shape, dtype=x.dtype, device=x.device) if batch_last else None
     grid = len(x), tiles(g.batch * ph * pw, tile.rows), tiles(g.cout, tile.columns)
     _forward[grid](
         x, w, b, y, last, which, g.batch, g.height, g.width, g.cin, g.cout, g.kh, g.kw, g.pad, ph, pw, g.pool, g.relu,
-        from_last, precision, tile.rows, tile.columns, tile.depth, num_warps=tile.warps, num_stages=tile.stages,
+        precision, x.stride(1), x.stride(3), x.stride(4), tile.rows, tile.columns, tile.depth, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     return y, which, last
 
@@ -267,10 +291,11 @@ def spread(dp: Tensor, which: Tensor, g: Geometry) -> Tensor:
 
 
 def to_input(
-    dy: Tensor, w: Tensor, g: Geometry, precision: str = "tf32", tile: Tile | None = None, across: int = 2
+    dy: Tensor, w: Tensor, g: Geometry, precision: str = "tf32", tile: Tile | None = None, across: int | None = None
 ) -> Tensor:
     """The gradient [C, H, W, in, B] of the images, from that of the unpooled outputs and filters [C, tap, in, out]."""
-    tile = tile or input_tile(g)
+    tile = tile or input_tile(g, precision, dy.dtype)
+    across = across or max(1, tile.rows // 64)
     dx = torch.empty(len(dy), g.height, g.width, g.cin, g.batch, dtype=dy.dtype, device=dy.device)
     grid = len(dy) * tiles(g.batch * across, tile.rows), g.height, tiles(g.width, across)
     _to_input[grid](
@@ -284,9 +309,9 @@ def to_filters(
     x: Tensor, dp: Tensor, which: Tensor, g: Geometry,
     precision: str = "tf32", tile: Tile | None = None, splits: int | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """The gradients of the filters [C, out, tap * in] and of the biases [C, out]; everything batch-last."""
+    """The gradients of the filters [S, C, out, tap * in] and of the biases [S, C, out], in S parts to be summed; images batch-last."""
     ph, pw = g.pooled
-    tile = tile or filters_tile(g)
+    tile = tile or filters_tile(g, precision, x.dtype)
     splits = splits or filters_splits(g, tile, len(x))
     dw = torch.empty(splits, len(x), g.cout, g.depth, dtype=torch.float32, device=x.device)
     db = torch.empty(splits, len(x), g.cout, dtype=torch.float32, device=x.device)
@@ -294,9 +319,24 @@ def to_filters(
     _to_filters[grid](
         x, dp, which, dw, db, len(x), *_strides(dp),
         g.batch, g.height, g.width, g.cin, g.cout, g.kh, g.kw, g.pad, ph, pw, g.pool,
-        precision, splits, tile.rows, tile.columns, tile.depth, num_warps=tile.warps, num_stages=tile.stages,
+        precision, splits, x.stride(2), x.stride(3), tile.rows, tile.columns, tile.depth, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
-    return (dw[0], db[0]) if splits == 1 else (dw.sum(0), db.sum(0))
+    return dw, db
+
+
+def descend(
+    w: Tensor, parts: Tensor, on: Tensor, lr: float, l2: float, copy: Tensor | None = None, turned: Tensor | None = None
+) -> None:
+    """Take a step of weights [C, out, ...] along the sum of gradients [S, C, out, ...]; clients whose mask ``on`` [C] is 0 stay.
+
+    The new weights also go into ``copy``, of another type, and ``turned`` [C, tap, in, out].
+    """
+    splits, _, out = parts.shape[:3]
+    taps, into = turned.shape[1:3] if turned is not None else (1, parts[0, 0, 0].numel())
+    length = parts[0].numel()
+    _descend[(tiles(length, 256),)](
+        w, parts, on, copy, turned, lr, lr * l2, length, splits, out, taps, into, 256, num_warps=2
+    )
 
 
 def _strides(dp: Tensor) -> tuple[int, int, int]:
@@ -309,22 +349,36 @@ def _power(size: int, most: int) -> int:
     return max(16, min(most, 1 << (size - 1).bit_length()))
 
 
-def forward_tile(g: Geometry) -> Tile:
+def forward_tile(g: Geometry, precision: str) -> Tile:
     """The tile of `forward` that was fastest on an H200 for filters of this shape."""
-    return Tile(64 if g.pool == 2 else 128, _power(g.cout, 64), _power(g.depth, 32), warps=4, stages=3)
+    rows, columns = 64 if g.pool == 2 else 128, _power(g.cout, 64)
+    if g.cin <= THIN:
+        return Tile(rows, columns, _power(g.depth, 32), warps=4, stages=1)
+    return Tile(rows, columns, 32, warps=8 if precision == "tf32x3" else 4, stages=3)
 
 
-def input_tile(g: Geometry) -> Tile:
+def input_tile(g: Geometry, precision: str, dtype: torch.dtype) -> Tile:
     """The tile of `to_input` that was fastest on an H200."""
-    return Tile(128, _power(g.cin, 128), _power(g.cout, 32), warps=4, stages=3)
+    columns = _power(g.cin, 128)
+    if precision == "tf32x3":
+        return Tile(64, columns, _power(g.cout, 64), warps=4, stages=3)
+    return Tile(128, columns, _power(g.cout, 64 if dtype == torch.bfloat16 else 32), warps=4, stages=3)
 
 
-def filters_tile(g: Geometry) -> Tile:
+def filters_tile(g: Geometry, precision: str, dtype: torch.dtype) -> Tile:
     """The tile of `to_filters` that was fastest on an H200."""
-    return Tile(_power(g.cout, 64), _power(g.depth, 128), _power(g.batch, 32), warps=4, stages=2)
+    rows, most = _power(g.cout, 64), _power(g.batch, 32)
+    if g.depth <= 32:
+        warps, stages = (4, 2) if precision == "tf32x3" else (2, 1)
+        return Tile(rows, _power(g.depth, 32), most, warps, stages)
+    if g.cout <= 32 or precision == "tf32x3":
+        return Tile(rows, _power(g.depth, 128), most, warps=4, stages=2)
+    return Tile(
+        rows, _power(g.depth, 128), _power(g.batch, 64), warps=4, stages=3 if dtype == torch.bfloat16 else 1
+    )
 
 
 def filters_splits(g: Geometry, tile: Tile, clients: int) -> int:
-    """Parts of the sum over pixels: enough programs to fill a GPU of some 130 processors twice."""
+    """Parts of the sum over pixels: enough programs to fill a GPU of some 130 processors several times over."""
     programs = clients * tiles(g.depth, tile.columns) * tiles(g.cout, tile.rows)
-    return max(1, min(256 // programs, g.pooled[0] * g.pooled[1] // 2))
+    return max(1, min(640 // programs, g.pooled[0] * g.pooled[1] // 4, 36))

@@ -7,11 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from feduhb.engines.kernels import conv, language
-from feduhb.engines.stacking.layers import Dense, Descent, Layer
-from feduhb.engines.stacking.tracing import Chain
-
-THIN = 8  # channels up to which images are read batch-last: their runs of channels are too short to load
+from feduhb.engines.kernels import conv
+from feduhb.engines.stacking.layers import Descent, Layer
 
 
 class Convolution(Layer):
@@ -30,6 +27,7 @@ class Convolution(Layer):
         assert isinstance(convolution, nn.Conv2d)
         self.module = convolution
         self.first = first
+        self.batch_last = convolution.in_channels <= conv.THIN
         self.source: Convolution | None = None  # a convolution right before this one
         self.feeds = False  # whether another one comes right after
         self.relu = any(isinstance(module, nn.ReLU) for module in modules)
@@ -42,17 +40,20 @@ class Convolution(Layer):
             torch.empty(clients, out, taps * into, device=device),
             torch.zeros(clients, out, device=device),
         ]
-        self._filters = (
-            self.weights[0] if self.dtype == torch.float32 else self.weights[0].to(self.dtype)
-        )  # [C, out, tap * in]
-        self._turned = torch.empty(clients, taps, into, out, device=device, dtype=self.dtype)
+        self._copy = None if self.dtype == torch.float32 else self.weights[0].to(self.dtype)
+        turned = torch.empty(clients, taps, into, out, device=device, dtype=self.dtype)
+        self._turned = None if first else turned
 
     def begin(self, start: list[Tensor]) -> None:
         """Give every client the same weights, taps before channels."""
         w, b = self.weights
         w.copy_(start[0].permute(0, 2, 3, 1).flatten(1).expand_as(w))
         b.copy_(start[1].expand_as(b) if len(start) > 1 else torch.zeros_like(b))
-        self._refresh(len(w))
+        if self._copy is not None:
+            self._copy.copy_(w)
+        if self._turned is not None:
+            clients, taps, into, out = self._turned.shape
+            self._turned.copy_(w.view(clients, out, taps, into).permute(0, 2, 3, 1))
 
     def end(self) -> list[Tensor]:
         """The weights as the module shapes them."""
@@ -63,12 +64,13 @@ class Convolution(Layer):
     def forward(self, x: Tensor) -> Tensor:
         """Apply the layers to [C, B, in, H, W]; the result is a view of channels-last memory."""
         shape = self._geometry(x)
-        thin = shape.cin <= THIN
-        last = self.source.outputs if self.source else _batch_last(x.to(self.dtype))
-        images = last if thin else _channels_last(x.to(self.dtype))
+        x = x.to(self.dtype)
+        last = self.source.outputs if self.source else _batch_last(x)
+        images = last.movedim(-1, 1) if self.batch_last else x.permute(0, 1, 3, 4, 2).contiguous()
+        filters = self.weights[0] if self._copy is None else self._copy
         y, which, self.outputs = conv.forward(
-            images, self._filters, self.weights[1], shape, self.precision, from_last=thin, batch_last=self.feeds
-        )  # fmt: skip
+            images, filters, self.weights[1], shape, self.precision, batch_last=self.feeds
+        )
         self._kept = last, which, shape
         return y.permute(0, 1, 4, 2, 3)
 
@@ -78,24 +80,15 @@ class Convolution(Layer):
         del self._kept
         pooled = _batch_last(dy.to(self.dtype))
         dx = None
-        if not self.first:
+        if self._turned is not None:
             spread = conv.spread(pooled, which, shape)
             dx = conv.to_input(spread, self._turned, shape, self.precision).permute(0, 4, 3, 1, 2)
         dw, db = conv.to_filters(last, pooled, which, shape, self.precision)
-        descent(self.weights[0][: len(dw)], dw)
+        w, b = self.weights
+        conv.descend(w, dw, descent.on, descent.lr, descent.l2, self._copy, self._turned)
         if self.module.bias is not None:
-            descent(self.weights[1][: len(db)], db)
-        self._refresh(len(dw))
+            conv.descend(b, db, descent.on, descent.lr, descent.l2)
         return dx
-
-    def _refresh(self, clients: int) -> None:
-        """Copy the weights into the orders and the type that the kernels read."""
-        w = self.weights[0][:clients]
-        if self.dtype != torch.float32:
-            self._filters[:clients].copy_(w)
-        if not self.first:
-            taps, into, out = self._turned.shape[1:]
-            self._turned[:clients].copy_(w.view(clients, out, taps, into).permute(0, 2, 3, 1))
 
     def _geometry(self, x: Tensor) -> conv.Geometry:
         _, batch, into, height, width = x.shape
@@ -104,67 +97,8 @@ class Convolution(Layer):
         return conv.Geometry(batch, height, width, into, out, kh, kw, pad, self.pool, self.relu)
 
 
-def _channels_last(x: Tensor) -> Tensor:
-    """[C, B, ch, H, W] in the memory order [C, B, H, W, ch]."""
-    return x.permute(0, 1, 3, 4, 2).contiguous()
-
-
 def _batch_last(x: Tensor) -> Tensor:
     """[C, B, ch, H, W] as [C, H, W, ch, B] with images next to each other in memory; pixels and channels in either order."""
     turned = x.permute(0, 3, 4, 2, 1)
     regular = turned.stride(4) == 1 and turned.stride(1) == turned.shape[2] * turned.stride(2)
     return turned if regular else turned.contiguous()
-
-
-def fits(module: nn.Module) -> bool:
-    """Whether the kernels know this convolution."""
-    return (
-        isinstance(module, nn.Conv2d)
-        and module.stride == module.dilation == (1, 1)
-        and module.groups == 1
-        and module.padding[0] == module.padding[1]
-        and module.in_channels <= 128
-        and module.weight.dtype == torch.float32
-    )
-
-
-def fused_layers(chain: Chain, clients: int, device: torch.device, precision: str) -> list[Layer]:
-    """Make the layers of a chain, with convolutions on the kernels where they fit."""
-    modules = [module for _, module in chain]
-    weighted = next(i for i, module in enumerate(modules) if list(module.parameters()))
-    layers: list[Layer] = []
-    place = 0
-    while place < len(modules):
-        module, first = modules[place], place <= weighted
-        if language.triton and fits(module):
-            taken = _taken(modules[place:])
-            made = Convolution(taken, clients, device, precision, first=first)
-            if layers and isinstance(before := layers[-1], Convolution):
-                made.source, before.feeds = before, True
-            layers.append(made)
-            place += len(taken)
-        else:
-            layers.append(
-                (Dense if isinstance(module, nn.Linear) else Layer)(module, clients, device, first=first)
-            )
-            place += 1
-    return layers
-
-
-def _taken(modules: Sequence[nn.Module]) -> list[nn.Module]:
-    """The convolution and those of the layers after it that go into the same kernel."""
-    taken = [modules[0]]
-    rest = list(modules[1:])
-    if rest and isinstance(rest[0], nn.ReLU):
-        taken.append(rest.pop(0))
-    if rest and isinstance(pool := rest[0], nn.MaxPool2d) and _halves(pool):
-        taken.append(pool)
-    return taken
-
-
-def _halves(pool: nn.MaxPool2d) -> bool:
-    def two(size: object) -> bool:
-        return size in (2, (2, 2))
-
-    plain = pool.padding in (0, (0, 0)) and pool.dilation in (1, (1, 1)) and not pool.ceil_mode
-    return two(pool.kernel_size) and two(pool.stride) and plain

@@ -38,6 +38,8 @@ class Descent:
 class Layer:
     """A layer in plain torch, its gradient by autograd."""
 
+    batch_last = False  # whether it reads images of a batch next to each other
+
     def __init__(
         self, module: nn.Module, clients: int, device: torch.device, *, first: bool = False
     ) -> None:

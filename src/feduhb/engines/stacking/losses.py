@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from feduhb.core.types import Loss
+from feduhb.engines.kernels import entropy, language
 
 
 def each(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -19,6 +20,8 @@ def each(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
 def slope(loss: Loss, outputs: Tensor, targets: Tensor, share: Tensor) -> Tensor:
     """The gradient of Σ share · loss for outputs [C, B, ...], targets [C, B, ...] and shares [C, B]."""
     if loss is functional.cross_entropy and outputs.dim() == 3 and not targets.is_floating_point():
+        if language.triton and outputs.is_cuda and outputs.dtype == torch.float32:
+            return entropy.slope(outputs, targets, share)
         found = torch.softmax(outputs, -1)
         found.scatter_add_(-1, targets.unsqueeze(-1), found.new_full((), -1.0).expand(*targets.shape, 1))
         return found.mul_(share.unsqueeze(-1))

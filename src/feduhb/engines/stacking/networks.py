@@ -20,8 +20,13 @@ class Network(Protocol):
         """Give every client the parameters [P]."""
         ...
 
-    def step(self, x: Tensor, y: Tensor, share: Tensor) -> None:
-        """Let the first len(x) clients take a step on batches [C, B, ...] with shares [C, B]."""
+    @property
+    def batch_last(self) -> bool:
+        """Whether inputs are best held with the images of a batch next to each other."""
+        ...
+
+    def step(self, x: Tensor, y: Tensor, share: Tensor, on: Tensor) -> None:
+        """Let the first len(x) clients take a step on batches [C, B, ...] with shares [C, B], where on [C] is 1."""
         ...
 
     def end(self) -> Tensor:
@@ -31,6 +36,8 @@ class Network(Protocol):
 
 class Mapped:
     """Any module that torch.func can map over."""
+
+    batch_last = False
 
     def __init__(
         self, module: nn.Module, local: Local, clients: int, device: torch.device, idle: frozenset[str]
@@ -48,11 +55,11 @@ class Mapped:
         for w, part in zip(self.weights.values(), split(params, self.module), strict=True):
             w.copy_(part.expand_as(w))
 
-    def step(self, x: Tensor, y: Tensor, share: Tensor) -> None:
-        """w <- w - lr (∇loss + l2 w), where a client's share is not all 0."""
+    def step(self, x: Tensor, y: Tensor, share: Tensor, on: Tensor) -> None:
+        """w <- w - lr (∇loss + l2 w), where a client is on."""
         own = {name: w[: len(x)] for name, w in self.weights.items()}
         gradients = torch.func.vmap(torch.func.grad(self._loss), randomness="error")(own, x, y, share)
-        descent = Descent(self.local.lr, self.local.l2, (share.sum(1) > 0).to(share.dtype))
+        descent = Descent(self.local.lr, self.local.l2, on)
         for name, w in own.items():
             if name not in self.idle:
                 descent(w, gradients[name])
@@ -79,6 +86,7 @@ class Layered:
         self.module = module
         self.layers = layers
         self.local = local
+        self.batch_last = layers[0].batch_last
         place = {id(p): i for i, p in enumerate(module.parameters())}
         self._places = [[place[id(p)] for p in layer.module.parameters()] for layer in layers]
 
@@ -89,12 +97,12 @@ class Layered:
             layer.begin([parts[place] for place in places])
 
     @torch.no_grad()
-    def step(self, x: Tensor, y: Tensor, share: Tensor) -> None:
-        """w <- w - lr (∇loss + l2 w), where a client's share is not all 0."""
+    def step(self, x: Tensor, y: Tensor, share: Tensor, on: Tensor) -> None:
+        """w <- w - lr (∇loss + l2 w), where a client is on."""
         for layer in self.layers:
             x = layer.forward(x)
         gradient: Tensor | None = slope(self.local.loss, x.to(share.dtype), y, share)
-        descent = Descent(self.local.lr, self.local.l2, (share.sum(1) > 0).to(share.dtype))
+        descent = Descent(self.local.lr, self.local.l2, on)
         for layer in reversed(self.layers):
             gradient = layer.backward(gradient, descent) if gradient is not None else None
 

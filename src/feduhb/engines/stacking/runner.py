@@ -9,10 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from feduhb.engines.kernels import language
+from feduhb.engines.kernels.fetch import fetch
 from feduhb.engines.stacking.networks import Network
 from feduhb.engines.stacking.schedule import Phase, Schedule, phases
 from feduhb.engines.stacking.shelf import Shelf
 
+STRIDE = 8  # steps that one graph takes
 WASTE = 0.05  # of the places in steps that may be masked, for fewer graphs
 
 
@@ -25,7 +28,7 @@ class Inputs:
     shares: Tensor  # [C, T, B] the weight of each example in its batch's mean
     now: Tensor  # [1] the step
     draft: Tensor  # [C, T, B] the order on the host, pinned where it goes to a GPU
-    graphs: dict[int, Any] = field(default_factory=dict)  # by the number of clients
+    graphs: dict[tuple[int, int], Any] = field(default_factory=dict)  # by the numbers of clients and steps
     written: Schedule | None = None  # whose shares are there
 
     def fit(self, shelf: Shelf, schedule: Schedule) -> bool:
@@ -69,26 +72,36 @@ class Runner:
         return self.network.end()[: len(schedule.clients)]
 
     def _advance(self, inputs: Inputs, phase: Phase) -> None:
-        graph = inputs.graphs.get(phase.clients)
-        for _ in range(phase.steps):
-            if graph is None:
+        if self.device.type != "cuda":
+            for _ in range(phase.steps):
                 self._step(inputs, phase.clients)
-            else:
-                graph.replay()
+            return
+        for _ in range(phase.steps // STRIDE):
+            inputs.graphs[phase.clients, STRIDE].replay()
+        for _ in range(phase.steps % STRIDE):
+            inputs.graphs[phase.clients, 1].replay()
 
     def _step(self, inputs: Inputs, clients: int) -> None:
         """Take the step that ``now`` points at, and point at the next."""
-        rows = inputs.order[:clients].index_select(1, inputs.now)  # [C, 1, B]
-        shape = clients, rows.shape[2]
-        x = inputs.shelf.x.index_select(0, rows.view(-1)).unflatten(0, shape)
-        y = inputs.shelf.y.index_select(0, rows.view(-1)).unflatten(0, shape)
-        share = inputs.shares[:clients].index_select(1, inputs.now).view(shape)
-        self.network.step(x, y, share)
+        self.network.step(*self._batches(inputs, clients))
         inputs.now += 1
 
+    def _batches(self, inputs: Inputs, clients: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Inputs [C, B, ...], targets [C, B, ...], shares [C, B], and which clients still train [C]."""
+        shelf = inputs.shelf
+        if shelf.x.is_cuda and language.triton and shelf.y.dim() == 1:
+            last = self.network.batch_last and shelf.x.dim() == 4
+            return fetch(
+                inputs.now, inputs.order, inputs.shares, shelf.x, shelf.y, clients, batch_last=last
+            )
+        rows = inputs.order[:clients].index_select(1, inputs.now).squeeze(1)
+        share = inputs.shares[:clients].index_select(1, inputs.now).squeeze(1)
+        on = (share.sum(1) > 0).to(share.dtype)
+        return shelf.x[rows], shelf.y[rows], share, on
+
     def _recorded(self, inputs: Inputs, clients: int) -> None:
-        """Record a step of so many clients as a CUDA graph, after one for warming up."""
-        if clients in inputs.graphs:
+        """Record one step of so many clients as a CUDA graph, and several as another, after one for warming up."""
+        if (clients, 1) in inputs.graphs:
             return
         inputs.now.zero_()
         aside = torch.cuda.Stream(self.device)
@@ -96,11 +109,13 @@ class Runner:
         with torch.cuda.stream(aside):
             self._step(inputs, clients)
         torch.cuda.current_stream(self.device).wait_stream(aside)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._memory):
-            self._step(inputs, clients)
-        self._memory = graph.pool()
-        inputs.graphs[clients] = graph
+        for steps in (1, STRIDE):
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=self._memory):
+                for _ in range(steps):
+                    self._step(inputs, clients)
+            self._memory = graph.pool()
+            inputs.graphs[clients, steps] = graph
 
     def _prepared(self, schedule: Schedule, shelf: Shelf) -> Inputs:
         """Give room for a schedule, that of the last block where it is large enough."""
