@@ -47,7 +47,7 @@ _HOME = {name: home for home, names in _HOMES.items() for name in names}
 __version__ = "0.1.0"
 __all__ = [
     "Backdoor", "FedEraser", "FedRecover", "FedUHB", "Federation", "FeduhbError", "Local", "Loop", "Pool", "Request", "Retrain", "Round", "Run",
-    "Updates", "Work", "compare", "dynamic_stop", "geometric_median", "krum", "load", "median", "never", "open_run",
+    "Stacked", "Updates", "Work", "compare", "dynamic_stop", "geometric_median", "krum", "load", "median", "never", "open_run",
     "replay", "train", "trimmed_mean", "unlearn", "weighted_mean",
 ]  # fmt: skip
 

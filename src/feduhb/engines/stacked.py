@@ -20,7 +20,7 @@ from feduhb.engines.stacking.networks import Layered, Mapped, Network
 from feduhb.engines.stacking.runner import Runner
 from feduhb.engines.stacking.schedule import Schedule
 from feduhb.engines.stacking.shelf import Shelf, shared
-from feduhb.engines.stacking.tracing import Chain, Unfit, traced
+from feduhb.engines.stacking.tracing import Chain, UnfitError, traced
 from feduhb.engines.stacking.trial import tried
 from feduhb.errors import ConfigError
 
@@ -57,9 +57,9 @@ class Stacked:
         self.precision = precision
         self._model = federation.fresh_model()
         self._check(block)
-        examples = next(iter(federation.clients.values()))
+        client, examples = max(federation.clients.items(), key=lambda item: len(item[1]))
         x, y = examples.batch(torch.arange(min(2, len(examples))))
-        with named(next(iter(federation.clients)), 0):
+        with named(client, 0):
             self._trial = tried(self._model, self.local, x, y)
         self._example = x
         self._model.to(self.device)
@@ -113,10 +113,7 @@ class Stacked:
         for step, begin in enumerate(range(0, max(schedule.counts), schedule.size)):
             still = [count for count in schedule.counts if count > begin]
             rows = torch.stack(
-                [
-                    _slice(shelf.rows[client], step, schedule.size)
-                    for client in schedule.clients[: len(still)]
-                ]
+                [_slice(shelf.rows[client], step, schedule.size) for client in schedule.clients[: len(still)]]
             )
             held = torch.tensor(still, dtype=self._dtype).unsqueeze(1)
             share = (torch.arange(begin, begin + schedule.size) < held) / held
@@ -149,7 +146,7 @@ class Stacked:
             return None, "mapped by torch.func, as asked"
         try:
             return traced(self._model), "layer by layer: every layer has a stacked form"
-        except Unfit as unfit:
+        except UnfitError as unfit:
             return None, f"mapped by torch.func: {unfit}"
 
     def _shelf(self, clients: Sequence[ClientId]) -> Shelf:
@@ -237,5 +234,3 @@ def _precise(precision: str, device: torch.device) -> Generator[None]:
             yield
     finally:
         products.allow_tf32 = before
-
-

@@ -1,6 +1,6 @@
 """What surrounds the matrix products of a linear layer: bias and ReLU, forward and back."""
 
-# pyright: reportInvalidTypeForm=false, reportOptionalMemberAccess=false
+# pyright: reportInvalidTypeForm=false, reportMissingParameterType=false
 from __future__ import annotations
 
 from torch import Tensor
@@ -9,7 +9,9 @@ from feduhb.engines.kernels.language import kernel, tiles, tl
 
 
 @kernel
-def _lift(y_ptr, b_ptr, length, EACH: tl.constexpr, OUT: tl.constexpr, RELU: tl.constexpr, ROWS: tl.constexpr):
+def _lift(
+    y_ptr, b_ptr, length, EACH: tl.constexpr, OUT: tl.constexpr, RELU: tl.constexpr, ROWS: tl.constexpr
+) -> None:
     """y <- relu(y + b), or y + b."""
     at = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     mine = at < length
@@ -21,7 +23,7 @@ def _lift(y_ptr, b_ptr, length, EACH: tl.constexpr, OUT: tl.constexpr, RELU: tl.
 def _fall(
     dy_ptr, y_ptr, b_ptr, on_ptr, lr, decay, dy_client, dy_row, dy_column,
     BATCH: tl.constexpr, OUT: tl.constexpr, RELU: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-):  # fmt: skip
+) -> None:  # fmt: skip
     """dy <- dy where y > 0; b <- b - lr Σ dy - decay b, where a client is on."""
     client, column = tl.program_id(0), tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     total = tl.zeros((COLUMNS,), tl.float32)
@@ -31,7 +33,9 @@ def _fall(
         at = client.to(tl.int64) * dy_client + row[:, None] * dy_row + column[None, :] * dy_column
         dy = tl.load(dy_ptr + at, mask=mine, other=0)
         if RELU:
-            y = tl.load(y_ptr + (client * BATCH + row).to(tl.int64)[:, None] * OUT + column[None, :], mask=mine)
+            y = tl.load(
+                y_ptr + (client * BATCH + row).to(tl.int64)[:, None] * OUT + column[None, :], mask=mine
+            )
             dy = tl.where(mine & (y > 0), dy, 0)
             tl.store(dy_ptr + at, dy, mask=mine)
         total += tl.sum(dy, 0)

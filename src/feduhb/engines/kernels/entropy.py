@@ -1,6 +1,6 @@
 """The gradient of the cross-entropy of many clients at once."""
 
-# pyright: reportInvalidTypeForm=false, reportOptionalMemberAccess=false
+# pyright: reportInvalidTypeForm=false, reportMissingParameterType=false
 from __future__ import annotations
 
 import torch
@@ -12,7 +12,7 @@ from feduhb.engines.kernels.language import kernel, tiles, tl
 @kernel
 def _slope(
     z_ptr, y_ptr, share_ptr, dz_ptr, length, CLASSES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
-):
+) -> None:
     """dz = share (softmax(z) - [class is y])."""
     row, column = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, COLUMNS)
     live = row < length
@@ -34,6 +34,14 @@ def slope(outputs: Tensor, targets: Tensor, share: Tensor) -> Tensor:
     columns = max(2, 1 << (classes - 1).bit_length())
     rows = max(1, 512 // columns)
     _slope[(tiles(targets.numel(), rows),)](
-        z, targets.contiguous(), share.contiguous(), found, targets.numel(), classes, rows, columns, num_warps=4
+        z,
+        targets.contiguous(),
+        share.contiguous(),
+        found,
+        targets.numel(),
+        classes,
+        rows,
+        columns,
+        num_warps=4,
     )
     return found

@@ -1,6 +1,6 @@
 """One step's batches of many clients, straight from the shelf into the order in which the first layer reads them."""
 
-# pyright: reportInvalidTypeForm=false, reportOptionalMemberAccess=false
+# pyright: reportInvalidTypeForm=false, reportMissingParameterType=false
 from __future__ import annotations
 
 import torch
@@ -13,7 +13,7 @@ from feduhb.engines.kernels.language import kernel, tiles, tl
 def _fetch(
     now_ptr, order_ptr, shares_ptr, x_ptr, y_ptr, xs_ptr, ys_ptr, share_ptr, on_ptr, steps,
     BATCH: tl.constexpr, SIZE: tl.constexpr, BATCH_LAST: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-):  # fmt: skip
+) -> None:  # fmt: skip
     """Gather the examples that ``order`` names for step ``now``: a tile of their numbers, and once their targets."""
     client, part = tl.program_id(0), tl.program_id(1)
     row, column = tl.arange(0, ROWS), part * COLUMNS + tl.arange(0, COLUMNS)
@@ -52,6 +52,21 @@ def fetch(
     rows = max(16, 1 << (batch - 1).bit_length())
     columns = 64 if rows <= 64 else 16
     _fetch[clients, tiles(size, columns)](
-        now, order, shares, x, y, xs, ys, share, on, steps, batch, size, batch_last, rows, columns, num_warps=4
+        now,
+        order,
+        shares,
+        x,
+        y,
+        xs,
+        ys,
+        share,
+        on,
+        steps,
+        batch,
+        size,
+        batch_last,
+        rows,
+        columns,
+        num_warps=4,
     )
     return (xs.movedim(-1, 1) if batch_last else xs), ys, share, on

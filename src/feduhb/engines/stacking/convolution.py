@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from feduhb.engines.kernels import conv
+from feduhb.engines.kernels.tiling import THIN, Geometry
 from feduhb.engines.stacking.layers import Descent, Layer
 
 
@@ -16,22 +17,22 @@ class Convolution(Layer):
 
     def __init__(
         self,
-        modules: Sequence[nn.Module],
+        convolution: nn.Conv2d,
+        after: Sequence[nn.Module],
         clients: int,
         device: torch.device,
         precision: str,
         *,
         first: bool = False,
     ) -> None:
-        convolution = modules[0]
-        assert isinstance(convolution, nn.Conv2d)
         self.module = convolution
         self.first = first
-        self.batch_last = convolution.in_channels <= conv.THIN
+        self.batch_last = convolution.in_channels <= THIN
         self.source: Convolution | None = None  # a convolution right before this one
         self.feeds = False  # whether another one comes right after
-        self.relu = any(isinstance(module, nn.ReLU) for module in modules)
-        self.pool = 2 if any(isinstance(module, nn.MaxPool2d) for module in modules) else 1
+        self.outputs: Tensor | None = None  # for that one, batch-last
+        kinds = {type(module) for module in after}
+        self.relu, self.pool = nn.ReLU in kinds, 2 if nn.MaxPool2d in kinds else 1
         self.dtype = torch.bfloat16 if precision == "bf16" else torch.float32
         self.precision = "tf32x3" if precision == "float32" else "tf32"
         out, into, *window = convolution.weight.shape
@@ -65,7 +66,8 @@ class Convolution(Layer):
         """Apply the layers to [C, B, in, H, W]; the result is a view of channels-last memory."""
         shape = self._geometry(x)
         x = x.to(self.dtype)
-        last = self.source.outputs if self.source else _batch_last(x)
+        given = self.source.outputs if self.source else None
+        last = _batch_last(x) if given is None else given
         images = last.movedim(-1, 1) if self.batch_last else x.permute(0, 1, 3, 4, 2).contiguous()
         filters = self.weights[0] if self._copy is None else self._copy
         y, which, self.outputs = conv.forward(
@@ -90,11 +92,11 @@ class Convolution(Layer):
             conv.descend(b, db, descent.on, descent.lr, descent.l2)
         return dx
 
-    def _geometry(self, x: Tensor) -> conv.Geometry:
+    def _geometry(self, x: Tensor) -> Geometry:
         _, batch, into, height, width = x.shape
         out, _, kh, kw = self.module.weight.shape
         pad = int(self.module.padding[0])
-        return conv.Geometry(batch, height, width, into, out, kh, kw, pad, self.pool, self.relu)
+        return Geometry(batch, height, width, into, out, kh, kw, pad, self.pool, self.relu)
 
 
 def _batch_last(x: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +14,9 @@ from feduhb.engines.stacking.linear import Flat, Linear
 from feduhb.engines.stacking.tracing import Chain
 
 
-def fused_layers(chain: Chain, clients: int, device: torch.device, precision: str, example: Tensor) -> list[Layer]:
+def fused_layers(
+    chain: Chain, clients: int, device: torch.device, precision: str, example: Tensor
+) -> list[Layer]:
     """Make the layers of a chain on the GPU kernels where they fit, in plain torch where not; example is a batch of inputs."""
     modules = [module for _, module in chain]
     inputs = _inputs(modules, example)
@@ -24,16 +27,18 @@ def fused_layers(chain: Chain, clients: int, device: torch.device, precision: st
         module, first = modules[place], plain[place].first
         before = layers[-1] if layers else None
         if fits(module):
-            taken = _taken(modules[place:])
-            made = Convolution(taken, clients, device, precision, first=first)
+            after = _after(modules[place + 1 :])
+            made = Convolution(module, after, clients, device, precision, first=first)
             if isinstance(before, Convolution):
                 made.source, before.feeds = before, True
             layers.append(made)
-            place += len(taken)
+            place += 1 + len(after)
         elif isinstance(before, Convolution) and _flattens(modules[place:]):
             layers.append(Flat(module, clients, device))
             place += 1
-        elif isinstance(module, nn.Linear) and len(inputs[place]) == 2 and module.weight.dtype == torch.float32:
+        elif (
+            isinstance(module, nn.Linear) and len(inputs[place]) == 2 and module.weight.dtype == torch.float32
+        ):
             relu = place + 1 < len(modules) and isinstance(modules[place + 1], nn.ReLU)
             image = inputs[place - 1][1:] if isinstance(before, Flat) else None
             layers.append(Linear(module, clients, device, relu=relu, image=image, first=first))
@@ -44,7 +49,7 @@ def fused_layers(chain: Chain, clients: int, device: torch.device, precision: st
     return layers
 
 
-def fits(module: nn.Module) -> bool:
+def fits(module: nn.Module) -> TypeGuard[nn.Conv2d]:
     """Whether the kernels know this convolution."""
     return (
         isinstance(module, nn.Conv2d)
@@ -66,15 +71,15 @@ def _inputs(modules: Sequence[nn.Module], x: Tensor) -> list[torch.Size]:
     return found
 
 
-def _taken(modules: Sequence[nn.Module]) -> list[nn.Module]:
-    """The convolution and those of the layers after it that go into the same kernel."""
-    taken = [modules[0]]
-    rest = list(modules[1:])
-    if rest and isinstance(rest[0], nn.ReLU):
-        taken.append(rest.pop(0))
-    if rest and isinstance(pool := rest[0], nn.MaxPool2d) and _halves(pool):
-        taken.append(pool)
-    return taken
+def _after(modules: Sequence[nn.Module]) -> list[nn.Module]:
+    """Those of the layers after a convolution that go into the same kernel."""
+    match modules:
+        case [nn.ReLU() as relu, nn.MaxPool2d() as pool, *_] if _halves(pool):
+            return [relu, pool]
+        case [nn.ReLU() | nn.MaxPool2d() as one, *_] if isinstance(one, nn.ReLU) or _halves(one):
+            return [one]
+        case _:
+            return []
 
 
 def _halves(pool: nn.MaxPool2d) -> bool:

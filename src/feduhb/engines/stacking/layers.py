@@ -40,9 +40,7 @@ class Layer:
 
     batch_last = False  # whether it reads images of a batch next to each other
 
-    def __init__(
-        self, module: nn.Module, clients: int, device: torch.device, *, first: bool = False
-    ) -> None:
+    def __init__(self, module: nn.Module, clients: int, device: torch.device, *, first: bool = False) -> None:
         self.module = module
         self.function = function_of(module)
         self.first = first  # nobody needs the gradient of its input
@@ -85,17 +83,15 @@ class Dense(Layer):
     """nn.Linear: y = x w' + b as batched matrix products; the step is part of the last of them."""
 
     def forward(self, x: Tensor) -> Tensor:
+        """Multiply for the first len(x) clients."""
         w, *bias = (w[: len(x)] for w in self.weights)
         rows = x.to(w.dtype).reshape(len(x), -1, w.shape[2])
         self._kept = rows, x.shape
-        y = (
-            torch.baddbmm(bias[0].unsqueeze(1), rows, w.transpose(1, 2))
-            if bias
-            else rows @ w.transpose(1, 2)
-        )
+        y = torch.baddbmm(bias[0].unsqueeze(1), rows, w.transpose(1, 2)) if bias else rows @ w.transpose(1, 2)
         return y.view(*x.shape[:-1], w.shape[1])
 
     def backward(self, dy: Tensor, descent: Descent) -> Tensor | None:
+        """Give dx, and take the step."""
         rows, shape = self._kept
         del self._kept
         w, *bias = (w[: len(rows)] for w in self.weights)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
@@ -33,7 +35,7 @@ class Linear(Layer):
         device: torch.device,
         *,
         relu: bool,
-        image: tuple[int, int, int] | None,
+        image: Sequence[int] | None,
         first: bool = False,
     ) -> None:
         super().__init__(module, clients, device, first=first)
@@ -73,9 +75,7 @@ class Linear(Layer):
         del self._kept
         w, *bias = (w[: len(x)] for w in self.weights)
         if bias or self.relu:
-            dense.fall(
-                dy, y, bias[0] if bias else None, descent.on, descent.lr, descent.l2, relu=self.relu
-            )
+            dense.fall(dy, y, bias[0] if bias else None, descent.on, descent.lr, descent.l2, relu=self.relu)
         dx = None if self.first else (w.transpose(1, 2) @ dy.transpose(1, 2)).transpose(1, 2)
         descent.decay(w)
         w.baddbmm_(dy.transpose(1, 2), x, alpha=-descent.lr)

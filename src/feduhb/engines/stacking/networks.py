@@ -49,6 +49,7 @@ class Mapped:
             name: torch.empty(clients, *p.shape, dtype=p.dtype, device=device)
             for name, p in module.named_parameters()
         }
+        self._own = [(layer, name, p) for layer in module.modules() for name, p in layer._parameters.items()]
 
     def begin(self, params: Tensor) -> None:
         """Give every client the parameters [P]."""
@@ -76,6 +77,12 @@ class Mapped:
 
     def _loss(self, weights: dict[str, Tensor], x: Tensor, y: Tensor, share: Tensor) -> Tensor:
         outputs = torch.func.functional_call(self.module, weights, (x,))
+        for (
+            layer,
+            name,
+            own,
+        ) in self._own:  # functional_call leaves its own in a layer that stands in two places
+            layer._parameters[name] = own
         return (each(self.local.loss, outputs, y) * share).sum()
 
 

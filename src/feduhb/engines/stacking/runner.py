@@ -29,6 +29,7 @@ class Inputs:
     now: Tensor  # [1] the step
     draft: Tensor  # [C, T, B] the order on the host, pinned where it goes to a GPU
     graphs: dict[tuple[int, int], Any] = field(default_factory=dict)  # by the numbers of clients and steps
+    memory: Any = None  # what the graphs work in: they run one after another, so they share it
     written: Schedule | None = None  # whose shares are there
 
     def fit(self, shelf: Shelf, schedule: Schedule) -> bool:
@@ -49,7 +50,6 @@ class Runner:
         self.dtype = dtype
         self.device = device
         self._inputs: Inputs | None = None
-        self._memory: Any = None
 
     def run(self, schedule: Schedule, shelf: Shelf, start: Tensor, seed: int, round: int) -> Tensor:
         """Train from the parameters [P]; gives those of each client [C, P], in the schedule's order."""
@@ -91,9 +91,7 @@ class Runner:
         shelf = inputs.shelf
         if shelf.x.is_cuda and language.triton and shelf.y.dim() == 1:
             last = self.network.batch_last and shelf.x.dim() == 4
-            return fetch(
-                inputs.now, inputs.order, inputs.shares, shelf.x, shelf.y, clients, batch_last=last
-            )
+            return fetch(inputs.now, inputs.order, inputs.shares, shelf.x, shelf.y, clients, batch_last=last)
         rows = inputs.order[:clients].index_select(1, inputs.now).squeeze(1)
         share = inputs.shares[:clients].index_select(1, inputs.now).squeeze(1)
         on = (share.sum(1) > 0).to(share.dtype)
@@ -111,23 +109,22 @@ class Runner:
         torch.cuda.current_stream(self.device).wait_stream(aside)
         for steps in (1, STRIDE):
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self._memory):
+            with torch.cuda.graph(graph, pool=inputs.memory):
                 for _ in range(steps):
                     self._step(inputs, clients)
-            self._memory = graph.pool()
+            inputs.memory = graph.pool()
             inputs.graphs[clients, steps] = graph
 
     def _prepared(self, schedule: Schedule, shelf: Shelf) -> Inputs:
         """Give room for a schedule, that of the last block where it is large enough."""
         if self._inputs is None or not self._inputs.fit(shelf, schedule):
             shape = self.clients, schedule.totals[0], schedule.size
-            on = {"device": self.device}
             self._inputs = Inputs(
                 shelf,
-                torch.zeros(shape, dtype=torch.long, **on),
-                torch.zeros(shape, dtype=self.dtype, **on),
-                torch.zeros(1, dtype=torch.long, **on),
-                torch.zeros(shape, dtype=torch.long, pin_memory=self.device.type == "cuda"),
+                order=torch.zeros(shape, dtype=torch.long, device=self.device),
+                shares=torch.zeros(shape, dtype=self.dtype, device=self.device),
+                now=torch.zeros(1, dtype=torch.long, device=self.device),
+                draft=torch.zeros(shape, dtype=torch.long, pin_memory=self.device.type == "cuda"),
             )
         elif self.device.type == "cuda":
             torch.cuda.synchronize(self.device)  # the draft may still be on its way

@@ -5,6 +5,7 @@ Letters in shapes: C clients of a block, T steps of the longest, B examples a ba
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -36,7 +37,7 @@ def phases(totals: Sequence[int], waste: float = 0.0) -> tuple[Phase, ...]:
     ]
     spare = waste * sum(totals)
     while len(exact) > 1:
-        costs = [(a.clients - b.clients) * b.steps for a, b in zip(exact, exact[1:], strict=False)]
+        costs = [(a.clients - b.clients) * b.steps for a, b in itertools.pairwise(exact)]
         cheapest = min(range(len(costs)), key=costs.__getitem__)
         spare -= costs[cheapest]
         if spare < 0:
@@ -61,9 +62,7 @@ class Schedule:
     epochs: int
 
     @classmethod
-    def of(
-        cls, clients: Sequence[ClientId], counts: Sequence[int], batch_size: int, epochs: int
-    ) -> Schedule:
+    def of(cls, clients: Sequence[ClientId], counts: Sequence[int], batch_size: int, epochs: int) -> Schedule:
         """Sort clients by length; those of equal length stay in the order they were asked."""
         pairs = sorted(zip(clients, counts, strict=True), key=lambda pair: -pair[1])
         names, sizes = zip(*pairs, strict=True)

@@ -26,6 +26,7 @@ class Trial:
 def tried(module: nn.Module, local: Local, x: Tensor, y: Tensor) -> Trial:
     """Compare the gradients of a small batch [B, ...]; refuse, in words, what cannot be stacked."""
     counted: list[int] = []
+    count = len(x)
     hooks = [
         layer.register_forward_hook(lambda _layer, _in, out: counted.append(_numbers(out)))
         for layer in module.modules()
@@ -47,9 +48,11 @@ def tried(module: nn.Module, local: Local, x: Tensor, y: Tensor) -> Trial:
         ]
     )
     mapped = Mapped(module, local, 0, torch.device("cpu"), idle)
-    share = torch.full((1, len(x)), 1 / len(x), dtype=plain.dtype)
+    share = torch.full((1, len(x) + 1), 1 / len(x), dtype=plain.dtype)
+    share[0, -1] = 0  # an example more, as padding
+    x, y = torch.cat([x, x[:1]]).unsqueeze(0), torch.cat([y, y[:1]]).unsqueeze(0)
     try:
-        stacked = mapped.gradients(flatten(module), x.unsqueeze(0), y.unsqueeze(0), share)[0]
+        stacked = mapped.gradients(flatten(module), x, y, share)[0]
     except Exception as error:
         why = " ".join(str(error).split())[:160]
         raise ConfigError(f"torch.func cannot map this model or loss ({why}); {OTHERS}") from error
@@ -57,7 +60,7 @@ def tried(module: nn.Module, local: Local, x: Tensor, y: Tensor) -> Trial:
         raise ConfigError(
             f"the loss is not the mean over the examples of a batch, or the model mixes them; {OTHERS}"
         )
-    return Trial(idle, sum(counted) // len(x))
+    return Trial(idle, sum(counted) // count)
 
 
 def _numbers(output: object) -> int:
