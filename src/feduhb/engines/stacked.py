@@ -145,9 +145,13 @@ class Stacked:
         if mapped:
             return None, "mapped by torch.func, as asked"
         try:
-            return traced(self._model), "layer by layer: every layer has a stacked form"
+            chain = traced(self._model)
         except UnfitError as unfit:
             return None, f"mapped by torch.func: {unfit}"
+        if self.device.type == "cpu":
+            return chain, "layer by layer: every layer has a stacked form"
+        kernels = "on Triton kernels" if language.triton else "in plain torch, for Triton is missing"
+        return chain, f"layer by layer, {kernels}: every layer has a stacked form"
 
     def _shelf(self, clients: Sequence[ClientId]) -> Shelf:
         """The examples of all clients where they are shared or fit, else those of these clients."""

@@ -197,10 +197,12 @@ def descend(
     out, k = tl.program_id(1) * ROWS + tl.arange(0, ROWS), tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
     mine = (out < OUT)[:, None] & (k < K)[None, :]
     first = client.to(tl.int64) * (OUT * K)
-    at = first + out[:, None] * K + k[None, :]
+    inside = out[:, None] * K + k[None, :]
     gradient = tl.zeros((ROWS, COLUMNS), tl.float32)
     for split in tl.static_range(SPLITS):
-        gradient += tl.load(parts_ptr + split * clients.to(tl.int64) * (OUT * K) + at, mask=mine, other=0)
+        part = (split * clients + client).to(tl.int64) * (OUT * K)
+        gradient += tl.load(parts_ptr + part + inside, mask=mine, other=0)
+    at = first + inside
     w = tl.load(w_ptr + at, mask=mine, other=0)
     w = w * (1 - decay * tl.load(on_ptr + client)) - lr * gradient
     tl.store(w_ptr + at, w, mask=mine)
