@@ -21,6 +21,7 @@ NAMES = {
         "Retrain",
         "Round",
         "Run",
+        "Stacked",
     ),
     *(
         "Updates",
