@@ -301,3 +301,14 @@ def test_auto_takes_the_loop_where_a_model_cannot_be_stacked(monkeypatch):
     _, why = chosen(ragged(), feduhb.Local(loss=lambda z, y: functional.cross_entropy(z, y, reduction="sum")))
     assert made == ["cuda"]
     assert why.startswith("loop on the GPU: the loss is not the mean over the examples of a batch")
+
+
+def test_running_out_of_memory_says_which_block_to_try(monkeypatch):
+    def full(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    federation = ragged()
+    engine = Stacked(federation, device="cpu", block=4)
+    monkeypatch.setattr(engine, "_answers", full)
+    with pytest.raises(ConfigError, match=r"ran out with 4 clients at once; give a smaller block: .*block=2"):
+        answers(engine, federation)

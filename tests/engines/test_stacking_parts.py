@@ -47,9 +47,13 @@ class Branching(nn.Linear):
         return super().forward(input) if input.sum() > 0 else input
 
 
-class Pair(nn.Linear):
-    def forward(self, input, other):
-        return super().forward(input) + other
+class Pair(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one = nn.Linear(3, 3)
+
+    def forward(self, x, other):
+        return self.one(x) + other
 
 
 class Outputs(nn.Module):
@@ -88,7 +92,7 @@ def hooked():
     [
         (Twice(), "a layer is used twice"),
         (nn.Sequential(Branching(3, 3)), "0 (Branching) has no stacked form|cannot be traced"),
-        (Pair(3, 3), "it takes more than one input|is not fed by"),
+        (Pair(), "it takes more than one input|is not fed by"),
         (Outputs(), "is not fed by the layer before it alone|more than one output"),
         (Idle(), "a parameter is not used by any layer"),
         (nn.Sequential(Own(3, 3)), "is not fed by the layer before it alone"),

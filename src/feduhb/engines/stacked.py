@@ -84,7 +84,7 @@ class Stacked:
         """Let these clients do this work, a block at a time; answers come in the order of the clients."""
         for begin in range(0, len(clients), self.block):
             group = tuple(clients[begin : begin + self.block])
-            with named(_called(group), round), _precise(self.precision, self.device):
+            with named(_called(group), round), _precise(self.precision, self.device), _roomy(len(group)):
                 values = self._answers(work, group, round)
             counts = [float(len(self.federation.clients[client])) for client in group]
             yield Updates(group, values, torch.tensor(counts, dtype=torch.float64))
@@ -220,6 +220,17 @@ def _moved(values: Tensor, device: torch.device) -> Tensor:
 
 def _called(clients: Sequence[ClientId]) -> str:
     return clients[0] if len(clients) == 1 else f"{clients[0]} or one up to {clients[-1]}"
+
+
+@contextlib.contextmanager
+def _roomy(clients: int) -> Generator[None]:
+    """Say what to do when a GPU's memory runs out."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise ConfigError(
+            f"the GPU's memory ran out with {clients} clients at once; give a smaller block: Stacked(..., block={max(1, clients // 2)})"
+        ) from error
 
 
 @contextlib.contextmanager
