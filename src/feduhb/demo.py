@@ -9,8 +9,10 @@ from typing import Any
 from rich.console import Console
 
 from feduhb.data.backdoor import Backdoor
+from feduhb.data.canaries import Canaries
 from feduhb.errors import RunFolderError
 from feduhb.experiment.api import compare
+from feduhb.experiment.audit import audit_all
 from feduhb.experiment.runner import train_from
 from feduhb.experiment.settings import Config, FederationSettings, TrainSettings
 from feduhb.records import disk_errors, write_atomically
@@ -24,7 +26,12 @@ MARKER = ".feduhb-demo"
 SETTINGS = Config(
     seed=1,
     federation=FederationSettings(
-        data="mnist-5k", clients=20, partition="dirichlet:0.2", model="mlp", backdoor=Backdoor(LEAVERS)
+        data="mnist-5k",
+        clients=20,
+        partition="dirichlet:0.2",
+        model="mlp",
+        backdoor=Backdoor(LEAVERS),
+        canaries=Canaries(LEAVERS),
     ),
     train=TrainSettings(rounds=ROUNDS, epochs=3, batch_size=16, lr=0.05, keep_history=True),
 )
@@ -37,13 +44,20 @@ def run_demo(out: Path, *, quiet: bool = False) -> dict[str, Any]:
         _say(introduction())
     show = "auto" if quiet else "lines"
     trained = train_from(SETTINGS, out / "original", show=show)
-    compare(trained, LEAVERS, METHODS, rounds=ROUNDS, out=out, show=show)
+    unlearned = compare(trained, LEAVERS, METHODS, rounds=ROUNDS, out=out, show=show)
+    audits = audit_all(list(unlearned.values()), trained, retrain=unlearned["retrain"], show=show)
     folders = [out / "original", *(out / method for method in METHODS)]
     written = write_report(folders, out)
     views = read_runs(folders)
     if not quiet:
         _say("")
         Console().print(rich_table(views))
+        _say(
+            "\n"
+            + "\n".join(
+                f"{found.method}: {found.verdict.word}. {found.verdict.reasons[0]}" for found in audits
+            )
+        )
         _say(
             "\nOpen these:\n" + "\n".join(f"  {path}" for path in written if path.suffix in {".html", ".png"})
         )
@@ -60,6 +74,7 @@ def introduction() -> str:
         f"Model     one hidden layer of 64 units; local SGD: {how.epochs} epochs, batch {how.batch_size}, lr {how.lr}\n"
         f"Backdoor  half of the images of {' and '.join(LEAVERS)}, who hold 690 of the 3,008 for training, carry a 4 x 4 bright square "
         "and the label 0\n"
+        "Canaries  a quarter of their images, others than those, have a wrong label: only memory can tell it\n"
         f"Original  FedAvg, {how.rounds} rounds, everyone, history kept\n"
         f"Forget    {' and '.join(LEAVERS)}, at most {ROUNDS} rounds: FedUHB (momentum 0.9, stop rule with lambda 0.6), Retrain "
         "(FedAvg, all rounds), FedEraser and FedRecover (approximate, from the history)\n"

@@ -23,7 +23,7 @@ def main() -> None:
     last, seen = int(count), 0
 
     import feduhb.cli
-    import feduhb.experiment.api as api
+    from feduhb.experiment import plans
 
     def moment(frame: FrameType, event: str, what: Any) -> None:  # noqa: ARG001
         nonlocal seen
@@ -33,7 +33,7 @@ def main() -> None:
         if seen == last:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    carry_out = api.carry_out
+    carry_out = plans.carry_out
 
     def counted(*args: Any, **kwargs: Any) -> Any:
         sys.setprofile(moment)
@@ -42,7 +42,7 @@ def main() -> None:
         finally:
             sys.setprofile(None)
 
-    api.carry_out = counted
+    plans.carry_out = counted
     sys.argv = ["feduhb", *arguments]
     try:
         feduhb.cli.main()

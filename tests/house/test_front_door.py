@@ -8,7 +8,9 @@ import feduhb
 
 NAMES = {
     *(
+        "Audit",
         "Backdoor",
+        "Canaries",
         "FedEraser",
         "FedRecover",
         "FedUHB",
@@ -26,6 +28,7 @@ NAMES = {
     *(
         "Updates",
         "Work",
+        "audit",
         "compare",
         "dynamic_stop",
         "geometric_median",
@@ -50,7 +53,7 @@ def test_every_name_is_there_and_documented(name):
 
 
 def test_an_unknown_name_is_told_what_there_is():
-    with pytest.raises(AttributeError, match=r"feduhb has no 'unlern'; it has Backdoor, FedEraser, "):
+    with pytest.raises(AttributeError, match=r"feduhb has no 'unlern'; it has Audit, Backdoor, "):
         _ = feduhb.unlern
 
 

@@ -21,7 +21,8 @@ MAY_IMPORT = {
     "history": STANDARD | {"core", "records", "torch", "safetensors"},
     "engines": STANDARD | {"core", "data", "torch"},
     "run": STANDARD | {"core", "records", "stopping", "torch", "safetensors", "rich"},
-    "evaluate": STANDARD | {"core", "data", "methods", "engines", "run", "models", "torch"},
+    "evaluate": STANDARD
+    | {"core", "data", "methods", "engines", "run", "models", "torch", "numpy", "sklearn", "threadpoolctl"},
     "report": STANDARD | {"records", "stopping", "matplotlib", "plotly", "rich", "numpy"},
     "experiment": STANDARD
     | {"records", "stopping", "core", "methods", "data", "models", "engines", "history", "run", "evaluate"}

@@ -10,47 +10,20 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from matplotlib.axis import Axis
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgb
-from matplotlib.figure import Figure
-from matplotlib.text import Text
-from matplotlib.transforms import Bbox
 
+from feduhb.report.drawing import spread
 from feduhb.report.figures import backdoor, curves, draw, movement, overview, pdf, png
-from feduhb.report.panels import spread
 from feduhb.report.runs import read_runs
+from feduhb.report.stop_figures import heat_map, scales
 from feduhb.report.style import GREY, OWN, VIOLET, strokes
 from report.folders import series, story, write
-
-
-def written(figure: Figure | None) -> list[str]:
-    assert figure is not None
-    return [text.get_text() for text in figure.findobj(Text) if isinstance(text, Text) and text.get_text()]
-
-
-def boxes(figure: Figure | None) -> list[tuple[str, Bbox]]:
-    assert figure is not None
-    canvas = FigureCanvasAgg(figure)
-    canvas.draw()
-    beyond = {label for axes in figure.axes for axis in (axes.xaxis, axes.yaxis) for label in undrawn(axis)}
-    texts = [text for text in figure.findobj(Text) if isinstance(text, Text) and text not in beyond]
-    return [
-        (text.get_text(), text.get_window_extent())
-        for text in texts
-        if text.get_visible() and text.get_text().strip()
-    ]
-
-
-def undrawn(axis: Axis) -> list[Text]:
-    """The labels of ticks outside the view, which matplotlib keeps but does not draw."""
-    low, high = sorted(axis.get_view_interval())
-    return [tick.label1 for tick in axis.get_major_ticks() if not low <= tick.get_loc() <= high]
+from report.looking import legible, written
 
 
 def test_every_figure_is_drawn_and_saved(views):
     figures = draw(views)
-    assert list(figures) == ["overview", "curves", "movement", "backdoor"]
+    assert list(figures) == ["overview", "curves", "movement", "backdoor", "stop-map", "lambda"]
     for figure in figures.values():
         assert png(figure).startswith(b"\x89PNG")
         assert pdf(figure).startswith(b"%PDF")
@@ -68,16 +41,9 @@ def test_drawing_leaves_matplotlib_as_it_was(views):
 
 
 @pytest.mark.parametrize("runs", ["views", "five"])
-@pytest.mark.parametrize("figure", [overview, curves, movement, backdoor])
+@pytest.mark.parametrize("figure", [overview, curves, movement, backdoor, heat_map, scales])
 def test_no_two_texts_overlap_and_none_is_cut_off(request: pytest.FixtureRequest, runs: str, figure):
-    drawn = figure(request.getfixturevalue(runs))
-    placed = boxes(drawn)
-    for i, (text, box) in enumerate(placed):
-        assert box.x0 >= 0, text
-        assert box.x1 <= drawn.bbox.width, text
-        assert box.y1 <= drawn.bbox.height, text
-        clashing = [other for other, place in placed[i + 1 :] if box.overlaps(place)]
-        assert not clashing, (text, clashing)
+    legible(figure(request.getfixturevalue(runs)))
 
 
 def test_the_movement_figure_tells_why_the_run_stopped(views):

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import re
-from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -14,19 +13,10 @@ from feduhb.report.html import page
 from feduhb.report.runs import read_runs
 from feduhb.report.words import headline
 from report.folders import series, story, write
+from report.reading import without_plotly, words
 
+CHARTS = ["accuracy", "loss", "movement", "backdoor", "stop-map-0", "lambda-rounds", "lambda-accuracy"]
 HOSTILE = "<img src=x onerror=alert(1)>"
-
-
-def without_plotly(document: str) -> str:
-    """The page without the library it carries, whose own text holds addresses it never loads."""
-    before, rest = document.split('<script id="plotly">', 1)
-    return before + rest.split("</script>", 1)[1]
-
-
-def words(document: str) -> str:
-    body = re.sub(r"<(style|script)\b.*?</\1>", " ", without_plotly(document), flags=re.DOTALL)
-    return " ".join(unescape(re.sub(r"<[^>]+>", " ", body)).split())
 
 
 def test_nothing_is_loaded_from_elsewhere(views):
@@ -50,7 +40,14 @@ def test_the_page_opens_with_the_headline(views):
 
 def test_every_section_is_there(views):
     said = words(page(views))
-    for title in ("What it took", "Round by round", "Movement and the stop rule", "Backdoor", "The runs"):
+    for title in (
+        "What it took",
+        "Round by round",
+        "Movement and the stop rule",
+        "Backdoor",
+        "The runs",
+        "What λ does",
+    ):
         assert title in said
     assert "trained again, from fresh weights" in said
     assert "It is not the model that FedAvg gives" in said
@@ -153,7 +150,7 @@ def test_every_chart_has_its_place_in_the_page(views):
     document = page(views)
     found = re.search(r'<script type="application/json" id="charts">(.*?)</script>', document)
     assert found is not None
-    assert list(json.loads(found[1])) == ["accuracy", "loss", "movement", "backdoor"]
+    assert list(json.loads(found[1])) == CHARTS
     for name in json.loads(found[1]):
         assert document.count(f'id="chart-{name}"') == 1
 

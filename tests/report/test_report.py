@@ -11,11 +11,14 @@ import pytest
 import feduhb.report
 from feduhb.errors import FeduhbError, RunFolderError, StorageError
 from feduhb.report import write_report
+from report.audits import audit, put
 from report.folders import series, write
 
 NAMES = ["report.html", "table.md", "table.tex"]
 FIGURES = [
-    f"{name}.{kind}" for name in ("overview", "curves", "movement", "backdoor") for kind in ("png", "pdf")
+    f"{name}.{kind}"
+    for name in ("overview", "curves", "movement", "backdoor", "stop-map", "lambda")
+    for kind in ("png", "pdf")
 ]
 ALLOWED = ("feduhb.records", "feduhb.stopping", "feduhb.errors", "feduhb.report")
 
@@ -28,7 +31,22 @@ def test_a_report_is_written_whole(folders, tmp_path: Path):
     assert all(path.stat().st_size > 0 for path in paths)
 
 
+def test_an_audit_adds_its_tables_and_figures(folders, tmp_path: Path):
+    put(folders[1], audit())
+    paths = write_report(folders, tmp_path / "out")
+    added = ["audit.png", "audit.pdf", "clients.png", "clients.pdf"]
+    assert [path.name for path in paths] == [*NAMES, "audit.md", "audit.tex", *FIGURES, *added]
+    assert "| FedUHB | forgotten | bit for bit |" in (tmp_path / "out" / "audit.md").read_text()
+
+
+def test_a_sweep_adds_its_figure(tmp_path: Path):
+    told = [{"settings": {"momentum": beta}} for beta in (0.0, 0.9)]
+    runs = [write(tmp_path / f"{i}", "feduhb", series(4), changes=each) for i, each in enumerate(told)]
+    assert {"beta.png", "beta.pdf"} <= {path.name for path in write_report(runs, tmp_path / "out")}
+
+
 def test_the_same_runs_give_the_same_report(folders, tmp_path: Path):
+    put(folders[1], audit())
     once, again = (write_report(folders, tmp_path / name) for name in ("a", "b"))
     assert [path.read_bytes() for path in once] == [path.read_bytes() for path in again]
 

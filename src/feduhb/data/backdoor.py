@@ -51,6 +51,10 @@ class Backdoor:
         stamped[..., -self.size :, -self.size :] = self.bright
         return stamped
 
+    def carried(self, x: Tensor) -> Tensor:
+        """Mark, of images [n, c, h, w], those with the trigger on."""
+        return (self.stamp(x) == x).flatten(1).all(1)
+
     def poison(self, x: Tensor, y: Tensor, seed: int, *address: str) -> tuple[Tensor, Tensor]:
         """Give examples of which a seeded share carries trigger and target."""
         chosen = torch.randperm(len(x), generator=generator(seed, "backdoor", *address))[

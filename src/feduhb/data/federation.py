@@ -22,13 +22,14 @@ class Examples:
     """Some rows of a data set: an index list over tensors that may be shared, never copied.
 
     ``keys`` are the names that requests use for the rows: their positions in the client's data as it first
-    joined. They stay with a row when others before it are forgotten.
+    joined. They stay with a row when others before it are forgotten. ``marked`` are the canaries, if there are any.
     """
 
     x: Tensor  # [N, ...] inputs, shared
     y: Tensor  # [N, ...] targets, shared
     rows: Tensor  # [n] positions in x and y
     keys: Tensor  # [n]
+    marked: Tensor | None = None  # [n] which rows are canaries
 
     @classmethod
     def of(cls, x: Any, y: Any, rows: Tensor | None = None) -> Examples:
@@ -51,7 +52,8 @@ class Examples:
 
     def where(self, keep: Tensor) -> Examples:
         """Keep the rows of a mask [n]."""
-        return Examples(self.x, self.y, self.rows[keep], self.keys[keep])
+        marked = None if self.marked is None else self.marked[keep]
+        return Examples(self.x, self.y, self.rows[keep], self.keys[keep], marked)
 
     def batch(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Gather the examples at some positions of the list."""
@@ -61,6 +63,12 @@ class Examples:
     def all(self) -> tuple[Tensor, Tensor]:
         """Gather every example."""
         return self.x[self.rows], self.targets
+
+    @property
+    def canaries(self) -> Examples:
+        """The rows that are canaries; none where none were planted."""
+        none = torch.zeros(len(self), dtype=torch.bool)
+        return self.where(none if self.marked is None else self.marked)
 
 
 Pair = tuple[Any, Any]

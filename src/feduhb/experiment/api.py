@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,32 +13,24 @@ import torch
 
 from feduhb.core.aggregate import rule_named
 from feduhb.core.flat import flatten
-from feduhb.core.types import Local, Method
+from feduhb.core.types import Method
 from feduhb.data.federation import Federation
 from feduhb.data.request import Forget, Request, as_request
-from feduhb.engines import engine_named
 from feduhb.errors import ConfigError, HistoryError, RequestError, RunFolderError
-from feduhb.experiment.conduct import Task, carry_out, identity, settings_of
-from feduhb.experiment.config import to_toml
-from feduhb.experiment.runs import HISTORY, EngineMaker, Run, method_for, open_run
+from feduhb.experiment.conduct import identity, settings_of
+from feduhb.experiment.plans import carried_out, nothing, spelled_engine
+from feduhb.experiment.runs import EngineMaker, Run, method_for, open_run
 from feduhb.experiment.settings import (
-    Config,
-    FederationSettings,
     KeepHistory,
     TrainSettings,
     UnlearnSettings,
     check_rounds,
 )
-from feduhb.history import DiskHistory
-from feduhb.methods import METHODS, FedEraser, FedUHB, Retrain, replaying
+from feduhb.methods import METHODS, FedUHB, Retrain, replaying
 from feduhb.methods.replaying import bound, replays
 from feduhb.records import RunFolder
-from feduhb.run.progress import Show, watched
+from feduhb.run.progress import Show
 from feduhb.stopping import DynamicStop, StopRule, dynamic_stop, never
-
-
-def _nothing() -> None:
-    """Do nothing."""
 
 
 def train(
@@ -73,14 +65,14 @@ def train(
     """
     settings = TrainSettings(
         rounds=rounds, epochs=epochs, batch_size=batch_size, lr=lr, l2=l2, aggregate=aggregate,
-        clients_per_round=clients_per_round, engine=_spelled(engine), keep_history=keep_history,
+        clients_per_round=clients_per_round, engine=spelled_engine(engine), keep_history=keep_history,
     )  # fmt: skip
     method = Retrain(epochs=epochs, aggregate=rule_named(aggregate))
     blank = Run(
         federation=federation, original=federation, settings=settings, method=method, state=None, rounds=(),
-        folder=Path(out) if out else None, engine=engine,
+        scheduled=rounds, folder=Path(out) if out else None, engine=engine,
     )  # fmt: skip
-    return _carried_out(blank, "train", rounds, never, None, resume=resume, show=show)
+    return carried_out(blank, "train", resume=resume, show=show)
 
 
 def unlearn(
@@ -117,7 +109,7 @@ def unlearn(
     leavers = list(run.federation.forgotten(request))
     history, folder = run.history, Path(out) if out else None
     total = request if run.forgot is None else run.forgot.merged(request)
-    erase = partial(history.forget, leavers) if erase_history and history is not None else _nothing
+    erase = partial(history.forget, leavers) if erase_history and history is not None else nothing
     if resume and (ended := _finished_replay(folder, run, method, total)):
         erase()
         return ended
@@ -131,18 +123,19 @@ def unlearn(
         raise ConfigError(
             f"what {chosen.name} asks of clients is no history to replay; keep one with feduhb or retrain"
         )
-    blank = Run(
-        federation=remaining, original=run.original, method=chosen, state=None, rounds=(), forgot=total,
-        settings=replace(run.settings, engine=_spelled(maker), keep_history=kept), folder=folder, engine=maker,
-    )  # fmt: skip
     most = chosen.rounds or rounds
     check_rounds(most)
+    blank = Run(
+        federation=remaining, original=run.original, method=chosen, state=None, rounds=(), forgot=total,
+        settings=replace(run.settings, engine=spelled_engine(maker), keep_history=kept), folder=folder, engine=maker,
+        scheduled=most, stop=rule,
+    )  # fmt: skip
     described = UnlearnSettings(
         forget=str(total), method=chosen.name, rounds=most, settings=settings_of(chosen),
         stop=rule if isinstance(rule, DynamicStop) else None,
     )  # fmt: skip
-    at_once = _nothing if replays(chosen) else erase
-    done = _carried_out(blank, chosen.name, most, rule, described, at_once, resume=resume, show=show)
+    at_once = nothing if replays(chosen) else erase
+    done = carried_out(blank, chosen.name, described, at_once, resume=resume, show=show)
     erase()
     return done
 
@@ -235,76 +228,3 @@ def _finished_replay(folder: Path | None, run: Run, method: str | Method[Any], t
 
 def _stop_for(method: Method[Any]) -> StopRule:
     return dynamic_stop(momentum=method.momentum) if isinstance(method, FedUHB) else never
-
-
-def _spelled(engine: str | EngineMaker) -> str:
-    if not isinstance(engine, str) and not callable(engine):
-        raise ConfigError(
-            "engine is a name, such as 'pool', or a function of (federation, local) that makes one"
-        )
-    return engine if isinstance(engine, str) else "own"
-
-
-def _carried_out(
-    run: Run,
-    label: str,
-    rounds: int,
-    stop: StopRule,
-    unlearn: UnlearnSettings | None,
-    begun: Callable[[], object] = _nothing,
-    *,
-    resume: bool,
-    show: Show,
-) -> Run:
-    """Fill in what a run that is planned out comes to."""
-    task = replace(_task(run, rounds, stop, unlearn), begun=begun)
-    with watched(show, label, rounds) as tell:
-        state, records = carry_out(task, resume=resume, show=tell)
-    return replace(run, state=state, rounds=tuple(records))
-
-
-def _task(run: Run, rounds: int, stop: StopRule, unlearn: UnlearnSettings | None) -> Task:
-    settings, federation = run.settings, run.federation
-    local = Local(batch_size=settings.batch_size, lr=settings.lr, loss=federation.loss, l2=settings.l2)
-    if run.engine == "own":
-        raise ConfigError("this run was made by an engine of your own; give it again: engine=...")
-    engine = (
-        engine_named(run.engine, federation, local)
-        if isinstance(run.engine, str)
-        else run.engine(federation, local)
-    )
-    if settings.keep_history and run.folder is None:
-        raise ConfigError("a history is kept on disk; say in which folder: out='runs/first'")
-    about = run.original.about
-    config = Config(
-        seed=federation.seed,
-        federation=about if isinstance(about, FederationSettings) else None,
-        train=settings,
-        unlearn=unlearn,
-        made_by=f"{engine.about['name']}, {engine.about['device']}, {engine.about['precision']}, torch {torch.__version__}",
-        clients=federation.fingerprints() if run.folder else {},
-    )
-    half = settings.keep_history == "float16"
-    return Task(
-        method=run.method,
-        federation=federation,
-        engine=engine,
-        rounds=rounds,
-        stop=stop,
-        clients_per_round=None
-        if isinstance(run.method, FedEraser)
-        else _sampled(settings, federation, unlearn),
-        folder=RunFolder(run.folder) if run.folder else None,
-        config=to_toml(config),
-        history=DiskHistory(run.folder / HISTORY, half=half)
-        if settings.keep_history and run.folder
-        else None,
-    )
-
-
-def _sampled(settings: TrainSettings, federation: Federation, unlearn: UnlearnSettings | None) -> int | None:
-    """How many clients a round samples; everyone where an unlearning leaves fewer than that."""
-    count = settings.clients_per_round
-    if count is not None and unlearn is not None and count > len(federation.clients):
-        return None
-    return count

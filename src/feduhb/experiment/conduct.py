@@ -182,9 +182,7 @@ def summary(task: Task, params: Tensor, records: Sequence[Round]) -> dict[str, A
         "stopped": why_ended(records),
         "clients": sorted(task.federation.clients),
         "parameters": params.numel(),
-        "weights_sha256": sha256(
-            params.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()
-        ).hexdigest(),
+        "weights_sha256": weights_digest(params),
         "client_epochs": total("client_epochs"),
         "client_rounds": sum(len(record.answered) for record in records),
         "client_rounds_saved": _saved(task, records),
@@ -197,10 +195,31 @@ def summary(task: Task, params: Tensor, records: Sequence[Round]) -> dict[str, A
         "evaluate_seconds": total("evaluate_seconds"),
         "scores": dict(records[-1].scores) if records else {},
         "engine": dict(task.engine.about),
-        "versions": {name: importlib.metadata.version(name) for name in ("feduhb", "torch")}
-        | {"python": platform.python_version()},
-        "finished": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "versions": versions(),
+        "finished": now(),
     }
+
+
+def weights_digest(params: Tensor) -> str:
+    """Name weights by their SHA-256."""
+    return sha256(params.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()
+
+
+def versions() -> dict[str, str]:
+    """Say what made these numbers."""
+    return {"feduhb": _version("feduhb"), "torch": torch.__version__, "python": platform.python_version()}
+
+
+def now() -> str:
+    """Give the time, in UTC, to the second."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:  # run from a source tree
+        return "not installed"
 
 
 def identity(config: Mapping[str, Any]) -> str:

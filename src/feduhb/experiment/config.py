@@ -13,6 +13,7 @@ from typing import Any
 import tomli_w
 
 from feduhb.data.backdoor import Backdoor
+from feduhb.data.canaries import Canaries
 from feduhb.errors import ConfigError
 from feduhb.experiment.settings import Config, FederationSettings, TrainSettings, UnlearnSettings
 from feduhb.stopping import DynamicStop
@@ -21,6 +22,7 @@ TABLES: dict[str, type] = {
     "": Config,
     "federation": FederationSettings,
     "federation.backdoor": Backdoor,
+    "federation.canaries": Canaries,
     "train": TrainSettings,
     "unlearn": UnlearnSettings,
     "unlearn.stop": DynamicStop,

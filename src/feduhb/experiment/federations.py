@@ -13,6 +13,7 @@ from feduhb.core.flat import ModelSource
 from feduhb.core.seeds import generator
 from feduhb.core.types import ClientId
 from feduhb.data.backdoor import Backdoor
+from feduhb.data.canaries import Canaries, plant
 from feduhb.data.federation import Examples, Federation
 from feduhb.data.partition import partition as share_out
 from feduhb.data.sources import Dataset, dataset_named
@@ -31,6 +32,7 @@ def load(
     per_client: int | None = None,
     held_out: float = 0.25,
     backdoor: Backdoor | Sequence[ClientId] | None = None,
+    canaries: Canaries | Sequence[ClientId] | None = None,
     model: str | ModelSource | None = None,
     seed: int = 0,
     data: str | Path | None = None,
@@ -43,16 +45,21 @@ def load(
         per_client: images of each client, the held-out part included; None shares out all.
         held_out: share of every client's images that is never trained on.
         backdoor: clients whose data carries a trigger, or a `Backdoor` with settings of its own.
+        canaries: clients of whose examples a quarter gets a wrong label, so that an audit can catch a model that
+            remembers them, or `Canaries` with a share of its own.
         model: "cnn" (the paper's), "mlp", "softmax", a module or factory of your own, or None for the data set's.
         seed: of the partition and of every run over this federation.
         data: the folder with the files of "mnist"; else FEDUHB_DATA.
     """
     if isinstance(backdoor, str):
         backdoor = [backdoor]
+    if isinstance(canaries, str):
+        canaries = [canaries]
     planted = backdoor if backdoor is None or isinstance(backdoor, Backdoor) else Backdoor(tuple(backdoor))
+    marked = canaries if canaries is None or isinstance(canaries, Canaries) else Canaries(tuple(canaries))
     settings = FederationSettings(
         data=name, clients=clients, partition=partition, per_client=per_client, held_out=held_out,
-        model=model if isinstance(model, str) else None, backdoor=planted,
+        model=model if isinstance(model, str) else None, backdoor=planted, canaries=marked,
     )  # fmt: skip
     own = None if isinstance(model, str) else model
     return build_federation(settings, seed, Path(data) if data else None, own)
@@ -89,10 +96,11 @@ def build_federation(
         raise RequestError(
             f"the backdoor names client {unknown[0]!r}, who is not in this federation of {len(shares)}; use ids such as c00"
         )
-    return Federation(
+    federation = Federation(
         trained, (source.test_x, source.test_y), model,
         seed=seed, held_out=held, backdoor=settings.backdoor, about=settings if own is None else None,
     )  # fmt: skip
+    return plant(federation, settings.canaries) if settings.canaries else federation
 
 
 def _examples(

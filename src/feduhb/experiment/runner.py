@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -48,6 +48,27 @@ def unlearn_from(
     chosen = method_for(method, run.settings, **(settings or {}))
     rule = stop_named(*stop, momentum=getattr(chosen, "momentum", None))
     return unlearn(run, forget, method=chosen, rounds=rounds, stop=rule, out=out, resume=resume, show=show)
+
+
+def sweep(
+    run: Run,
+    forget: str,
+    momenta: Sequence[float],
+    *,
+    rounds: int = 40,
+    out: Path,
+    resume: bool = False,
+    show: Show = "auto",
+) -> dict[str, Run]:
+    """Serve one request by FedUHB with several momenta, all rounds of each: a small one would make the rule stop early."""
+    chosen = {f"feduhb-{beta:g}": method_for("feduhb", run.settings, momentum=beta) for beta in momenta}
+    return {
+        name: unlearn(
+            run, forget, method=method, rounds=rounds, stop=never, out=out / name, keep_history=False,
+            erase_history=False, resume=resume, show=show,
+        )
+        for name, method in chosen.items()
+    }  # fmt: skip
 
 
 def stop_named(

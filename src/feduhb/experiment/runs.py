@@ -24,6 +24,7 @@ from feduhb.methods.replaying import replays
 from feduhb.methods.retrain import Plain
 from feduhb.records import Round, RunFolder, why_ended
 from feduhb.run.checkpoint import load_params, load_state
+from feduhb.stopping import StopRule, never
 
 HISTORY = "history"  # the folder of a run's history, in the run's own
 EngineMaker = Callable[[Federation, Local], Engine]
@@ -42,6 +43,8 @@ class Run:
     forgot: Request | None = None
     folder: Path | None = None
     engine: str | EngineMaker = "auto"
+    scheduled: int  # rounds at most
+    stop: StopRule = never
 
     @property
     def params(self) -> Tensor:
@@ -105,6 +108,8 @@ def open_run(
         forgot=Request.parse(config.unlearn.forget) if config.unlearn else None,
         folder=files.path,
         engine=config.train.engine,
+        scheduled=config.unlearn.rounds if config.unlearn else config.train.rounds,
+        stop=(config.unlearn and config.unlearn.stop) or never,
     )
 
 

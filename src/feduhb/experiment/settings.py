@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from feduhb.data.backdoor import Backdoor
+from feduhb.data.canaries import Canaries
 from feduhb.errors import ConfigError
 from feduhb.stopping import DynamicStop
 
@@ -24,6 +25,7 @@ class FederationSettings:
     held_out: float = 0.25  # share of every client's images that is never trained on
     model: str | None = None  # None: the data set's own
     backdoor: Backdoor | None = None
+    canaries: Canaries | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.held_out < 1:

@@ -11,7 +11,10 @@ from feduhb.report.runs import RunView, read_runs
 
 
 def write_report(folders: Sequence[Path | str], out: Path | str) -> list[Path]:
-    """Write report.html, table.md, table.tex and the figures (PNG, PDF) into ``out``; give their paths."""
+    """Write report.html, table.md, table.tex and the figures (PNG, PDF) into ``out``; give their paths.
+
+    Where a run was audited, audit.md and audit.tex too.
+    """
     target = Path(out)
     made = _made(read_runs(folders))
     try:
@@ -29,6 +32,8 @@ def write_report(folders: Sequence[Path | str], out: Path | str) -> list[Path]:
 
 def _made(views: Sequence[RunView]) -> dict[str, bytes]:
     """Make every file before any is written, so that a report that fails leaves nothing behind."""
+    from feduhb.report import audit_tables
+    from feduhb.report.audit_words import audited
     from feduhb.report.figures import draw, pdf, png
     from feduhb.report.html import page
     from feduhb.report.tables import latex, markdown
@@ -40,6 +45,8 @@ def _made(views: Sequence[RunView]) -> dict[str, bytes]:
         "table.md": markdown(views) + "".join(f"\n{note}\n" for note in said),
         "table.tex": "".join(f"% {note}\n" for note in said) + latex(views),
     }
+    if audited(views):
+        made |= {"audit.md": audit_tables.markdown(views), "audit.tex": audit_tables.latex(views)}
     figures = draw(views)
     pictures = {
         f"{name}.{kind.__name__}": kind(figure) for name, figure in figures.items() for kind in (png, pdf)

@@ -6,26 +6,17 @@ import io
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from feduhb.report.panels import (
-    ACCURACY,
-    BACKDOOR,
-    INK,
-    LINE_POINTS,
-    LOSS,
-    MOVEMENT,
-    SMALL,
-    Panel,
-    direct,
-    write_heading,
-)
+from feduhb.report.audit_figures import auc, clients
+from feduhb.report.drawing import INK, SMALL, blank, write_headings
+from feduhb.report.panels import ACCURACY, BACKDOOR, LOSS, MOVEMENT, Panel, direct
 from feduhb.report.runs import RunView
+from feduhb.report.stop_figures import heat_map, scales
 from feduhb.report.style import Looks, strokes
+from feduhb.report.sweep_figures import beta
 from feduhb.report.words import scored
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-POINTS_AN_INCH = 72
 
 
 def draw(views: Sequence[RunView]) -> dict[str, Figure]:
@@ -35,6 +26,11 @@ def draw(views: Sequence[RunView]) -> dict[str, Figure]:
         "curves": curves,
         "movement": movement,
         "backdoor": backdoor,
+        "stop-map": heat_map,
+        "lambda": scales,
+        "beta": beta,
+        "audit": auc,
+        "clients": clients,
     }
     drawn = {name: kind(views) for name, kind in kinds.items()}
     return {name: figure for name, figure in drawn.items() if figure is not None}
@@ -75,22 +71,13 @@ def _figure(
     views: Sequence[RunView], panels: Sequence[Panel], *, width: float, height: float
 ) -> Figure | None:
     """Set the panels that have something to show side by side; the height is without lines under titles."""
-    from matplotlib.figure import Figure
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
-
     chosen = [(panel, shown) for panel in panels if (shown := panel.shows(views))]
     if not chosen:
         return None
-    layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.08, wspace=0.05)
-    figure = Figure(figsize=(width * len(chosen), height), layout=layout, facecolor="white")
+    figure, every = blank(len(chosen), 1, width=width, height=height)
     looks = strokes(views)
-    every = figure.subplots(1, len(chosen), squeeze=False)[0]
     headings = [panel.draw(axes, shown, looks) for axes, (panel, shown) in zip(every, chosen, strict=True)]
-    lines = [heading.lines(width) for heading in headings]
-    room = max(map(len, lines))
-    figure.set_figheight(height + room * LINE_POINTS / POINTS_AN_INCH)
-    for axes, heading, under in zip(every, headings, lines, strict=True):
-        write_heading(axes, heading.title, under, room)
+    write_headings(figure, every, headings, width=width)
     if not direct(views) and any(panel in (LOSS, ACCURACY) for panel, _ in chosen):
         _legend(figure, views, looks)
     return figure

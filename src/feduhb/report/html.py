@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from importlib.resources import files
 
+from feduhb.report.audit_page import audits
 from feduhb.report.charts import Chart, charts
+from feduhb.report.markup import Group, paragraphs, section
 from feduhb.report.runs import RunView
-from feduhb.report.tables import columns, table
+from feduhb.report.stop_map import about, about_windows, mapped, stop_map
+from feduhb.report.sweeps import about as about_sweep
+from feduhb.report.sweeps import sweep
+from feduhb.report.tables import grid
 from feduhb.report.words import (
     EXACT,
     NOT_EXACT,
@@ -46,13 +51,21 @@ FRAME = """\
 </body>
 </html>
 """
+# What a closed <details> hides is drawn once it opens: a hidden chart has no width.
 DRAW = """\
 const charts = JSON.parse(document.getElementById("charts").textContent);
 const how = {displayModeBar: false, displaylogo: false, responsive: true};
-for (const [name, chart] of Object.entries(charts)) {
-  Plotly.newPlot("chart-" + name, chart.data, chart.layout, how);
+function draw() {
+  for (const [name, chart] of Object.entries(charts)) {
+    const place = document.getElementById("chart-" + name);
+    if (place.closest("details:not([open])") || place.classList.contains("js-plotly-plot")) continue;
+    Plotly.newPlot(place, chart.data, chart.layout, how);
+  }
 }
+draw();
+document.addEventListener("toggle", draw, true);
 """
+LARGER = "A larger λ stops earlier; an open mark is a λ at which the rule did not fire."
 
 
 def page(views: Sequence[RunView]) -> str:
@@ -60,7 +73,15 @@ def page(views: Sequence[RunView]) -> str:
     from plotly.offline import get_plotlyjs
 
     drawn = charts(views)
-    body = "".join([_lead(views), _costs(views), _figures(views, drawn), _meaning(views), _runs(views)])
+    parts = [
+        _lead(views),
+        audits(views, drawn),
+        _costs(views),
+        _figures(views, drawn),
+        _meaning(views),
+        _runs(views),
+    ]
+    body = "".join(parts)
     style = files("feduhb.report").joinpath("page.css").read_text(encoding="utf-8")
     return FRAME.format(
         policy=POLICY, style=style, body=body, charts=_inline_json(drawn), plotly=get_plotlyjs(), draw=DRAW
@@ -75,57 +96,66 @@ def _lead(views: Sequence[RunView]) -> str:
 
 
 def _costs(views: Sequence[RunView]) -> str:
-    headers, rows = table(views)
-    chosen = columns(views)
-    kinds = [' class="text"' if column.text else "" for column in chosen]
-    head = _cells("th", kinds, headers)
-    body = "".join(f"<tr>{_cells('td', kinds, row)}</tr>\n" for row in rows)
-    inner = f"<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody>"
-    how = " ".join(column.note for column in chosen if column.note)
-    drawn = f'<div class="wide" tabindex="0"><table>\n{inner}\n</table></div>'
-    return _section("What it took, and what came out", f'{drawn}\n<p class="small">{escape(how)}</p>')
-
-
-def _cells(tag: str, kinds: Sequence[str], texts: Sequence[str]) -> str:
-    return "".join(f"<{tag}{kind}>{escape(text)}</{tag}>" for kind, text in zip(kinds, texts, strict=True))
+    shown = grid(views)
+    return section(shown.title, f'{shown.html()}\n<p class="small">{escape(shown.note)}</p>')
 
 
 def _figures(views: Sequence[RunView], drawn: Mapping[str, Chart]) -> str:
     """Give each group of charts its section; groups without a chart are left out."""
-    reasons = "".join(f"<li>{escape(ended(view))}.</li>" for view in watched(views))
     attack = (
-        f"<p>{escape(backdoor_note(views))} One attack shows no more than that attack: a low success is not "
-        "evidence that the data was forgotten.</p>"
+        f"{backdoor_note(views)} One attack shows no more than that attack: a low success is not "
+        "evidence that the data was forgotten."
     )
     groups = [
-        ("Round by round", "", {"accuracy": "Test accuracy", "loss": "Test loss"}),
-        ("Movement and the stop rule", f"<ul>{reasons}</ul>", {"movement": "Movement of the weights"}),
-        ("Backdoor", attack, {"backdoor": "Stamped test images taken for the target"}),
+        Group("Round by round", [], {"accuracy": "Test accuracy", "loss": "Test loss"}),
+        Group(
+            "Movement and the stop rule",
+            [f"{ended(view)}." for view in watched(views)],
+            {"movement": "Movement of the weights"},
+        ),
+        *_maps(views),
+        *_momentum(views),
+        Group("Backdoor", [attack], {"backdoor": "Stamped test images taken for the target"}),
     ]
-    kept = [
-        (title, text, [_chart(n, c) for n, c in names.items() if n in drawn]) for title, text, names in groups
-    ]
-    return "".join(_section(t, f'{text}\n<div class="charts">{"".join(c)}</div>') for t, text, c in kept if c)
+    return "".join(group.html(drawn) for group in groups)
 
 
-def _chart(name: str, caption: str) -> str:
-    return (
-        f"<figure><figcaption>{caption}</figcaption>"
-        f'<div id="chart-{name}" role="img" aria-label="{caption}"></div>'
-        "<noscript>The chart needs JavaScript; the table above holds its numbers.</noscript></figure>"
+def _maps(views: Sequence[RunView]) -> Iterator[Group]:
+    """The maps of all runs, and lambda of the one in front."""
+    runs = mapped(views)
+    own = " The run's own rule is framed." if any(stop_map(view).own for view in runs) else ""
+    read = (
+        "Each cell: the round after which that rule would have ended the run, and the test accuracy there. "
+        f"Nothing was trained again: the rules were replayed on the recorded movements.{own}"
     )
+    told = [sentence for view in runs for sentence in about(view)]
+    maps = {f"stop-map-{place}": f"The stop rule's map: {view.label}" for place, view in enumerate(runs)}
+    yield Group("The stop rule's map", [read, *told], maps)
+    label = runs[0].label if runs else ""
+    said = about_windows(runs[0]) if runs else []
+    names = {"lambda-rounds": f"Rounds by λ: {label}", "lambda-accuracy": "Test accuracy there"}
+    yield Group("What λ does", [*said, LARGER] if runs else [], names)
+
+
+def _momentum(views: Sequence[RunView]) -> Iterator[Group]:
+    found = sweep(views)
+    if found is None:
+        return
+    last = "Final test accuracy by β" if found.goal is None else "Rounds to reach Retrain's final accuracy"
+    names = {"beta-accuracy": "Test accuracy by β", "beta-loss": "Test loss by β", "beta-reach": last}
+    yield Group("What β does", about_sweep(found), names)
 
 
 def _meaning(views: Sequence[RunView]) -> str:
-    said = "".join(_paragraphs(text) for text in (EXACT, approximate(views), NOT_EXACT) if text)
-    return _section("What “exact” means here, and what it does not", said)
+    said = "".join(paragraphs(text) for text in (EXACT, approximate(views), NOT_EXACT) if text)
+    return section("What “exact” means here, and what it does not", said)
 
 
 def _runs(views: Sequence[RunView]) -> str:
     names = (
         '<p class="small">The configurations name who was forgotten: keep this page as carefully as that.</p>'
     )
-    return _section("The runs", "".join(_run(view) for view in views) + names)
+    return section("The runs", "".join(_run(view) for view in views) + names)
 
 
 def _run(view: RunView) -> str:
@@ -150,14 +180,6 @@ def _run(view: RunView) -> str:
 
 def _spelled(values: Mapping[str, object]) -> str:
     return ", ".join(f"{key} {value}" for key, value in values.items())
-
-
-def _section(title: str, body: str) -> str:
-    return f"<section><h2>{title}</h2>\n{body}\n</section>\n"
-
-
-def _paragraphs(text: str) -> str:
-    return "".join(f"<p>{escape(paragraph)}</p>\n" for paragraph in text.split("\n\n"))
 
 
 def _inline_json(value: object) -> str:

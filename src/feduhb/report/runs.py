@@ -10,6 +10,7 @@ from typing import Any
 
 from feduhb.errors import RunFolderError
 from feduhb.records import Round, RunFolder
+from feduhb.report.audits import read_audit
 
 ORIGINAL = "original"
 RETRAIN = "retrain"
@@ -42,6 +43,7 @@ class RunView:
     result: dict[str, Any]
     config: dict[str, Any]
     config_text: str
+    audit: dict[str, Any] | None = None  # what audit.json tells, where the run was audited
 
     def scored(self, name: str) -> Series:
         """Give a score's series, one value a round; None where a round has none."""
@@ -118,6 +120,11 @@ class RunView:
         return str(self.config["unlearn"].get("forget", "")) if self.unlearned else None
 
     @property
+    def audited(self) -> bool:
+        """Whether an audit is here, and of the weights that this run ended with."""
+        return self.audit is not None and self.audit["weights_sha256"] == self.result["weights_sha256"]
+
+    @property
     def world(self) -> tuple[Any, ...]:
         """Seed, data and what was to be forgotten: runs are held against each other only where these agree."""
         return self.config.get("seed", 0), self.config.get("federation"), self.forget
@@ -154,7 +161,8 @@ def _read(folder: RunFolder) -> RunView:
     _check(folder, told, rounds, unlearn)
     result: dict[str, Any] = {**dict.fromkeys(LATER, 0), **told}
     role = ORIGINAL if unlearn is None else result["method"]
-    return RunView(folder.path, SPELLINGS.get(role, _printable(role)), role, rounds, result, config, text)
+    label = SPELLINGS.get(role, _printable(role))
+    return RunView(folder.path, label, role, rounds, result, config, text, read_audit(folder.path))
 
 
 def _check(folder: RunFolder, result: object, rounds: Sequence[Round], unlearn: object) -> None:

@@ -12,6 +12,14 @@ from feduhb.report.runs import ORIGINAL, RETRAIN, RunView
 BLUE, VERMILLION, BROWN, VIOLET = "#0072B2", "#D55E00", "#8C5433", "#9933EE"
 GREY = "#8C8C8C"
 OWN = {"feduhb": BLUE, RETRAIN: VERMILLION, "federaser": BROWN, "fedrecover": VIOLET}
+RAMP = (
+    "#B87400",
+    "#B0457F",
+    "#2A6FC0",
+)  # low to high; all three can be read on white and on the page's dark ground
+HEAT = ("#E4EEF8", "#8DBBE0", "#2F7DBB", "#0B4377")  # light: few rounds; dark: many
+BAND = "#E3EFE6"  # where a test is passed
+DARK_FROM = 0.55  # of HEAT, from where white words are read better than dark ones
 OTHERS = ("#009E73", "#C2679A", "#B58300", "#7A6FD6", "#5E7F8C")
 
 Dash = Literal["solid", "dashed", "dashdot", "dotted"]
@@ -42,3 +50,16 @@ def _supply(role: str) -> list[Stroke]:
         return [Stroke(GREY, dash) for dash in ("dashed", "dotted", "dashdot")]
     own = [OWN[role]] if role in OWN else []
     return [Stroke(colour, dash) for dash in DASHES for colour in (*own, *OTHERS)]
+
+
+def graded(count: int) -> list[str]:
+    """Give colours in order, from amber for the least to blue for the most."""
+    places = [len(RAMP) - 1 if count < 2 else i * (len(RAMP) - 1) / (count - 1) for i in range(count)]
+    return [
+        _between(RAMP[int(place)], RAMP[min(int(place) + 1, len(RAMP) - 1)], place % 1) for place in places
+    ]
+
+
+def _between(one: str, other: str, share: float) -> str:
+    parts = [(int(one[i : i + 2], 16), int(other[i : i + 2], 16)) for i in (1, 3, 5)]
+    return "#" + "".join(f"{round(a + share * (b - a)):02X}" for a, b in parts)

@@ -1,12 +1,12 @@
-"""One table, in every rendering the same cells."""
+"""One table of all runs, in every rendering the same cells."""
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from feduhb.report.grids import HEADER_WIDTH, NOTHING, Grid
 from feduhb.report.runs import RETRAIN, RunView, retrain_of
 from feduhb.report.words import number, percent
 
@@ -15,13 +15,7 @@ if TYPE_CHECKING:
     from rich.table import Table as RichTable
     from rich.text import Text
 
-NOTHING = "–"  # noqa: RUF001
 GAP, RUN_WIDTH, HEADER_COLUMN = 2, 18, 24  # characters in a terminal
-HEADER_WIDTH = 11  # characters a broken header's line holds
-TEX = {
-    "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "–": "--",  # noqa: RUF001
-    **{c: f"\\{c}" for c in "&%$#_{}"},
-}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +73,10 @@ def columns(views: Sequence[RunView]) -> list[Column]:
                 lambda v: reaches(v, retrain_of(v, views)),
             )
         )
+    if any(view.audit is not None for view in views):
+        found.append(
+            Column("audit", "audit", verdict, note="Audit: the verdict's word; its reasons stand with it.")
+        )
     return found
 
 
@@ -112,6 +110,14 @@ def reaches(view: RunView, retrain: RunView | None) -> int | str | None:
     )
 
 
+def verdict(view: RunView) -> str | None:
+    """Give the word of a run's audit, never without saying that other weights were audited."""
+    if view.audit is None:
+        return None
+    word: str = view.audit["verdict"]["word"]
+    return word if view.audited else f"{word} (of other weights)"
+
+
 def table(views: Sequence[RunView]) -> tuple[list[str], list[list[str]]]:
     """Give headers and rows, one row a run."""
     chosen = columns(views)
@@ -120,25 +126,23 @@ def table(views: Sequence[RunView]) -> tuple[list[str], list[list[str]]]:
     ]
 
 
+def grid(views: Sequence[RunView]) -> Grid:
+    """Give the table as words, with how to read its columns."""
+    chosen = columns(views)
+    headers, rows = table(views)
+    text = frozenset(place for place, column in enumerate(chosen) if column.text)
+    how = " ".join(column.note for column in chosen if column.note)
+    return Grid("What it took, and what came out", headers, rows, text, how)
+
+
 def markdown(views: Sequence[RunView]) -> str:
     """Render as a Markdown table."""
-    headers, rows = table(views)
-    rule = [":---" if column.text else "---:" for column in columns(views)]
-    cells = [[_markdown_safe(cell) for cell in row] for row in rows]
-    return "".join(f"| {' | '.join(line)} |\n" for line in [headers, rule, *cells])
+    return grid(views).markdown()
 
 
 def latex(views: Sequence[RunView]) -> str:
     """Render as a LaTeX tabular; it needs the package booktabs."""
-    headers, rows = table(views)
-    chosen = columns(views)
-    sides = ["l" if column.text else "r" for column in chosen]
-    top = [f"\\shortstack[{s}]{{{_stacked(h)}}}" for s, h in zip(sides, headers, strict=True)]
-    lines = [
-        " & ".join(line) + r" \\" for line in [top, *([_tex_safe(cell) for cell in row] for row in rows)]
-    ]
-    body = "\n".join([r"\toprule", lines[0], r"\midrule", *lines[1:], r"\bottomrule"])
-    return f"\\begin{{tabular}}{{{''.join(sides)}}}\n{body}\n\\end{{tabular}}\n"
+    return grid(views).latex()
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,17 +226,3 @@ def _yes_no(value: bool) -> str:
 
 def _of(value: tuple[int, int]) -> str:
     return f"{value[0]} / {value[1]}"
-
-
-def _markdown_safe(cell: str) -> str:
-    for mark in "\\|*_`<>[]":
-        cell = cell.replace(mark, f"\\{mark}")
-    return cell
-
-
-def _tex_safe(text: str) -> str:
-    return "".join(TEX.get(c, c) for c in text)
-
-
-def _stacked(header: str) -> str:
-    return r"\\".join(_tex_safe(line) for line in textwrap.wrap(header, HEADER_WIDTH))

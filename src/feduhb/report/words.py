@@ -37,6 +37,11 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:#.3g}".removesuffix(".")
 
 
+def listed(names: Sequence[str], last: str = "and") -> str:
+    """Give names as one would say them."""
+    return f" {last} ".join(part for part in (", ".join(names[:-1]), names[-1]) if part)
+
+
 def forgotten(view: RunView) -> str:
     """Say what a run was to forget: clients, rows of clients, classes."""
     parts = [_part(part) for part in (view.forget or "").split(",")]
@@ -191,7 +196,17 @@ def notes(views: Sequence[RunView]) -> list[str]:
         said.append(
             "The clients' data came from Python code: whether every run had the same, no folder tells."
         )
-    return [*said, approximate(views)] if approximate(views) else said
+    return [*said, *(note for note in [*map(stale, views), approximate(views)] if note)]
+
+
+def stale(view: RunView) -> str:
+    """Say that an audit is of other weights than the run's; nothing where it is not."""
+    if view.audit is None or view.audited:
+        return ""
+    return (
+        f"{view.label}: this audit is of other weights than the run ended with, so it says nothing of them; "
+        "audit the run again."
+    )
 
 
 def approximate(views: Sequence[RunView]) -> str:
@@ -199,9 +214,8 @@ def approximate(views: Sequence[RunView]) -> str:
     names = [view.label for view in views if not view.exact]
     if not names:
         return ""
-    listed = f"{', '.join(names[:-1])} and {names[-1]} are" if len(names) > 1 else f"{names[0]} is"
     return (
-        f"{listed} approximate: what the forgotten data shaped went in, and nothing bounds what such a model "
+        f"{listed(names)} {'are' if len(names) > 1 else 'is'} approximate: what the forgotten data shaped went in, and nothing bounds what such a model "
         "still knows of it."
     )
 

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import sys
 from collections.abc import Callable, Generator
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from feduhb.records import Round
 
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
 Show = Literal["auto", "lines"] | Callable[[Round], None] | None
+Step = Callable[[str, int], Callable[[Round], None]]
 
 
 @contextlib.contextmanager
@@ -31,6 +36,27 @@ def watched(show: Show, label: str, rounds: int) -> Generator[Callable[[Round], 
         yield None
 
 
+@contextlib.contextmanager
+def stepped(show: Show, name: str, steps: int) -> Generator[Step]:
+    """Give the function that begins a step of longer work, (what, its rounds), and gives what shows them.
+
+    One bar over all steps on a terminal, with the step and its round beside it; "lines" writes a line a step.
+    """
+    begun = itertools.count(1)
+    if not callable(show) and show is not None and sys.stderr.isatty():
+        with _steps_bar(name, steps) as bar:
+            yield bar
+        return
+
+    def step(what: str, rounds: int) -> Callable[[Round], None]:  # noqa: ARG001
+        number = next(begun)
+        if show == "lines":
+            _line(f"{name} {number}/{steps}  {what}")
+        return show if callable(show) else lambda record: None  # noqa: ARG005
+
+    yield step
+
+
 def _line(text: str) -> None:
     sys.stderr.write(text + "\n")
     sys.stderr.flush()
@@ -50,18 +76,41 @@ def told(record: Round) -> str:
 
 
 @contextlib.contextmanager
-def _bar(label: str, rounds: int) -> Generator[Callable[[Round], None]]:
+def _progress(counted: str) -> Generator[Progress]:
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-    columns = (
-        TextColumn("{task.fields[label]:<8}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[now]}"),
-    )
-    with Progress(*columns, console=Console(stderr=True)) as progress:
+    texts = (TextColumn("{task.fields[label]:<8}"), BarColumn(), TextColumn(counted))
+    with Progress(
+        *texts, TimeElapsedColumn(), TextColumn("{task.fields[now]}"), console=Console(stderr=True)
+    ) as shown:
+        yield shown
+
+
+@contextlib.contextmanager
+def _steps_bar(name: str, steps: int) -> Generator[Step]:
+    with _progress("{task.fields[done]}/{task.total:.0f}") as progress:
+        task = progress.add_task(name, total=steps, label=name, now="", done=0)
+        begun = itertools.count(1)
+
+        def step(what: str, rounds: int) -> Callable[[Round], None]:
+            number = next(begun)
+            progress.update(task, completed=number - 1, done=number, now=what)
+
+            def tell(record: Round) -> None:
+                done = 1.0 if record.stopped else (record.round + 1) / rounds
+                now = f"{what}  {record.round + 1}/{rounds}  {told(record)}"
+                progress.update(task, completed=number - 1 + done, now=now)
+
+            return tell
+
+        yield step
+        progress.update(task, completed=steps)
+
+
+@contextlib.contextmanager
+def _bar(label: str, rounds: int) -> Generator[Callable[[Round], None]]:
+    with _progress("{task.completed:.0f}/{task.total:.0f}") as progress:
         task = progress.add_task(label, total=rounds, label=label, now="")
 
         def tell(record: Round) -> None:

@@ -1,69 +1,28 @@
-"""The command line: `feduhb demo | train | unlearn | compare | report`."""
+"""Commands that make runs: demo, train, unlearn, compare."""
 
 from __future__ import annotations
 
-import contextlib
-import json as json_format
-import sys
-from collections.abc import Generator
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from feduhb.errors import ConfigError, FeduhbError
-
-app = typer.Typer(
-    name="feduhb",
-    help="Exact federated unlearning: forget clients, rows or classes by retraining fast with Polyak's heavy ball.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
-    add_completion=False,
+from feduhb.cli.common import (
+    Data,
+    Forget,
+    Json,
+    Resume,
+    RunArgument,
+    answering,
+    finish,
+    numbers_of,
+    settings_of,
+    write_pages,
 )
-
-RunArgument = Annotated[
-    Path, typer.Argument(metavar="RUN", help="The folder of a finished run.", show_default=False)
-]
-Forget = Annotated[
-    str,
-    typer.Option(
-        metavar="WHAT",
-        show_default=False,
-        help="Clients (c00,c01), rows of a client (c02:0-9+12) or a class (class:3), separated by commas. "
-        "Rows are counted from 0 in the data that the client joined with.",
-    ),
-]
-Data = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FOLDER", help="Where the files of mnist are; else FEDUHB_DATA.", show_default=False
-    ),
-]
-Json = Annotated[bool, typer.Option("--json", help="Print the answer as JSON, for a program to read.")]
-Resume = Annotated[
-    bool, typer.Option("--resume", help="Go on after a crash: the result is the same, bit for bit.")
-]
+from feduhb.errors import ConfigError
 
 
-def main() -> None:
-    """Run the command line."""
-    app()
-
-
-@app.callback(invoke_without_command=True)
-def _version(
-    version: Annotated[bool, typer.Option("--version", help="Print the version and leave.")] = False,
-) -> None:
-    if version:
-        from feduhb import __version__
-
-        typer.echo(f"feduhb {__version__}")
-        raise typer.Exit
-
-
-@app.command()
 def demo(
     out: Annotated[Path, typer.Option(help="Where runs, figures and the report go.")] = Path("demo"),
     json: Json = False,
@@ -76,11 +35,10 @@ def demo(
     """
     from feduhb.demo import run_demo
 
-    with _answering(json) as answer:
+    with answering(json) as answer:
         answer.update(run_demo(out, quiet=json))
 
 
-@app.command()
 def train(
     config: Annotated[
         Path,
@@ -123,17 +81,16 @@ def train(
     from feduhb.experiment.config import read_config
     from feduhb.experiment.runner import train_from
 
-    with _answering(json) as answer:
+    with answering(json) as answer:
         settings = read_config(config)
         if engine is not None:
             settings = replace(settings, train=replace(settings.train, engine=engine))
         if keep_history and not settings.train.keep_history:
             settings = replace(settings, train=replace(settings.train, keep_history=True))
         run = train_from(settings, out, data=data, resume=resume, show="auto" if json else "lines")
-        _finish(answer, run.folder, json)
+        finish(answer, run.folder, json)
 
 
-@app.command()
 def unlearn(
     run: RunArgument,
     forget: Forget,
@@ -183,8 +140,8 @@ def unlearn(
     from feduhb.experiment.runner import folder_beside, unlearn_from
     from feduhb.experiment.runs import open_run
 
-    with _answering(json) as answer:
-        settings = {"momentum": momentum, "step_size": step_size, **_settings(setting or [])}
+    with answering(json) as answer:
+        settings = {"momentum": momentum, "step_size": step_size, **settings_of(setting or [])}
         opened = open_run(run, data=data)
         new = unlearn_from(
             opened,
@@ -197,10 +154,9 @@ def unlearn(
             resume=resume,
             show="auto" if json else "lines",
         )
-        _finish(answer, new.folder, json)
+        finish(answer, new.folder, json)
 
 
-@app.command()
 def compare(
     run: RunArgument,
     forget: Forget,
@@ -208,6 +164,15 @@ def compare(
         str | None,
         typer.Option(
             help="Which, separated by commas; all that the run can serve if not given.", show_default=False
+        ),
+    ] = None,
+    momenta: Annotated[
+        str | None,
+        typer.Option(
+            metavar="0,0.5,0.9",
+            help="FedUHB once with each of these momenta, without its stop rule: the paper's figure on beta. "
+            "Retrain alone runs beside it if --methods is not given.",
+            show_default=False,
         ),
     ] = None,
     rounds: Annotated[
@@ -226,94 +191,18 @@ def compare(
     A comparison is no erasure: it leaves the history of RUN as it is.
     """
     from feduhb.experiment import api
-    from feduhb.experiment.runner import folder_beside
+    from feduhb.experiment.runner import folder_beside, sweep
     from feduhb.experiment.runs import open_run
 
-    with _answering(json) as answer:
+    with answering(json) as answer:
         opened = open_run(run, data=data)
-        names = None if methods is None else [name.strip() for name in methods.split(",") if name.strip()]
+        betas = () if momenta is None else numbers_of("--momenta", momenta)
+        given = "retrain" if methods is None and betas else methods
+        names = None if given is None else [name.strip() for name in given.split(",") if name.strip()]
         if names == []:
             raise ConfigError("--methods names nobody; write for example feduhb,retrain")
         place = out or folder_beside(run, "compare")
         show = "auto" if json else "lines"
         done = api.compare(opened, forget, names, rounds=rounds, out=place, resume=resume, show=show)
-        _report(answer, [run, *(place / name for name in done)], place, json)
-
-
-@app.command()
-def report(
-    runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN...", help="Folders of finished runs.", show_default=False)
-    ],
-    out: Annotated[Path, typer.Option(help="Where table, figures and HTML go.")] = Path("report"),
-    json: Json = False,
-) -> None:
-    """Write tables, figures and one self-contained HTML page about finished runs."""
-    with _answering(json) as answer:
-        _report(answer, runs, out, json)
-
-
-def _settings(given: list[str]) -> dict[str, float]:
-    """Read NAME=NUMBER, whole numbers as such."""
-    found: dict[str, float] = {}
-    for text in given:
-        name, _, value = text.partition("=")
-        try:
-            found[name.strip()] = int(value) if value.strip().lstrip("-").isdigit() else float(value)
-        except ValueError:
-            raise ConfigError(
-                f"--set {text!r} is no NAME=NUMBER; write for example --set correction=0"
-            ) from None
-    return found
-
-
-def _finish(answer: dict[str, Any], folder: Path | None, json: bool) -> None:
-    """Say what a run folder came to."""
-    from feduhb.records import RunFolder
-
-    assert folder is not None  # noqa: S101 (these runs always have one)
-    result = RunFolder(folder).result()
-    answer.update(run=str(folder), **result)
-    name = result["method"] if "unlearn" in RunFolder(folder).config() else "train"
-    if not json:
-        scores = ", ".join(f"{key.replace('_', ' ')} {value:.4g}" for key, value in result["scores"].items())
-        typer.echo(f"{name}: {result['rounds']} rounds, {scores}; {result['stopped']}\n{folder}")
-
-
-def _report(answer: dict[str, Any], runs: list[Path], out: Path, json: bool) -> None:
-    from rich.console import Console
-
-    from feduhb.report import read_runs, write_report
-    from feduhb.report.tables import as_json, rich_table
-
-    views = read_runs(runs)
-    written = write_report(runs, out)
-    answer.update(runs=as_json(views), written=[str(path) for path in written])
-    if not json:
-        Console().print(rich_table(views))
-        typer.echo("\n".join(str(path) for path in written))
-
-
-@contextlib.contextmanager
-def _answering(json: bool) -> Generator[dict[str, Any]]:
-    """Collect a command's answer; print it as JSON if wanted; say errors in one line and exit 2."""
-    answer: dict[str, Any] = {}
-    try:
-        yield answer
-    except FeduhbError as error:
-        if json:
-            typer.echo(json_format.dumps({"error": {"kind": type(error).__name__, "message": str(error)}}))
-        typer.echo(f"feduhb: {error}", err=True)
-        raise typer.Exit(2) from None
-    except KeyboardInterrupt:
-        typer.echo(
-            "feduhb: interrupted; finished rounds are kept, and train, unlearn and compare go on with --resume",
-            err=True,
-        )
-        raise typer.Exit(130) from None
-    if json:
-        typer.echo(json_format.dumps(answer, indent=2 if sys.stdout.isatty() else None))
-
-
-if __name__ == "__main__":
-    main()
+        done |= sweep(opened, forget, betas, rounds=rounds, out=place, resume=resume, show=show)
+        write_pages(answer, [run, *(place / name for name in done)], place, json)

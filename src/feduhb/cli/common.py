@@ -1,0 +1,111 @@
+"""What commands share: options, answers in JSON, errors in one line."""
+
+from __future__ import annotations
+
+import contextlib
+import json as json_format
+import sys
+from collections.abc import Generator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from feduhb.errors import ConfigError, FeduhbError
+
+RunArgument = Annotated[
+    Path, typer.Argument(metavar="RUN", help="The folder of a finished run.", show_default=False)
+]
+Forget = Annotated[
+    str,
+    typer.Option(
+        metavar="WHAT",
+        show_default=False,
+        help="Clients (c00,c01), rows of a client (c02:0-9+12) or a class (class:3), separated by commas. "
+        "Rows are counted from 0 in the data that the client joined with.",
+    ),
+]
+Data = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FOLDER", help="Where the files of mnist are; else FEDUHB_DATA.", show_default=False
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print the answer as JSON, for a program to read.")]
+Resume = Annotated[
+    bool, typer.Option("--resume", help="Go on after a crash: the result is the same, bit for bit.")
+]
+
+
+def settings_of(given: list[str]) -> dict[str, float]:
+    """Read NAME=NUMBER, whole numbers as such."""
+    found: dict[str, float] = {}
+    for text in given:
+        name, _, value = text.partition("=")
+        try:
+            found[name.strip()] = int(value) if value.strip().lstrip("-").isdigit() else float(value)
+        except ValueError:
+            raise ConfigError(
+                f"--set {text!r} is no NAME=NUMBER; write for example --set correction=0"
+            ) from None
+    return found
+
+
+def numbers_of(option: str, text: str) -> tuple[float, ...]:
+    """Read numbers separated by commas."""
+    try:
+        found = tuple(float(part) for part in text.split(",") if part.strip())
+    except ValueError:
+        found = ()
+    if not found:
+        raise ConfigError(f"{option} {text!r} are no numbers; write for example {option} 0,0.3,0.9")
+    return found
+
+
+def finish(answer: dict[str, Any], folder: Path | None, json: bool) -> None:
+    """Say what a run folder came to."""
+    from feduhb.records import RunFolder
+
+    assert folder is not None  # noqa: S101 (these runs always have one)
+    result = RunFolder(folder).result()
+    answer.update(run=str(folder), **result)
+    name = result["method"] if "unlearn" in RunFolder(folder).config() else "train"
+    if not json:
+        scores = ", ".join(f"{key.replace('_', ' ')} {value:.4g}" for key, value in result["scores"].items())
+        typer.echo(f"{name}: {result['rounds']} rounds, {scores}; {result['stopped']}\n{folder}")
+
+
+def write_pages(answer: dict[str, Any], runs: list[Path], out: Path, json: bool) -> None:
+    """Write the report on some runs, and show its table."""
+    from rich.console import Console
+
+    from feduhb.report import read_runs, write_report
+    from feduhb.report.tables import as_json, rich_table
+
+    views = read_runs(runs)
+    written = write_report(runs, out)
+    answer.update(runs=as_json(views), written=[str(path) for path in written])
+    if not json:
+        Console().print(rich_table(views))
+        typer.echo("\n".join(str(path) for path in written))
+
+
+@contextlib.contextmanager
+def answering(json: bool) -> Generator[dict[str, Any]]:
+    """Collect a command's answer; print it as JSON if wanted; say errors in one line and exit 2."""
+    answer: dict[str, Any] = {}
+    try:
+        yield answer
+    except FeduhbError as error:
+        if json:
+            typer.echo(json_format.dumps({"error": {"kind": type(error).__name__, "message": str(error)}}))
+        typer.echo(f"feduhb: {error}", err=True)
+        raise typer.Exit(2) from None
+    except KeyboardInterrupt:
+        typer.echo(
+            "feduhb: interrupted; finished rounds are kept: train, unlearn and compare go on with --resume, audit by itself",
+            err=True,
+        )
+        raise typer.Exit(130) from None
+    if json:
+        typer.echo(json_format.dumps(answer, indent=2 if sys.stdout.isatty() else None))

@@ -1,0 +1,235 @@
+"""From measurements with controls to a verdict in one word, with its reasons.
+
+Three models are attacked alike: the one under audit, the original (which must be caught, or the attack has no
+power here) and Retrain (which must not, or the attack measures something else than membership).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from feduhb.evaluate.proportions import Difference
+from feduhb.evaluate.roc import Roc, equivalent, power
+
+Found = Literal["caught", "not caught", "no power here", "inconclusive"]
+Word = Literal["forgotten", "not caught", "not forgotten", "useless", "inconclusive"]
+UNLEARNED, ORIGINAL, RETRAIN = "unlearned", "original", "retrain"
+MARGIN = (
+    0.05  # of an AUC around 0.5, and of a backdoor's success over its floor: less than that is called none
+)
+UNEXPLAINED = (
+    "The recorded procedure does not give these weights here, so its rehearsals do not speak of them."
+)
+BROUGHT = "A rehearsal of a method that brings its knowledge along says nothing."
+UNREHEARSED = "A rehearsal speaks of these weights only where the recorded procedure was seen to give them."
+USEFUL = 0.5  # of what Retrain gains over answering the commonest label: with less a model is of no use
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one attack came to."""
+
+    verdict: Found
+    says: str
+    control_failed: bool = False  # Retrain was caught: the attack measures something else
+    rehearsed: bool = False  # the recorded procedure was attacked, with canaries, not these weights
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One counterfactual: the run once more with the forgotten data changed, or never there."""
+
+    name: Literal["again", "noise", "never", "bare"]
+    says: str
+    identical: bool
+    largest_difference: float  # of any weight
+
+
+@dataclass(frozen=True, slots=True)
+class Exactness:
+    """Whether the weights are, to the last bit, those of a world without the forgotten data."""
+
+    exact: bool
+    checks: tuple[Check, ...]
+
+    @property
+    def unexplained(self) -> bool:
+        """Whether the recorded procedure does not even give the audited weights."""
+        return any(check.name == "again" and not check.identical for check in self.checks)
+
+    @property
+    def brought(self) -> bool:
+        """Whether the method knows more than its clients could have taught it."""
+        return any(check.name == "bare" and not check.identical for check in self.checks)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The outcome of an audit."""
+
+    word: Word
+    reasons: tuple[str, ...]
+
+
+def membership(models: Mapping[str, Roc], margin: float = MARGIN) -> Finding:
+    """Judge one membership attack.
+
+    Caught: the 99 % interval of the AUC lies above 0.5, and above Retrain's own AUC. Not caught: the two one-sided tests find it within
+    0.5 ± margin at 5 %, by an attack that catches the original by more than that margin. Where Retrain's interval
+    lies below 0.5 the forgotten data is harder than what it is compared with, and an AUC near 0.5 is no sign.
+    """
+    found, original, retrain = models[UNLEARNED], models[ORIGINAL], models[RETRAIN]
+    if retrain.interval.low > 0.5:
+        return Finding(
+            "inconclusive",
+            f"The attack calls Retrain a member too (AUC {_auc(retrain)}), so it measures something else than membership.",
+            control_failed=True,
+        )
+    if found.interval.low > max(0.5, retrain.auc):
+        return Finding(
+            "caught", f"AUC {_auc(found)} lies above 0.5: the model still knows its training data."
+        )
+    if retrain.interval.high < 0.5:
+        return Finding(
+            "no power here",
+            f"Retrain never saw the forgotten data and finds it harder than the held-out data (AUC {_auc(retrain)}), "
+            "so that an AUC near 0.5 shows nothing.",
+        )
+    if original.interval.low <= 0.5 + margin:
+        return Finding(
+            "no power here",
+            f"The attack does not clearly catch the original model either (AUC {_auc(original)}), so that it fails shows nothing.",
+        )
+    passed = power(found.se, margin)
+    if equivalent(found, margin):
+        return Finding(
+            "not caught",
+            f"AUC {_auc(found)} is equivalent to 0.5 ± {margin:g}, and the same attack catches the original (AUC {_auc(original)}); "
+            f"power {passed:.0%}.",
+        )
+    return Finding(
+        "inconclusive",
+        f"AUC {_auc(found)} is neither above 0.5 nor shown to lie within 0.5 ± {margin:g}: with so few examples a model "
+        f"that remembers nothing passes that test with a chance of {passed:.0%}.",
+    )
+
+
+def backdoor(
+    unlearned: Difference, original: Difference, *, floor: float, floored: bool, margin: float = MARGIN
+) -> Finding:
+    """Judge a backdoor by its success over the floor, Retrain's; ``floored``: whether Retrain never saw the trigger."""
+    if not floored:
+        return Finding(
+            "no power here",
+            "Some clients that stay carry the trigger too, so it may go on working whatever was forgotten.",
+        )
+    if unlearned.low > margin:
+        return Finding(
+            "caught", f"The trigger works {_points(unlearned)} more often than by chance ({floor:.1%})."
+        )
+    if original.low <= margin:
+        return Finding(
+            "no power here",
+            f"The trigger never worked: on the original model {_points(original)} over the floor.",
+        )
+    if unlearned.high < margin:
+        return Finding(
+            "not caught",
+            f"The trigger worked {_points(original)} over the floor before, and {_points(unlearned)} over it now.",
+        )
+    return Finding(
+        "inconclusive",
+        f"The trigger works {_points(unlearned)} over the floor: neither clearly above {margin:.0%} nor below.",
+    )
+
+
+def useless(test: float, retrain: float, chance: float) -> str | None:
+    """Say so where a model is of no use: it gains less than half of what Retrain does over the commonest label."""
+    if test > chance and test >= chance + USEFUL * (retrain - chance):
+        return None
+    return (
+        f"Test accuracy {test:.1%}, where Retrain has {retrain:.1%} and always answering the commonest label {chance:.1%}: "
+        "a model that knows nothing has nothing to forget."
+    )
+
+
+def verdict(
+    claims_exact: bool, exactness: Exactness | None, findings: Sequence[Finding], waste: str | None
+) -> Verdict:
+    """Weigh everything: what was caught first, then use, then exactness, and attacks that failed last."""
+    caught = [f.says for f in findings if f.verdict == "caught"]
+    if caught:
+        return Verdict("not forgotten", tuple(caught))
+    told = _told(exactness)
+    if (
+        claims_exact
+        and exactness
+        and not exactness.exact
+        and (exactness.brought or not exactness.unexplained)
+    ):
+        return Verdict("not forgotten", ("The method calls itself exact, but it is not.", *told))
+    if waste is not None:
+        return Verdict("useless", (waste, *told))
+    if broken := [f.says for f in findings if f.control_failed]:
+        return Verdict("inconclusive", (*broken, *told))
+    if exactness and exactness.exact:
+        return Verdict(
+            "forgotten",
+            (
+                *told,
+                "Attacks are no part of this verdict: "
+                + (_failed(findings) or "none was able to contradict it."),
+            ),
+        )
+    if exactness and exactness.unexplained:
+        return Verdict("inconclusive", (*told, UNEXPLAINED))
+    if exactness and exactness.brought:
+        return Verdict("inconclusive", (*told, BROUGHT))
+    if exactness is None and any(f.rehearsed for f in findings):
+        return _by_attacks([f for f in findings if not f.rehearsed], (*told, UNREHEARSED))
+    return _by_attacks(findings, told)
+
+
+def _by_attacks(findings: Sequence[Finding], told: tuple[str, ...]) -> Verdict:
+    """Without exactness the best there is: every attack that has power fails, and one has."""
+    able = [f for f in findings if f.verdict != "no power here"]
+    if not able:
+        return Verdict(
+            "inconclusive", (*told, "No attack had the power to tell.", *(f.says for f in findings))
+        )
+    open_questions = [f.says for f in able if f.verdict == "inconclusive"]
+    if open_questions:
+        return Verdict("inconclusive", (*told, *open_questions))
+    return Verdict(
+        "not caught",
+        (*told, *(f.says for f in able), "An attack that fails shows that this attack fails, no more."),
+    )
+
+
+def _told(exactness: Exactness | None) -> tuple[str, ...]:
+    if exactness is None:
+        return ("Exactness was not checked.",)
+    return tuple(check.says for check in exactness.checks)
+
+
+def _failed(findings: Sequence[Finding]) -> str:
+    failed = sum(f.verdict == "not caught" for f in findings)
+    without = sum(f.verdict == "no power here" for f in findings)
+    unsure = sum(f.verdict == "inconclusive" for f in findings)
+    counts = {
+        "failed though the original is caught by it": failed,
+        "had no power here": without,
+        "decided nothing": unsure,
+    }
+    said = [f"{count} {what}" for what, count in counts.items() if count]
+    return f"of {len(findings)} attacks " + ", ".join(said) + "." if said else ""
+
+
+def _auc(found: Roc) -> str:
+    return f"{found.auc:.3f}, 99 % interval {found.interval.low:.3f} to {found.interval.high:.3f}"
+
+
+def _points(found: Difference) -> str:
+    return f"{100 * found.value:.1f} points ({100 * found.low:.1f} to {100 * found.high:.1f})"

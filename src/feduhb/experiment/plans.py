@@ -1,0 +1,119 @@
+"""Runs as they are planned: which engine, which config, which folder; and how a plan is carried out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+
+from feduhb.core.flat import flatten
+from feduhb.core.types import Engine, Local
+from feduhb.data.federation import Federation
+from feduhb.engines import engine_named
+from feduhb.errors import ConfigError
+from feduhb.experiment.conduct import Task, carry_out, participants
+from feduhb.experiment.config import to_toml
+from feduhb.experiment.runs import HISTORY, EngineMaker, Run
+from feduhb.experiment.settings import Config, FederationSettings, TrainSettings, UnlearnSettings
+from feduhb.history import DiskHistory
+from feduhb.methods import FedEraser
+from feduhb.records import RunFolder
+from feduhb.run.loop import run as rounds_of
+from feduhb.run.progress import Show, watched
+
+
+def nothing() -> None:
+    """Do nothing."""
+
+
+def spelled_engine(engine: str | EngineMaker) -> str:
+    """Name an engine as a config does."""
+    if not isinstance(engine, str) and not callable(engine):
+        raise ConfigError(
+            "engine is a name, such as 'pool', or a function of (federation, local) that makes one"
+        )
+    return engine if isinstance(engine, str) else "own"
+
+
+def carried_out(
+    run: Run,
+    label: str,
+    unlearn: UnlearnSettings | None = None,
+    begun: Callable[[], object] = nothing,
+    *,
+    resume: bool,
+    show: Show,
+) -> Run:
+    """Fill in what a run that is planned out comes to."""
+    task = replace(_task(run, unlearn), begun=begun)
+    with watched(show, label, run.scheduled) as tell:
+        state, records = carry_out(task, resume=resume, show=tell)
+    return replace(run, state=state, rounds=tuple(records))
+
+
+def only_weights(run: Run) -> Run:
+    """Carry a plan out for nothing but its weights: no scores, no folder."""
+    task = _task(run, None)
+    state = run.method.init(flatten(run.federation.fresh_model()))
+    for new, _ in rounds_of(
+        run.method, task.engine, participants(task), state, rounds=task.rounds, stop=task.stop
+    ):
+        state = new
+    return replace(run, state=state)
+
+
+def engine_of(run: Run) -> Engine:
+    """Make the engine that a run's clients train on."""
+    settings, federation = run.settings, run.federation
+    local = Local(batch_size=settings.batch_size, lr=settings.lr, loss=federation.loss, l2=settings.l2)
+    if run.engine == "own":
+        raise ConfigError("this run was made by an engine of your own; give it again: engine=...")
+    if isinstance(run.engine, str):
+        return engine_named(run.engine, federation, local)
+    return run.engine(federation, local)
+
+
+def made_by(engine: Engine) -> str:
+    """Name what equal bits depend on."""
+    about = engine.about
+    return f"{about['name']}, {about['device']}, {about['precision']}, torch {torch.__version__}"
+
+
+def _task(run: Run, unlearn: UnlearnSettings | None) -> Task:
+    settings, federation, engine = run.settings, run.federation, engine_of(run)
+    if settings.keep_history and run.folder is None:
+        raise ConfigError("a history is kept on disk; say in which folder: out='runs/first'")
+    about = run.original.about
+    config = Config(
+        seed=federation.seed,
+        federation=about if isinstance(about, FederationSettings) else None,
+        train=settings,
+        unlearn=unlearn,
+        made_by=made_by(engine),
+        clients=federation.fingerprints() if run.folder else {},
+    )
+    half = settings.keep_history == "float16"
+    return Task(
+        method=run.method,
+        federation=federation,
+        engine=engine,
+        rounds=run.scheduled,
+        stop=run.stop,
+        clients_per_round=None
+        if isinstance(run.method, FedEraser)
+        else _sampled(settings, federation, unlearn),
+        folder=RunFolder(run.folder) if run.folder else None,
+        config=to_toml(config),
+        history=DiskHistory(run.folder / HISTORY, half=half)
+        if settings.keep_history and run.folder
+        else None,
+    )
+
+
+def _sampled(settings: TrainSettings, federation: Federation, unlearn: UnlearnSettings | None) -> int | None:
+    """How many clients a round samples; everyone where an unlearning leaves fewer than that."""
+    count = settings.clients_per_round
+    if count is not None and unlearn is not None and count > len(federation.clients):
+        return None
+    return count

@@ -1,0 +1,129 @@
+"""Federations whose models remember what they saw, the ways to pass off an old model as a new one, and hand-made findings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+import feduhb
+from feduhb.core.aggregate import Aggregate, weighted_mean
+from feduhb.core.types import Updates, Work
+from feduhb.evaluate.roc import Interval, Roc
+from feduhb.methods.replaying import MISSING
+from feduhb.methods.retrain import Plain
+
+LEAVERS = ("c00", "c01", "c02")
+TRAINED: dict[str, Any] = {"epochs": 4, "batch_size": 8, "lr": 0.3, "engine": "loop", "show": None}
+ROUNDS = 12
+QUIET: dict[str, Any] = {"relearn": 0, "show": None}  # of audits
+
+
+def wide() -> nn.Module:
+    """A model with room to learn wrong labels by heart."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10))
+
+
+def digits(**changes: Any) -> feduhb.Federation:
+    """Five clients with 100 images to train on and 100 held out."""
+    asked: dict[str, Any] = {"clients": 5, "per_client": 200, "held_out": 0.5, "model": wide, **changes}
+    return feduhb.load("digits", **asked)
+
+
+def drawn(sizes: dict[str, int], *, held: int = 4, classes: int = 3, seed: int = 3) -> feduhb.Federation:
+    """A federation of random points with labels, some of each client's held out: nothing to learn, all to remember."""
+    draw = torch.Generator().manual_seed(seed)
+
+    def some(count: int) -> tuple[Tensor, Tensor]:
+        return torch.randn(count, 6, generator=draw), torch.randint(0, classes, (count,), generator=draw)
+
+    return feduhb.Federation(
+        {client: some(size) for client, size in sizes.items()},
+        some(30),
+        nn.Linear(6, classes),
+        held_out={client: some(held) for client in sizes} if held else None,
+        seed=seed,
+    )
+
+
+def roc_of(auc: float, se: float = 0.01) -> Roc:
+    """What an attack found, with normal intervals."""
+
+    def around(z: float) -> Interval:
+        return Interval(auc - z * se, auc + z * se)
+
+    some = Interval(0.0, 0.1)
+    return Roc(auc, se, around(2.576), around(1.645), 0.01, some, 0.0, some, 500, 500)
+
+
+@dataclass(frozen=True, slots=True)
+class Keeps:
+    """Says that it retrains, asks nobody, and gives the weights that it carries."""
+
+    weights: Tensor | None = None
+    epochs: int = 1
+    aggregate: Aggregate = weighted_mean
+
+    name: ClassVar[str] = "keeps"
+    exact: ClassVar[bool] = True
+
+    @property
+    def rounds(self) -> int | None:
+        return None
+
+    @property
+    def needs(self) -> Literal["sum", "each"]:
+        return "sum"
+
+    def init(self, params: Tensor) -> Plain:
+        return Plain(params)
+
+    def ask(self, state: Plain) -> Work | None:  # noqa: ARG002
+        return None
+
+    def tell(self, state: Plain, answers: Iterable[Updates]) -> Plain:  # noqa: ARG002
+        assert self.weights is not None
+        return Plain(self.weights.clone())
+
+
+class Called(Keeps):
+    """The same, with the old model in a field that can be called."""
+
+    __slots__ = ()
+    name: ClassVar[str] = "called"
+
+    def tell(self, state: Plain, answers: Iterable[Updates]) -> Plain:  # noqa: ARG002
+        old: Any = self.aggregate
+        return Plain(torch.cat([p.detach().flatten() for p in old.parameters()]))
+
+
+@dataclass(frozen=True, slots=True)
+class Replays:
+    """Says that it is exact, and starts from the last model of the history it is given."""
+
+    epochs: int = 1
+    history: Any = MISSING
+    clients: tuple[str, ...] = ()
+
+    name: ClassVar[str] = "replays"
+    exact: ClassVar[bool] = True
+
+    @property
+    def rounds(self) -> int | None:
+        return None
+
+    @property
+    def needs(self) -> Literal["sum", "each"]:
+        return "sum"
+
+    def init(self, params: Tensor) -> Plain:
+        return Plain(params)
+
+    def ask(self, state: Plain) -> Work | None:  # noqa: ARG002
+        return None
+
+    def tell(self, state: Plain, answers: Iterable[Updates]) -> Plain:  # noqa: ARG002
+        return Plain(self.history.params(self.history.rounds[-1]).clone())

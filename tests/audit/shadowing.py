@@ -1,0 +1,53 @@
+"""Audits a run in a process of its own, and kills itself with SIGKILL once so many shadows have spoken.
+
+python shadowing.py FOLDER COUNT
+
+FOLDER holds the runs "original" and "retrain"; audit.json goes to FOLDER/audit. With COUNT 0 it comes to its end.
+What was trained goes to standard output, a line each.
+"""
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def say(name: str) -> None:
+    sys.stdout.write(name + "\n")
+    sys.stdout.flush()
+
+
+def main() -> None:
+    folder, count = Path(sys.argv[1]), int(sys.argv[2])
+
+    import feduhb
+    from feduhb.experiment import plans, shadows
+    from feduhb.experiment.audit import audit
+
+    spread, carry_out = shadows.spread, plans.carry_out
+
+    def counted(function: Any, jobs: Any, workers: int) -> Any:
+        def noted() -> Any:
+            for job in jobs:
+                say(job.file.stem)
+                yield job
+
+        for number, said in enumerate(spread(function, noted(), workers), 1):
+            if number == count:
+                os.kill(os.getpid(), signal.SIGKILL)
+            yield said
+
+    def told(task: Any, **how: Any) -> Any:
+        before = task.folder.finished() if task.folder else False
+        if not before:
+            say(task.folder.path.name if task.folder else "no folder")
+        return carry_out(task, **how)
+
+    shadows.spread, plans.carry_out = counted, told
+    original, retrain = (feduhb.open_run(folder / name) for name in ("original", "retrain"))
+    audit(retrain, original, out=folder / "audit", shadows=6, relearn=0, canaries=0.5, show=None)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""Where membership is dealt by a coin that training never saw, every attack is at chance."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import feduhb
+from audit.auditing import LEAVERS, ROUNDS, TRAINED, digits
+from feduhb.data.request import Request
+from feduhb.evaluate.accuracy import outputs
+from feduhb.evaluate.membership import loss_scores
+from feduhb.evaluate.misr import misr
+from feduhb.evaluate.roc import Roc, Scores, roc
+from feduhb.experiment.bench import Bench
+from feduhb.experiment.measures import compared
+from feduhb.experiment.shadows import Candidates, Shadows, asked, shadows
+
+PERMUTATIONS = 12
+
+
+def shuffled(strata: list[Scores], seed: int) -> list[Scores]:
+    """Deal each client's scores out anew as members' and others'."""
+    draw = torch.Generator().manual_seed(seed)
+    found = []
+    for scores in strata:
+        both = torch.cat([scores.members, scores.others])[
+            torch.randperm(len(scores.members) + len(scores.others), generator=draw)
+        ]
+        found.append(Scores(both[: len(scores.members)], both[len(scores.members) :]))
+    return found
+
+
+def at_chance(found: list[Roc]) -> None:
+    """All but one of the 99 % intervals hold 0.5, and so does their mean by its error."""
+    held = [one.interval.low <= 0.5 <= one.interval.high for one in found]
+    assert sum(held) >= len(held) - 1
+    mean = sum(one.auc for one in found) / len(found)
+    assert abs(mean - 0.5) < 3 * max(one.se for one in found) / len(found) ** 0.5
+
+
+@pytest.fixture(scope="module")
+def world():
+    """A model that knows the leavers' canaries by heart, and Retrain."""
+    federation = digits(canaries=feduhb.Canaries(LEAVERS, 0.8))
+    trained = feduhb.train(federation, ROUNDS, **TRAINED)
+    return trained, feduhb.unlearn(trained, LEAVERS, method="retrain", rounds=ROUNDS, show=None)
+
+
+def test_the_loss_attack(world):
+    trained, _ = world
+    members, others = compared(trained.federation, Request(LEAVERS))
+    strata = loss_scores(trained.model(), members, others, trained.federation.loss)
+    assert roc(strata, draws=400).auc > 0.8  # there is something to leak
+    at_chance([roc(shuffled(strata, seed), seed=seed, draws=400) for seed in range(PERMUTATIONS)])
+
+
+@pytest.fixture(scope="module")
+def shadowed(tmp_path_factory) -> tuple[feduhb.Run, feduhb.Run, Shadows]:
+    """Eight shadows of a small federation whose leavers' labels are wrong."""
+    federation = digits(clients=6, per_client=60, canaries=feduhb.Canaries(LEAVERS, 1.0))
+    trained = feduhb.train(federation, 6, **{**TRAINED, "epochs": 8})
+    run = feduhb.unlearn(trained, LEAVERS, method="retrain", rounds=6, show=None)
+    bench = Bench(
+        federation=federation, request=Request(LEAVERS), settings=trained.settings, engine="loop", history=False,
+        folder=tmp_path_factory.mktemp("shadows"), step=lambda *_: lambda _: None,
+    )  # fmt: skip
+    candidates = Candidates(*compared(federation, Request(LEAVERS)))
+    return trained, run, shadows(bench, federation, candidates, run, "shadow", 8)
+
+
+def test_lira_catches_the_original_and_not_retrain(shadowed):
+    trained, run, found = shadowed
+    caught = roc(found.attack(asked(trained, found.candidates)), draws=400)
+    assert caught.interval.low > 0.5
+    free = roc(found.attack(asked(run, found.candidates)), draws=400)
+    assert free.interval.low <= 0.5 <= free.interval.high
+    assert roc(found.test(), draws=400).interval.low > 0.5
+
+
+def test_lira(shadowed):
+    trained, _, found = shadowed
+    strata = found.attack(asked(trained, found.candidates))
+    at_chance([roc(shuffled(strata, seed), seed=seed, draws=400) for seed in range(PERMUTATIONS)])
+
+
+def test_lira_finds_no_real_membership_in_models_that_were_dealt_their_data_by_a_coin(shadowed):
+    """Each shadow in turn is attacked by the others: nothing about the real members may have gone into it."""
+    _, _, found = shadowed
+    at_chance([roc(strata, draws=400) for strata in _left_out(found)])
+
+
+def _left_out(found: Shadows) -> list[list[Scores]]:
+    strata = []
+    for k in range(8):
+        rest = torch.arange(8) != k
+        others = Shadows(
+            found.candidates,
+            {c: said[rest] for c, said in found.said.items()},
+            {c: inside[rest] for c, inside in found.inside.items()},
+        )
+        strata.append(others.attack({c: said[k] for c, said in found.said.items()}))
+    return strata
+
+
+def test_misr(world):
+    """Rows dealt out anew as forgotten and test data: the attacker calls both member equally often."""
+    trained, _ = world
+    federation = trained.federation
+    gone = torch.cat([examples.all()[0] for examples in federation.forgotten(LEAVERS).values()])
+    both = outputs(trained.model(), torch.cat([gone, federation.test.all()[0]]))
+    apart = []
+    for seed in range(4):
+        mixed = both[torch.randperm(len(both), generator=torch.Generator().manual_seed(seed))]
+        said = misr({"original": (mixed[: len(gone)], mixed[len(gone) :])}, seed=seed)
+        apart += [one["original"].misr - one["original"].on_test for one in said.values()]
+    error = (0.25 / len(gone) + 0.25 / len(federation.test)) ** 0.5  # of one difference, at a rate of a half
+    assert max(map(abs, apart)) < 4 * error
+    assert abs(sum(apart) / len(apart)) < 2 * error

@@ -1,0 +1,208 @@
+"""Whatever a run looks like, an audit of it is an audit, or an error in words."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+import feduhb
+from audit.auditing import QUIET, drawn
+from feduhb.errors import ConfigError, DataError, FeduhbError, RequestError, RunFolderError
+from feduhb.experiment.audit import AuditSettings, audit, audit_all
+from feduhb.experiment.audited import Audit
+from feduhb.methods.retrain import Plain
+
+SIZES = {"ant": 1, "bee": 6, "cat": 12, "dog": 15}
+HOW = {"epochs": 1, "batch_size": 4, "lr": 0.05, "engine": "loop", "show": None}
+EVERYTHING = {"shadows": 4, "relearn": 2, "show": None}
+
+
+def unlearned(federation, forget, **changes):
+    trained = feduhb.train(federation, 2, **{**HOW, **changes})
+    return feduhb.unlearn(trained, forget, rounds=2, show=None)
+
+
+def sound(found: Audit) -> None:
+    """It can be written, read back, and printed, and holds no NaN."""
+    text = found.to_json()
+    back = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} in audit.json"))
+    assert back == json.loads(json.dumps(found.as_json()))
+    assert back["verdict"]["word"] == found.verdict.word
+    assert f": {found.verdict.word.upper()}\n" in str(found)
+    assert all(attack["attack"] in str(found) for attack in back["membership"])
+    assert found.verdict.reasons
+
+
+@pytest.mark.parametrize(
+    "forget",
+    ["bee", "ant", "bee,cat", "cat:0", "cat:0-5+11,dog:1", "class:1", "ant,dog:3,class:2", "ant:0"],
+)
+def test_every_kind_of_request(forget):
+    found = audit(unlearned(drawn(SIZES), forget), **EVERYTHING)
+    sound(found)
+    assert found.forgot == ",".join(
+        sorted(forget.split(","), key=lambda part: (":" in part, "class" in part))
+    )
+    assert found.exactness is not None
+    assert found.exactness.exact
+    assert {attack.attack for attack in found.membership} == {"loss", "LiRA"}
+    rehearsed = any("rehearsal" in attack.on for attack in found.membership)
+    noted = any("forgetting a class was not rehearsed" in note for note in found.notes)
+    assert rehearsed is not noted
+
+
+@pytest.mark.parametrize("sampled", [1, 3])
+def test_client_sampling(sampled):
+    found = audit(unlearned(drawn(SIZES), ["bee", "dog"], clients_per_round=sampled), **EVERYTHING)
+    sound(found)
+    assert found.exactness is not None
+    assert found.exactness.exact
+
+
+def test_no_held_out_data():
+    found = audit(unlearned(drawn(SIZES, held=0), ["bee"]), **EVERYTHING)
+    sound(found)
+    assert found.membership == ()
+    assert any("so membership was not attacked" in note for note in found.notes)
+    assert found.clients.on == "training data"
+    assert found.verdict.word in ("forgotten", "useless")
+
+
+def test_held_out_data_of_some():
+    federation = drawn(SIZES)
+    some = federation.replace(held_out={"cat": federation.held_out["cat"]})
+    found = audit(unlearned(some, ["bee", "cat"]), **EVERYTHING)
+    sound(found)
+    assert found.membership[0].models["original"].members == 12  # cat's alone
+
+
+def test_targets_that_are_no_labels():
+    draw = torch.Generator().manual_seed(0)
+    data = {
+        c: (torch.randn(n, 3, generator=draw), torch.randn(n, 1, generator=draw)) for c, n in SIZES.items()
+    }
+    federation = feduhb.Federation(
+        data,
+        data["dog"],
+        nn.Linear(3, 1),
+        loss=nn.functional.mse_loss,
+        held_out=dict.fromkeys(SIZES, data["cat"]),
+    )
+    found = audit(unlearned(federation, ["bee", "cat"]), **EVERYTHING)
+    sound(found)
+    assert found.verdict.word == "forgotten"
+    assert found.accuracy["unlearned"].test is None
+    assert (found.misr, found.relearn, found.distance) == (None, None, {})
+    assert found.membership
+    assert any("No canaries were planted" in note for note in found.notes)
+
+
+def test_integers_and_images_are_noised_too():
+    x, y = torch.arange(40).reshape(20, 2) % 7, torch.arange(20) % 3
+    model = nn.Sequential(nn.Embedding(7, 4), nn.Flatten(), nn.Linear(8, 3))
+    federation = feduhb.Federation(
+        {"ant": (x, y), "bee": (x[:9], y[:9])}, (x, y), model, held_out={"bee": (x, y)}
+    )
+    sound(audit(unlearned(federation, ["bee"]), **EVERYTHING))
+
+
+def test_one_client_stays():
+    sound(audit(unlearned(drawn({"ant": 9, "bee": 9}), ["bee"]), **EVERYTHING))
+
+
+def test_in_two_steps():
+    trained = feduhb.train(drawn(SIZES), 2, **HOW)
+    first = feduhb.unlearn(trained, ["ant"], rounds=2, show=None)
+    second = feduhb.unlearn(first, {"cat": [2]}, rounds=2, show=None)
+    found = audit(second, trained, **QUIET)
+    sound(found)
+    assert found.forgot == "ant,cat:2"
+    assert found.exactness is not None
+    assert found.exactness.exact
+
+
+def test_a_diverged_model_is_refused_in_words():
+    run = unlearned(drawn(SIZES), ["bee"])
+    broken = replace(run, state=Plain(torch.full_like(run.params, math.nan)))
+    with pytest.raises(DataError, match="diverged"):
+        audit(broken, exactness=False, canaries=0, **QUIET)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"canaries": 1.5}, r"canaries is 1\.5; give a share"),
+        ({"canaries": -0.1}, r"canaries is -0\.1; give a share"),
+        ({"shadows": 3}, "shadows is 3; give 0, or an even number of 4 or more"),
+        ({"shadows": 2}, "shadows is 2; give 0, or an even number of 4 or more"),
+        ({"shadows": -4}, "shadows is -4"),
+        ({"relearn": -1}, "relearn is -1; give a number of rounds"),
+        ({"margin": 0.5}, r"margin is 0\.5; give a number between 0 and 0\.5"),
+        ({"margin": 0.0}, r"margin is 0\.0"),
+    ],
+)
+def test_settings_that_cannot_be(settings, words):
+    with pytest.raises(ConfigError, match=words):
+        AuditSettings(**settings)
+
+
+def test_what_cannot_be_audited_is_refused():
+    trained = feduhb.train(drawn(SIZES), 1, **HOW)
+    with pytest.raises(
+        RequestError, match="this run has forgotten nobody; audit one that feduhb unlearn made"
+    ):
+        audit(trained, **QUIET)
+    with pytest.raises(RunFolderError, match="no run is named to audit"):
+        audit_all([], **QUIET)
+    one, two = (feduhb.unlearn(trained, [client], rounds=1, show=None) for client in ("ant", "bee"))
+    with pytest.raises(RunFolderError, match="did not forget the same from the same data"):
+        audit_all([one, two], **QUIET)
+
+
+def test_several_runs_share_their_controls_and_are_judged_apart(tmp_path):
+    trained = feduhb.train(drawn(SIZES), 2, **HOW)
+    runs = [
+        feduhb.unlearn(trained, ["bee"], method=method, rounds=2, out=tmp_path / str(i), show=None)
+        for i, method in enumerate(("retrain", "feduhb", feduhb.FedUHB(momentum=0.5, epochs=1)))
+    ]
+    together = audit_all(runs, trained, canaries=0, **QUIET)
+    assert [found.method for found in together] == ["retrain", "feduhb", "feduhb"]
+    for run, found in zip(runs, together, strict=True):
+        sound(found)
+        assert found.exactness is not None
+        assert found.exactness.exact
+        assert run.folder is not None
+        assert json.loads((run.folder / "audit.json").read_text()) == json.loads(found.to_json())
+        assert not (run.folder / "audit-work").exists()
+        alone = audit(run, trained, canaries=0, **QUIET)
+        assert (alone.membership, alone.misr, alone.accuracy) == (
+            found.membership,
+            found.misr,
+            found.accuracy,
+        )
+
+
+def test_an_audit_of_an_opened_folder_is_that_of_the_run(tmp_path):
+    federation = feduhb.load("digits", clients=4, per_client=20, model="softmax", canaries=["c00"])
+    trained = feduhb.train(federation, 2, out=tmp_path / "run", **HOW)
+    run = feduhb.unlearn(trained, ["c00"], rounds=2, out=tmp_path / "new", show=None)
+    here = audit(run, trained, **QUIET)
+    opened = audit(feduhb.open_run(tmp_path / "new"), feduhb.open_run(tmp_path / "run"), **QUIET)
+    alone = audit(feduhb.open_run(tmp_path / "new"), **QUIET)  # controls are made anew
+    assert here.verdict == opened.verdict == alone.verdict
+    assert here.membership == opened.membership == alone.membership
+    assert here.weights_sha256 == opened.weights_sha256
+
+
+def test_a_run_on_an_engine_of_the_users_own_says_so(tmp_path):
+    federation = drawn(SIZES)
+    trained = feduhb.train(federation, 1, out=tmp_path / "run", **{**HOW, "engine": feduhb.Loop})
+    feduhb.unlearn(trained, ["bee"], rounds=1, out=tmp_path / "new", show=None)
+    sound(audit(feduhb.unlearn(trained, ["bee"], rounds=1, show=None), trained, canaries=0, **QUIET))
+    with pytest.raises(FeduhbError, match="engine of your own"):
+        audit(feduhb.open_run(tmp_path / "new", federation), **QUIET)

@@ -1,0 +1,137 @@
+"""kill -9 in the middle of an audit, and the same command again: nothing is trained twice, and the numbers are the same."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import feduhb
+from audit.auditing import QUIET
+from feduhb.experiment.audit import WORK, audit
+
+SHADOWING = Path(__file__).with_name("shadowing.py")
+CLOCKS = ("finished", "seconds", "cost", "versions")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """A run and its retrained successor, in folders."""
+    folder = tmp_path_factory.mktemp("runs")
+    federation = feduhb.load("digits", clients=4, per_client=30, held_out=0.5, model="softmax")
+    how = {"epochs": 1, "batch_size": 8, "engine": "pool", "show": None}
+    original = feduhb.train(federation, 2, out=folder / "original", **how)
+    retrain = feduhb.unlearn(
+        original, ["c00", "c01"], method="retrain", rounds=2, out=folder / "retrain", show=None
+    )
+    return folder, original, retrain
+
+
+def audited(folder: Path, kill_at: int = 0) -> tuple[int, list[str]]:
+    """Audit in another process; give its exit and what it trained."""
+    done = subprocess.run(
+        [sys.executable, SHADOWING, folder, str(kill_at)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode in (0, -signal.SIGKILL), done.stderr
+    return done.returncode, done.stdout.split()
+
+
+def facts(folder: Path) -> dict[str, Any]:
+    found = json.loads((folder / "audit" / "audit.json").read_text())
+    return {key: value for key, value in found.items() if key not in CLOCKS}
+
+
+def copied(runs, tmp_path) -> Path:
+    for name in ("original", "retrain"):
+        shutil.copytree(runs[0] / name, tmp_path / name)
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def whole(runs, tmp_path_factory):
+    """An audit that was never killed."""
+    folder = copied(runs, tmp_path_factory.mktemp("whole"))
+    code, trained = audited(folder)
+    assert code == 0
+    return folder, trained
+
+
+def test_killed_after_the_third_shadow(runs, whole, tmp_path):
+    folder, (reference, everything) = copied(runs, tmp_path), whole
+    code, before = audited(folder, kill_at=3)
+    assert code == -signal.SIGKILL
+    spoken = {file.stem for file in (folder / "audit" / WORK).glob("shadow-*.json")}
+    assert 3 <= len(spoken) < 6
+    assert not (folder / "audit" / "audit.json").exists()
+    code, after = audited(folder)
+    assert code == 0
+    assert spoken < set(before)
+    assert not spoken & set(after)  # none that had spoken is trained anew
+    assert {name for name in after if name.startswith("shadow")} == {
+        name for name in everything if name.startswith("shadow")
+    } - spoken
+    assert all(name.startswith("shadow") for name in after)  # nor any other run
+    assert facts(folder) == facts(reference)
+    assert not (folder / "audit" / WORK).exists()
+
+
+def test_everything_was_trained_once(whole):
+    _, trained = whole
+    kinds = {name.split("-")[0] for name in trained}
+    assert kinds == {"retrain", "noise", "never", "rehearsal", "shadow"}
+    assert len(trained) == len(set(trained))
+    assert sum(name.startswith("shadow") for name in trained) == 6
+
+
+def test_the_work_folder_is_gone_at_the_end_and_stays_where_asked(runs, tmp_path):
+    _, original, retrain = runs
+    cheap = {"canaries": 0, **QUIET}
+    audit(retrain, original, out=tmp_path, **cheap)
+    assert [path.name for path in tmp_path.iterdir()] == ["audit.json"]
+    audit(retrain, original, out=tmp_path, keep=True, **cheap)
+    kept = {path.name.split("-")[0] for path in (tmp_path / WORK).iterdir() if path.is_dir()}
+    assert kept == {"retrain", "noise", "never"}
+
+
+def test_other_settings_clear_what_an_earlier_audit_left(runs, tmp_path):
+    _, original, retrain = runs
+    cheap = {"canaries": 0, "keep": True, "out": tmp_path, **QUIET}
+    audit(retrain, original, **cheap)
+    left = tmp_path / WORK / "left"
+    left.touch()
+    audit(retrain, original, **cheap)
+    assert left.exists()
+    audit(retrain, original, **{**cheap, "margin": 0.07})
+    assert not left.exists()
+
+
+def test_an_audit_that_fails_leaves_its_work_to_be_gone_on_with(runs, tmp_path, monkeypatch):
+    from feduhb.experiment import audit as room
+
+    _, original, retrain = runs
+
+    def fails(*_):
+        raise RuntimeError("power cut")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(room, "loss_attacks", fails)
+        with pytest.raises(RuntimeError, match="power cut"):
+            audit(retrain, original, out=tmp_path, canaries=0, **QUIET)
+    assert any((tmp_path / WORK).iterdir())
+    found = audit(retrain, original, out=tmp_path, canaries=0, **QUIET)
+    assert found.verdict.word in ("forgotten", "useless")
+    assert not (tmp_path / WORK).exists()
+
+
+def test_nothing_is_written_beside_runs_that_have_no_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    federation = feduhb.load("digits", clients=4, per_client=20, model="softmax")
+    original = feduhb.train(federation, 1, epochs=1, show=None)
+    audit(feduhb.unlearn(original, ["c00"], rounds=1, show=None), original, canaries=0, **QUIET)
+    assert not list(tmp_path.iterdir())

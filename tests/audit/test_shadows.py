@@ -1,0 +1,201 @@
+"""Shadow federations: complementary halves, members and others dealt alike, and nobody who does not take part."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import feduhb
+from audit.auditing import QUIET, digits, drawn
+from feduhb.data.request import Request, as_request
+from feduhb.errors import ConfigError
+from feduhb.experiment import shadows as room
+from feduhb.experiment.attacks import Stage
+from feduhb.experiment.audit import audit
+from feduhb.experiment.bench import Bench
+from feduhb.experiment.measures import compared
+from feduhb.experiment.shadows import Candidates, asked, dealt, shadow_federation, shadows, taking_part
+from toys import quick
+
+SIZES = {"ant": 6, "bee": 12, "cat": 5, "dog": 9, "elk": 7}
+LEAVERS = ("ant", "bee")
+
+
+def candidates_of(federation, forget=LEAVERS) -> Candidates:
+    return Candidates(*compared(federation, as_request(forget)))
+
+
+@quick
+@given(clients=st.integers(2, 9), pair=st.integers(0, 20), seed=st.integers(0, 9))
+def test_two_shadows_share_out_the_clients(clients, pair, seed):
+    federation = drawn({f"c{i}": 2 for i in range(clients)}, seed=seed)
+    one, two = taking_part(federation, 2 * pair), taking_part(federation, 2 * pair + 1)
+    assert sorted(one + two) == sorted(federation.clients)
+    assert not set(one) & set(two)
+    assert abs(len(one) - len(two)) <= 1
+
+
+def test_pairs_differ():
+    federation = drawn(SIZES)
+    assert len({tuple(taking_part(federation, 2 * pair)) for pair in range(8)}) > 3
+
+
+def test_members_and_others_are_inside_equally_often():
+    """bee trains on 12 of its 12 + 4 in every second of 2,000 shadows: each is inside 750 times, give or take 5 x 13.7."""
+    federation = drawn(SIZES)
+    candidates = candidates_of(federation)
+    deals = [dealt(federation, candidates, shadow) for shadow in range(2000)]
+    inside = torch.stack([deal["bee"] for deal in deals])
+    assert inside.shape == (2000, 16)
+    assert float((inside.sum(dim=0) - 750).abs().max()) < 69
+    present = torch.tensor(["bee" in taking_part(federation, shadow) for shadow in range(2000)])
+    assert torch.equal(inside.sum(dim=1), 12 * present)  # as many as it really trained on
+
+
+def test_another_clients_presence_changes_no_deal():
+    federation = drawn(SIZES)
+    both, alone = (candidates_of(federation, forget) for forget in (LEAVERS, ("bee",)))
+    for shadow in range(6):
+        assert torch.equal(dealt(federation, both, shadow)["bee"], dealt(federation, alone, shadow)["bee"])
+
+
+@pytest.mark.parametrize("forget", [LEAVERS, {"ant": (0, 1, 4), "dog": (2, 3)}, "class:1"])
+def test_a_shadow_holds_what_it_was_dealt_and_what_others_of_its_half_hold(forget):
+    federation = drawn(SIZES)
+    candidates = candidates_of(federation, forget)
+    seen = set()
+    for shadow in range(6):
+        deal = dealt(federation, candidates, shadow)
+        inner = shadow_federation(federation, candidates, shadow, deal)
+        assert sorted(inner.clients) == taking_part(federation, shadow)
+        assert not inner.held_out
+        seen.add(inner.seed)
+        for client, examples in inner.clients.items():
+            if client not in candidates.members:
+                assert examples is federation.clients[client]
+                continue
+            own, gone = federation.clients[client], candidates.members[client]
+            kept = own.all()[0][~torch.isin(own.keys, gone.keys)]
+            wanted = torch.cat([kept, candidates.all(client)[0][deal[client]]])
+            assert torch.equal(examples.all()[0], wanted)
+            assert len(examples) == len(own)
+    assert len(seen) == 6
+    assert federation.seed not in seen
+
+
+def bench_in(folder, federation, request, run) -> Bench:
+    return Bench(
+        federation=federation, request=request, settings=run.settings, engine="loop", history=False,
+        folder=folder, step=lambda *_: lambda _: None,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def small():
+    """Six clients of ten images, half of them held out."""
+    federation = digits(clients=6, per_client=10)
+    trained = feduhb.train(federation, 2, epochs=3, batch_size=5, lr=0.1, engine="loop", show=None)
+    return trained, feduhb.unlearn(trained, ["c00", "c01"], method="retrain", rounds=2, show=None)
+
+
+def test_each_is_trained_once_asked_about_everything_and_deleted(small, tmp_path, monkeypatch):
+    _, run = small
+    bench = bench_in(tmp_path, run.original, run.forgot, run)
+    candidates = candidates_of(run.original, run.forgot)
+    found = shadows(bench, run.original, candidates, run, "shadow", 4)
+    assert {c: tuple(said.shape) for c, said in found.said.items()} == {"c00": (4, 10), "c01": (4, 10)}
+    assert sorted(p.name for p in tmp_path.iterdir()) == [f"shadow-0{k}.json" for k in range(4)]
+    assert all(int(found.inside[c].any(dim=1).sum()) == 2 for c in found.inside)  # every second one
+    monkeypatch.setattr(room, "train_and_ask", None)  # whoever trains now fails
+    again = shadows(bench, run.original, candidates, run, "shadow", 4)
+    assert all(torch.equal(found.said[c], again.said[c]) for c in found.said)
+
+
+def test_what_a_shadow_says_is_what_its_own_training_gives(small, tmp_path):
+    _, run = small
+    bench = bench_in(tmp_path, run.original, run.forgot, run)
+    candidates = candidates_of(run.original, run.forgot)
+    found = shadows(bench, run.original, candidates, run, "shadow", 4)
+    deal = dealt(run.original, candidates, 3)
+    inner = shadow_federation(run.original, candidates, 3, deal)
+    alone = feduhb.train(inner, 2, epochs=3, batch_size=5, lr=0.1, engine="loop", show=None)
+    assert all(torch.equal(found.said[c][3], values) for c, values in asked(alone, candidates).items())
+
+
+def test_an_audit_with_shadows_gives_the_same_numbers_twice(small):
+    trained, run = small
+    found = [audit(run, trained, shadows=4, exactness=False, **QUIET).membership for _ in range(2)]
+    assert found[0] == found[1]
+    lira = [attack for attack in found[0] if attack.attack == "LiRA"]
+    assert [attack.on for attack in lira] == [
+        "all forgotten data, in a rehearsal",
+        "canaries, in a rehearsal",
+    ]
+    assert lira[0].self_test is not None
+
+
+def test_controls_have_shadows_of_their_own_where_the_audited_run_is_shorter(small, monkeypatch):
+    trained, retrain = small
+    short = feduhb.unlearn(trained, ["c00", "c01"], method="retrain", rounds=1, show=None)
+    asked_for = []
+    train_and_ask = room.train_and_ask
+
+    def noted(job):
+        asked_for.append(job.plan.scheduled)
+        train_and_ask(job)
+
+    monkeypatch.setattr(room, "train_and_ask", noted)
+    audit(short, trained, retrain=retrain, shadows=4, exactness=False, canaries=0, **QUIET)
+    assert asked_for == [1, 1, 1, 1, 2, 2, 2, 2]
+
+
+def test_a_leaver_without_canaries_is_left_out_of_the_attack_on_them():
+    federation = digits(clients=6, per_client=20, canaries=feduhb.Canaries(("c00",), 0.5))
+    trained = feduhb.train(federation, 1, epochs=1, engine="loop", show=None)
+    run = feduhb.unlearn(trained, ["c00", "c01"], method="retrain", rounds=1, show=None)
+    found = audit(run, trained, shadows=4, exactness=False, **QUIET)
+    sizes = {
+        (a.attack, a.on): (a.models["original"].members, a.models["original"].others)
+        for a in found.membership
+    }
+    assert sizes == {
+        ("loss", "all forgotten data"): (20, 20),
+        ("loss", "canaries"): (5, 5),
+        ("LiRA", "all forgotten data"): (20, 20),
+        ("LiRA", "canaries"): (5, 5),
+    }
+
+
+@pytest.mark.parametrize("count", [2, 5, -4])
+def test_odd_counts_are_refused(small, tmp_path, count):
+    _, run = small
+    with pytest.raises(
+        ConfigError, match=f"^{count} shadows are asked for; give an even number of 4 or more"
+    ):
+        shadows(
+            bench_in(tmp_path, run.original, run.forgot, run),
+            run.original,
+            Candidates({}, {}),
+            run,
+            "s",
+            count,
+        )
+
+
+def test_a_federation_of_one_has_no_halves():
+    federation = drawn({"ant": 5})
+    run = feduhb.unlearn(feduhb.train(federation, 1, epochs=1, show=None), {"ant": [0]}, rounds=1, show=None)
+    with pytest.raises(ConfigError, match="there is only one; audit without shadows"):
+        audit(run, shadows=4, exactness=False, canaries=0, **QUIET)
+
+
+def test_the_stage_keeps_clients_apart():
+    federation = drawn(SIZES)
+    stage = Stage.of(federation, Request(LEAVERS), {})
+    assert list(stage.members) == list(stage.others) == list(LEAVERS)
+    for client in LEAVERS:
+        assert stage.members[client].all()[0].shape == federation.clients[client].all()[0].shape
+        assert torch.equal(stage.others[client].all()[0], federation.held_out[client].all()[0])
+    assert room.FEWEST == 4

@@ -1,0 +1,229 @@
+"""From findings to a word: "forgotten" rests on exactness alone, and a control that fails decides nothing."""
+
+from __future__ import annotations
+
+import itertools
+from typing import get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from audit.auditing import roc_of
+from feduhb.evaluate.proportions import Difference
+from feduhb.evaluate.verdicts import (
+    UNEXPLAINED,
+    UNREHEARSED,
+    Check,
+    Exactness,
+    Finding,
+    Found,
+    backdoor,
+    membership,
+    useless,
+    verdict,
+)
+from toys import quick
+
+CAUGHT, FAILED, BLIND, UNSURE = (
+    Finding(word, word) for word in ("caught", "not caught", "no power here", "inconclusive")
+)
+BROKEN = Finding("inconclusive", "Retrain too", control_failed=True)
+
+
+def exactness(noise: bool = True, never: bool = True, again: bool | None = None) -> Exactness:
+    said = {"noise": noise, "never": never, "again": again}
+    checks = [Check(name, name, same, 0.0) for name, same in said.items() if same is not None]  # pyright: ignore[reportArgumentType]
+    return Exactness(all(check.identical for check in checks), tuple(checks))
+
+
+EXACT, LEAKS, ELSEWHERE = (
+    exactness(),
+    exactness(False, False, again=True),
+    exactness(False, False, again=False),
+)
+
+
+@pytest.mark.parametrize(
+    ("unlearned", "original", "retrain", "found"),
+    [
+        ((0.50, 0.01), (0.90, 0.01), (0.50, 0.01), "not caught"),
+        ((0.60, 0.01), (0.90, 0.01), (0.50, 0.01), "caught"),
+        ((0.60, 0.01), (0.60, 0.01), (0.60, 0.01), "inconclusive"),  # Retrain is caught too
+        ((0.50, 0.01), (0.90, 0.01), (0.60, 0.01), "inconclusive"),
+        ((0.50, 0.01), (0.54, 0.01), (0.50, 0.01), "no power here"),  # caught, but by less than the margin
+        ((0.50, 0.01), (0.60, 0.05), (0.50, 0.01), "no power here"),
+        ((0.50, 0.04), (0.90, 0.01), (0.50, 0.01), "inconclusive"),  # too few examples
+        ((0.56, 0.04), (0.90, 0.01), (0.50, 0.01), "inconclusive"),
+        ((0.40, 0.01), (0.90, 0.01), (0.50, 0.01), "inconclusive"),  # far below 0.5 is no equivalence either
+        ((0.50, 0.01), (0.60, 0.01), (0.40, 0.01), "no power here"),  # the forgotten data is harder
+        ((0.60, 0.01), (0.60, 0.01), (0.40, 0.01), "caught"),
+    ],
+)
+def test_membership(unlearned, original, retrain, found):
+    models = {"unlearned": roc_of(*unlearned), "original": roc_of(*original), "retrain": roc_of(*retrain)}
+    assert membership(models).verdict == found
+
+
+def test_only_a_caught_retrain_is_a_failed_control():
+    fine = {"unlearned": roc_of(0.6), "original": roc_of(0.9), "retrain": roc_of(0.5)}
+    assert not membership(fine).control_failed
+    said = membership({**fine, "retrain": roc_of(0.6)})
+    assert said.control_failed
+    assert "measures something else than membership" in said.says
+
+
+def test_not_caught_states_its_power_and_a_wider_margin_takes_more_to_be_able():
+    models = {"unlearned": roc_of(0.5, 0.02), "original": roc_of(0.65), "retrain": roc_of(0.5)}
+    said = membership(models)
+    assert said.verdict == "not caught"
+    assert "power 61%" in said.says  # 2 Phi(0.05 / 0.02 - 1.645) - 1 = 2 Phi(0.855) - 1
+    assert membership(models, 0.2).verdict == "no power here"
+
+
+numbers = st.tuples(st.floats(0.0, 1.0), st.floats(0.001, 0.2))
+
+
+@quick
+@given(unlearned=numbers, original=numbers, retrain=numbers, margin=st.floats(0.01, 0.2))
+def test_not_caught_needs_both_controls_and_equivalence(unlearned, original, retrain, margin):
+    models = {"unlearned": roc_of(*unlearned), "original": roc_of(*original), "retrain": roc_of(*retrain)}
+    said = membership(models, margin)
+    if said.verdict == "not caught":
+        assert abs(unlearned[0] - 0.5) + 1.645 * unlearned[1] <= margin + 1e-9
+        assert original[0] - 2.576 * original[1] > 0.5 + margin
+        assert abs(retrain[0] - 0.5) <= 2.576 * retrain[1] + 1e-9
+    if said.verdict == "caught":
+        assert unlearned[0] - 2.576 * unlearned[1] > 0.5 >= retrain[0] - 2.576 * retrain[1]
+    if retrain[0] - 2.576 * retrain[1] > 0.5:
+        assert said.verdict == "inconclusive"
+        assert said.control_failed
+
+
+def points(value: float, half: float = 0.02) -> Difference:
+    return Difference(value, value - half, value + half)
+
+
+@pytest.mark.parametrize(
+    ("unlearned", "original", "floored", "found"),
+    [
+        (points(0.0), points(0.9), True, "not caught"),
+        (points(0.9), points(0.9), True, "caught"),
+        (points(0.0), points(0.05), True, "no power here"),  # the trigger never worked
+        (points(0.04), points(0.9), True, "inconclusive"),
+        (points(0.9), points(0.9), False, "no power here"),  # clients that stay carry it too
+        (points(0.0), points(0.9), False, "no power here"),
+    ],
+)
+def test_backdoors(unlearned, original, floored, found):
+    said = backdoor(unlearned, original, floor=0.01, floored=floored)
+    assert said.verdict == found
+    assert not said.control_failed
+
+
+@pytest.mark.parametrize(
+    ("test", "retrain", "chance", "of_use"),
+    [
+        (0.90, 0.92, 0.1, True),
+        (0.52, 0.92, 0.1, True),
+        (0.50, 0.92, 0.1, False),
+        (0.10, 0.92, 0.1, False),
+        (0.10, 0.10, 0.1, False),  # where Retrain learnt nothing either, nothing is of use
+        (0.09, 0.05, 0.1, False),
+        (0.30, 0.05, 0.1, True),
+    ],
+)
+def test_use(test, retrain, chance, of_use):
+    said = useless(test, retrain, chance)
+    assert (said is None) is of_use
+    assert said is None or f"Test accuracy {test:.1%}" in said
+
+
+@pytest.mark.parametrize(
+    ("claims", "exact", "findings", "waste", "word"),
+    [
+        (True, EXACT, [BLIND, UNSURE], None, "forgotten"),
+        (True, EXACT, [], None, "forgotten"),
+        (True, EXACT, [FAILED, CAUGHT], None, "not forgotten"),
+        (True, EXACT, [BROKEN], None, "inconclusive"),
+        (True, EXACT, [FAILED, BROKEN], None, "inconclusive"),
+        (True, EXACT, [FAILED], "9 %", "useless"),
+        (True, LEAKS, [FAILED], None, "not forgotten"),  # calls itself exact
+        (True, LEAKS, [FAILED], "9 %", "not forgotten"),
+        (True, ELSEWHERE, [FAILED], None, "inconclusive"),  # not the weights that its procedure gives
+        (True, ELSEWHERE, [CAUGHT], None, "not forgotten"),
+        (True, ELSEWHERE, [FAILED], "9 %", "useless"),
+        (False, LEAKS, [FAILED, BLIND], None, "not caught"),
+        (False, LEAKS, [FAILED, UNSURE], None, "inconclusive"),
+        (False, LEAKS, [FAILED, BROKEN], None, "inconclusive"),
+        (False, LEAKS, [BLIND], None, "inconclusive"),
+        (False, LEAKS, [], None, "inconclusive"),
+        (True, None, [FAILED], None, "not caught"),
+        (True, None, [BLIND], None, "inconclusive"),
+        (False, EXACT, [BLIND], None, "forgotten"),  # FedRecover warmed up over all rounds
+    ],
+)
+def test_words(claims, exact, findings, waste, word):
+    found = verdict(claims, exact, findings, waste)
+    assert found.word == word
+    assert found.reasons
+    assert all(found.reasons)
+
+
+findings_of = st.lists(
+    st.builds(Finding, st.sampled_from(get_args(Found)), st.just("said"), st.booleans(), st.booleans()),
+    max_size=5,
+)
+exactnesses = st.sampled_from(
+    [
+        None,
+        *(exactness(*some) for some in itertools.product((True, False), (True, False), (True, False, None))),
+    ]
+)
+
+
+@quick
+@given(claims=st.booleans(), exact=exactnesses, findings=findings_of, waste=st.sampled_from([None, "9 %"]))
+def test_what_each_word_takes(claims, exact, findings, waste):
+    word = verdict(claims, exact, findings, waste).word
+    caught = any(f.verdict == "caught" for f in findings)
+    failed = any(f.control_failed for f in findings)
+    if word == "forgotten":
+        assert exact is not None
+        assert all(check.identical for check in exact.checks)
+        assert not caught
+        assert not failed
+        assert waste is None
+    if word == "not caught":
+        on_these = [f for f in findings if exact is not None or not f.rehearsed]
+        assert any(f.verdict == "not caught" for f in on_these)
+        assert all(f.verdict in ("not caught", "no power here") for f in on_these)
+        assert not failed
+        assert waste is None
+        assert exact is None or not exact.unexplained
+    if caught:
+        assert word == "not forgotten"
+    elif failed:
+        assert word in ("inconclusive", "useless", "not forgotten")
+    if waste and not caught:
+        assert word in ("useless", "not forgotten")
+
+
+def test_a_rehearsal_counts_only_where_the_procedure_gave_the_weights():
+    rehearsed = Finding("not caught", "canaries", rehearsed=True)
+    assert verdict(False, LEAKS, [rehearsed, BLIND], None).word == "not caught"
+    unchecked = verdict(True, None, [rehearsed, BLIND], None)
+    assert unchecked.word == "inconclusive"
+    assert UNREHEARSED in unchecked.reasons
+    other = verdict(True, ELSEWHERE, [rehearsed, BLIND], None)
+    assert other.word == "inconclusive"
+    assert other.reasons[-1] == UNEXPLAINED
+    assert verdict(True, None, [rehearsed, FAILED], None).word == "not caught"
+
+
+def test_an_attack_without_power_is_said_to_have_none():
+    said = verdict(True, EXACT, [BLIND, BLIND, FAILED, UNSURE], None).reasons[-1]
+    assert said.startswith("Attacks are no part of this verdict: of 4")
+    assert "1 failed" in said
+    assert said.endswith("2 had no power here, 1 decided nothing.")
+    assert verdict(True, EXACT, [], None).reasons[-1].endswith("none was able to contradict it.")

@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from feduhb.errors import RunFolderError
+from feduhb.report.audits import WORDS, read_audit
+from feduhb.report.runs import read_runs
+from report.audits import attack, audit, bare, put
+from report.folders import series, write
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write(tmp_path / "run", "feduhb", series(4))
+
+
+def changed(told: dict[str, Any], path: str, value: object) -> dict[str, Any]:
+    """The audit with one field, named by its path, exchanged."""
+    part: Any = told
+    *above, last = [int(key) if key.isdigit() else key for key in path.split("/")]
+    for key in above:
+        part = part[key]
+    part[last] = value
+    return told
+
+
+def test_a_run_without_an_audit_has_none(folder: Path):
+    assert read_audit(folder) is None
+    assert read_runs([folder])[0].audit is None
+    assert not read_runs([folder])[0].audited
+
+
+def test_an_audit_is_read_as_it_is(folder: Path):
+    view = read_runs([put(folder, audit())])[0]
+    assert view.audit == audit()
+    assert view.audited
+
+
+@pytest.mark.parametrize("word", WORDS)
+def test_every_verdict_is_known(folder: Path, word: str):
+    told = read_audit(put(folder, audit(word)))
+    assert told is not None
+    assert told["verdict"]["word"] == word
+
+
+def test_a_bare_audit_is_whole(folder: Path):
+    assert read_audit(put(folder, bare())) == bare()
+
+
+def test_keys_that_are_not_known_are_left_alone(folder: Path):
+    assert read_audit(put(folder, audit(weather="fine"))) is not None
+
+
+def test_an_audit_of_other_weights_is_not_the_runs(folder: Path):
+    view = read_runs([put(folder, audit(weights_sha256="cd" * 32))])[0]
+    assert view.audit is not None
+    assert not view.audited
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "said"),
+    [
+        ("verdict/word", "erased", 'the audit, verdict, word is "erased"'),
+        ("verdict/reasons", "because", 'the audit, verdict, reasons is "because"'),
+        ("verdict/reasons/0", 3, "the audit, verdict, reasons 1 is 3"),
+        ("exact", "yes", 'the audit, exact is "yes"'),
+        ("exactness/checks/1/identical", None, "the audit, exactness, checks 2, identical is null"),
+        ("membership", None, "the audit, membership is null"),
+        ("membership/0/verdict", "forgotten", 'the audit, membership 1, verdict is "forgotten"'),
+        ("membership/1/models/retrain/auc", "0.5", 'the audit, membership 2, models, retrain, auc is "0.5"'),
+        ("membership/0/models/original/interval/high", True, "models, original, interval, high is true"),
+        ("membership/0/models/original/members", 1.5, "models, original, members is 1.5"),
+        ("misr/attackers/boosted trees/original", {}, "boosted trees, original, misr is null"),
+        ("backdoor/difference/low", None, "the audit, backdoor, difference, low is null"),
+        ("accuracy/retrain", 0.9, "the audit, accuracy, retrain is 0.9"),
+        ("clients/rows/2/client", 7, "the audit, clients, rows 3, client is 7"),
+        ("relearn/most", "ten", 'the audit, relearn, most is "ten"'),
+        ("cost/original/seconds", [], "the audit, cost, original, seconds is []"),
+        ("notes", "one", 'the audit, notes is "one"'),
+        ("weights_sha256", None, "the audit, weights_sha256 is null"),
+    ],
+)
+def test_a_damaged_part_is_refused_in_words(folder: Path, path: str, value: object, said: str):
+    put(folder, changed(audit(), path, value))
+    with pytest.raises(RunFolderError) as refused:
+        read_runs([folder])
+    assert said in str(refused.value)
+    assert str(refused.value).endswith(f"delete it and audit the run again: feduhb audit {folder}")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", "null", json.dumps(audit()).replace("61.2", "NaN"), json.dumps(audit()).replace("61.2", "Infinity")],
+)  # fmt: skip
+def test_a_file_that_is_no_audit_is_refused(folder: Path, text: str):
+    (folder / "audit.json").write_text(text)
+    with pytest.raises(RunFolderError, match=r"audit\.json .*delete it and audit the run again"):
+        read_runs([folder])
+
+
+def test_a_file_that_is_no_text_is_refused(folder: Path):
+    (folder / "audit.json").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(RunFolderError, match="cannot be read: it is not whole JSON"):
+        read_audit(folder)
+
+
+def test_a_folder_in_its_place_is_refused(folder: Path):
+    (folder / "audit.json").mkdir()
+    with pytest.raises(RunFolderError, match="cannot be read: Is a directory"):
+        read_audit(folder)
+
+
+def test_a_self_test_may_be_missing_but_not_odd(folder: Path):
+    put(folder, audit(membership=[attack() | {"self_test": {"auc": 0.7}}]))
+    with pytest.raises(RunFolderError, match="membership 1, self_test, se is null"):
+        read_audit(folder)

@@ -1,0 +1,183 @@
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from feduhb.report.audit_tables import grids, latex, markdown
+from feduhb.report.grids import NOTHING
+from feduhb.report.runs import RunView, read_runs
+from feduhb.report.tables import as_json, table
+from feduhb.report.words import notes
+from report.audits import attack, audit, bare, put
+from report.folders import rivals, series, write
+
+EVERY = [
+    "verdicts",
+    "exactness",
+    "attacks",
+    "misr",
+    "backdoor",
+    "accuracy",
+    "clients",
+    "distance",
+    "relearn",
+    "cost",
+]
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> list[RunView]:
+    folders = rivals(tmp_path)
+    put(folders[1], audit())
+    put(folders[3], audit("not forgotten", exact=False, membership=[attack(found="caught", unlearned=0.7)]))
+    return read_runs(folders)
+
+
+def one(tmp_path: Path, **changes: Any) -> list[RunView]:
+    return read_runs([put(write(tmp_path / "u", "feduhb", series(4)), audit(**changes))])
+
+
+def test_every_part_has_its_table(two):
+    assert list(grids(two)) == EVERY
+    for grid in grids(two).values():
+        assert grid.note
+        assert all(len(row) == len(grid.headers) for row in grid.rows), grid.title
+
+
+def test_runs_without_an_audit_are_in_none(two):
+    names = {row[0] for grid in grids(two).values() for row in grid.rows}
+    assert names == {"FedUHB", "FedEraser"}
+
+
+def test_parts_that_are_missing_have_no_table(tmp_path: Path):
+    views = read_runs([put(write(tmp_path / "u", "feduhb", series(4)), bare())])
+    assert list(grids(views)) == ["verdicts", "distance", "cost"]
+    assert grids(views)["verdicts"].rows == [["FedUHB", "inconclusive", *[NOTHING] * 4]]
+
+
+def test_no_audit_no_table(views):
+    assert grids(views) == {}
+    assert markdown(views) == latex(views) == ""
+    assert "audit" not in table(views)[0]
+    assert all("audit" not in row for row in as_json(views))
+
+
+def test_verdicts_with_their_parts(two):
+    grid = grids(two)["verdicts"]
+    assert grid.rows[0] == [
+        "FedUHB", "forgotten", "bit for bit",
+        "loss, all forgotten data: no power here; loss, canaries: not caught; LiRA, canaries: not caught",
+        "not caught", "89.9%",
+    ]  # fmt: skip
+    assert grid.rows[1][:4] == ["FedEraser", "not forgotten", "bit for bit", "loss, canaries: caught"]
+    assert grid.sentences[0] == "FedUHB: Both checks gave the same weights to the last bit."
+
+
+def test_attacks_have_controls_intervals_and_power(two):
+    grid = grids(two)["attacks"]
+    own = [row for row in grid.rows if row[:2] == ["FedEraser", "loss, canaries"]]
+    assert [row[2:5] for row in own] == [
+        ["original", "must be caught", "0.820 [0.789, 0.851]"],
+        ["Retrain", "must not be caught", "0.497 [0.466, 0.528]"],
+        ["unlearned", "caught", "0.700 [0.669, 0.731]"],
+    ]
+    assert [row[-1] for row in own] == ["", "", "87.0%"]
+    assert own[0][5:8] == ["11.7% [9.7%, 13.7%]", "4.1% [3.1%, 5.1%]", "400 / 130"]
+    assert "within 0.5 ± 0.05" in grid.note
+    assert "FedEraser: loss, canaries: the loss attack on canaries says caught" in grid.sentences
+
+
+def test_liras_self_test_has_a_row(two):
+    rows = [row for row in grids(two)["attacks"].rows if row[2] == "its own shadows"]
+    assert [row[1:5] for row in rows] == [
+        ["LiRA, canaries", "its own shadows", "what it can do", "0.800 [0.769, 0.831]"]
+    ]
+
+
+def test_every_misr_has_the_rate_on_test_data_beside_it(two):
+    grid = grids(two)["misr"]
+    assert grid.headers[2:] == [
+        "original",
+        "on test data",
+        "Retrain",
+        "on test data",
+        "unlearned",
+        "on test data",
+    ]
+    assert grid.rows[0] == ["FedUHB", "boosted trees", "66.0%", "33.0%", "30.0%", "28.0%", "31.0%", "29.0%"]
+    assert grid.sentences == ["MISR is a recall, and chance is the rate on test data."], "said once"
+
+
+def test_the_backdoor_stands_against_its_floor(two):
+    row = grids(two)["backdoor"].rows[0]
+    assert row == ["FedUHB", "98.0%", "0.1%", "0.3%", "+0.2 [−0.4, +0.9] points", "911", "not caught"]  # noqa: RUF001
+
+
+def test_accuracies_that_are_null_are_dashes(tmp_path: Path):
+    told = audit()["accuracy"]
+    told["retrain"] = dict.fromkeys(told["retrain"])
+    told["original"]["forgotten"] = None
+    rows = grids(one(tmp_path, accuracy=told))["accuracy"].rows
+    assert rows == [
+        ["FedUHB", "original", NOTHING, "94.0%", "90.0%"],
+        ["FedUHB", "unlearned", "90.0%", "93.0%", "89.9%"],
+    ]
+
+
+def test_those_who_stayed_are_summed_up(two):
+    row = grids(two)["clients"].rows[0]
+    assert row[:3] == ["FedUHB", "held-out data", "6"]
+    assert sum(map(int, row[3:6])) == 6
+
+
+def test_relearning_that_did_not_happen_is_said(two):
+    assert grids(two)["relearn"].rows[0] == ["FedUHB", "99.0%", "not within 10", "4"]
+
+
+def test_costs_of_all_three(two):
+    rows = grids(two)["cost"].rows
+    assert rows[2] == ["FedUHB", "unlearned", "32", "1,728", "117", "117", NOTHING, "4.80"]
+    assert [row[1] for row in rows[:3]] == ["original", "Retrain", "unlearned"]
+
+
+def test_distances(two):
+    assert grids(two)["distance"].rows[1] == ["FedUHB", "unlearned", "7.31", "0.710", "0.112", "6.4%"]
+
+
+def test_markdown_and_latex_carry_the_same_rows(two):
+    for grid in grids(two).values():
+        assert f"## {grid.title}\n\n{grid.note}\n\n{grid.markdown()}" in markdown(two)
+        assert grid.latex() in latex(two)
+    assert latex(two).count(r"\begin{tabular}") == len(EVERY)
+    assert all(line.startswith(("%", "\\")) or "&" in line or not line for line in latex(two).splitlines())
+
+
+def test_marks_in_sentences_stay_text(tmp_path: Path):
+    hostile = "<script>alert(1)</script>\n| a | b |\n# c"
+    views = one(tmp_path, verdict={"word": "useless", "reasons": [hostile]})
+    text = markdown(views)
+    assert "<script>" not in re.sub(r"\\<", "", text)
+    assert "\n# c" not in text
+    commented = [line for line in latex(views).splitlines() if "script" in line]
+    assert commented
+    assert all(line.startswith("% ") for line in commented)
+
+
+def test_the_main_table_has_the_word(two):
+    headers, rows = table(two)
+    assert headers[-1] == "audit"
+    assert [row[-1] for row in rows] == [NOTHING, "forgotten", NOTHING, "not forgotten", NOTHING]
+    assert [row["audit"] for row in as_json(two)] == [None, "forgotten", None, "not forgotten", None]
+
+
+def test_an_audit_of_other_weights_is_never_a_verdict_alone(tmp_path: Path):
+    views = one(tmp_path, weights_sha256="cd" * 32)
+    assert table(views)[1][0][-1] == "forgotten (of other weights)"
+    assert as_json(views)[0]["audit"] == "forgotten (of other weights)"
+    assert grids(views)["verdicts"].rows[0][1] == "forgotten (of other weights)"
+    (said,) = notes(views)
+    assert said.startswith("FedUHB: this audit is of other weights than the run ended with")
+    assert notes(one(tmp_path / "own")) == []
