@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from feduhb.data.canaries import Canaries
     from feduhb.data.federation import Federation
     from feduhb.data.request import Request
-    from feduhb.engines import Loop, Pool
+    from feduhb.engines import Loop, Pool, Stacked
     from feduhb.errors import FeduhbError
     from feduhb.experiment.api import compare, train, unlearn
     from feduhb.experiment.audit import audit
@@ -38,7 +38,7 @@ _HOMES = {
     "feduhb.data.canaries": ("Canaries",),
     "feduhb.data.federation": ("Federation",),
     "feduhb.data.request": ("Request",),
-    "feduhb.engines": ("Loop", "Pool"),
+    "feduhb.engines": ("Loop", "Pool", "Stacked"),
     "feduhb.errors": ("FeduhbError",),
     "feduhb.experiment.api": ("compare", "train", "unlearn"),
     "feduhb.experiment.audit": ("audit",),
@@ -54,7 +54,7 @@ _HOME = {name: home for home, names in _HOMES.items() for name in names}
 __version__ = "0.1.0"
 __all__ = [
     "Audit", "Backdoor", "Canaries", "FedEraser", "FedRecover", "FedUHB", "Federation", "FeduhbError", "Local", "Loop", "Pool", "Request", "Retrain", "Round", "Run",
-    "Updates", "Work", "audit", "compare", "dynamic_stop", "geometric_median", "krum", "load", "median", "never", "open_run",
+    "Stacked", "Updates", "Work", "audit", "compare", "dynamic_stop", "geometric_median", "krum", "load", "median", "never", "open_run",
     "replay", "train", "trimmed_mean", "unlearn", "weighted_mean",
 ]  # fmt: skip
 

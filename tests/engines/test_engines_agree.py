@@ -192,7 +192,10 @@ def test_engines_say_what_they_are():
 
 
 def test_an_unknown_engine_is_told_what_there_is():
-    with pytest.raises(ConfigError, match="there is no engine 'warp'; choose one of auto, loop, pool"):
+    with pytest.raises(
+        ConfigError,
+        match="there is no engine 'warp'; choose one of auto, loop, pool, stacked, stacked:tf32, stacked:bf16",
+    ):
         engine_named("warp", ragged(), feduhb.Local())
 
 

@@ -23,6 +23,7 @@ NAMES = {
         "Retrain",
         "Round",
         "Run",
+        "Stacked",
     ),
     *(
         "Updates",

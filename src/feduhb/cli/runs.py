@@ -50,7 +50,11 @@ def train(
     resume: Resume = False,
     data: Data = None,
     engine: Annotated[
-        str | None, typer.Option(help="auto, pool or loop; else the config's.", show_default=False)
+        str | None,
+        typer.Option(
+            help="auto, pool, stacked (also stacked:tf32, stacked:bf16) or loop; else the config's.",
+            show_default=False,
+        ),
     ] = None,
     keep_history: Annotated[
         bool,

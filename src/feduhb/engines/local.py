@@ -18,7 +18,12 @@ CHUNK = 512  # examples a pass of a full-batch gradient holds at once
 
 def batches(count: int, size: int, seed: int, client: ClientId, round: int, epoch: int) -> Iterator[Tensor]:
     """Give the positions of each batch of an epoch: a shuffle drawn at (seed, client, round, epoch)."""
-    return iter(torch.randperm(count, generator=generator(seed, client, round, epoch)).split(size))
+    return iter(shuffled(count, seed, client, round, epoch).split(size))
+
+
+def shuffled(count: int, seed: int, client: ClientId, round: int, epoch: int) -> Tensor:
+    """Give the order in which a client sees its examples in an epoch."""
+    return torch.randperm(count, generator=generator(seed, client, round, epoch))
 
 
 def chunks(count: int) -> Iterator[Tensor]:

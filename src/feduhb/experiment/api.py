@@ -57,7 +57,7 @@ def train(
         batch_size, lr, l2: of the clients' SGD.
         aggregate: "weighted_mean", "median", "trimmed_mean:0.1", "krum" or "geometric_median".
         clients_per_round: how many are sampled each round; None asks everyone.
-        engine: "auto", "pool", "loop", or a function of (federation, local) that makes one.
+        engine: "auto", "pool", "stacked", "stacked:tf32", "stacked:bf16", "loop", or a function of (federation, local) that makes one.
         out: a folder for records and checkpoints; ``resume`` goes on with what is there.
         keep_history: write every model and every update into that folder, for FedEraser and FedRecover:
             rounds x clients x parameters numbers, half the bytes with "float16".
