@@ -76,18 +76,15 @@ def lira_attacks(
 ) -> list[tuple[Attack, Finding]]:
     """Ask shadow models: those of the audited run's own method about it, those of FedAvg about the controls.
 
-    ``likes`` are the runs whose methods the shadows take: "unlearned" and "retrain". Where these are alike, one
-    set of shadows serves all.
+    ``likes`` are the runs whose methods the shadows take: "unlearned" and "retrain". Shadows alike are made once.
     """
     candidates = Candidates(stage.members, stage.others)
     made: dict[str, Shadows] = {}
     for name, run in likes.items():
-        twin = next((n for n in made if _alike(likes[n], run)), None)
-        made[name] = (
-            made[twin]
-            if twin
-            else shadows(bench, stage.federation, candidates, run, f"shadow-{called(run)}", count)
-        )
+        word = f"shadow-{called(run)}"
+        if word not in bench.shadows:
+            bench.shadows[word] = shadows(bench, stage.federation, candidates, run, word, count)
+        made[name] = bench.shadows[word]
     made["original"] = made["retrain"]
     said = {name: asked(run, candidates) for name, run in stage.models.items()}
     parts = [False, True] if stage.canaries[0] else [False]
@@ -111,10 +108,6 @@ def _lira(
     rocs = {name: _roc(scores, seed) for name, scores in strata.items()}
     on = CANARIES if canaries else ALL
     return _judged(stage, "LiRA", on, rocs, margin, _roc(tested, seed) if tested else None)
-
-
-def _alike(one: Run, other: Run) -> bool:
-    return (one.method, one.scheduled, one.stop) == (other.method, other.scheduled, other.stop)
 
 
 def _judged(

@@ -19,13 +19,14 @@ from feduhb.errors import ConfigError, RequestError, RunFolderError
 from feduhb.evaluate.verdicts import MARGIN, Exactness, useless, verdict
 from feduhb.experiment.attacks import Stage, backdoor_of, lira_attacks, loss_attacks, misr_of
 from feduhb.experiment.audited import FILE, Audit
-from feduhb.experiment.bench import Bench, check_control, check_way
+from feduhb.experiment.bench import Bench, called, check_control, check_way
 from feduhb.experiment.conduct import now, versions, weights_digest
 from feduhb.experiment.exactness import as_recorded, carries, exactness, ours
 from feduhb.experiment.measures import accuracies, commonest, cost, distances, relearned, remaining_clients
 from feduhb.experiment.runs import EngineMaker, Run
 from feduhb.experiment.settings import KeepHistory
 from feduhb.methods.replaying import replays
+from feduhb.methods.retrain import Retrain
 from feduhb.records import disk_errors, write_atomically
 from feduhb.run.progress import Show, stepped
 
@@ -277,7 +278,9 @@ def _steps(runs: Sequence[Run], trained: Run | None, retrain: Run | None, how: A
         bool(how.canaries) and not own and not _request(first).classes and bool(first.original.held_out)
     )
     steps += rehearsed * (1 + sum(not (run.method.exact and how.exactness) for run in runs))
-    sets = {run.method if run.method.exact else None for run in runs} | {None}
+    sets = {called(run) for run in runs if run.method.exact and not isinstance(run.method, Retrain)} | {
+        "retrain"
+    }
     return steps + how.shadows * len(sets) + len(runs) * (1 + 2 * bool(how.relearn))
 
 

@@ -44,6 +44,7 @@ class Bench:
     made: dict[str, Run] = field(
         default_factory=dict
     )  # by name; a user's own controls stand here from the start
+    shadows: dict[str, Any] = field(default_factory=dict)  # by name, see `feduhb.experiment.shadows`
     relearned: dict[str, int | None] = field(default_factory=dict)  # rounds, by the weights' digest
 
     @property
