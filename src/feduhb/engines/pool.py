@@ -105,7 +105,7 @@ class Pool:
     def _own_model(self) -> nn.Module:
         """Give the calling thread a model of its own."""
         if not hasattr(self._mine, "model"):
-            self._mine.model = channels_last(copy.deepcopy(self._model))
+            self._mine.model = postponed(channels_last(copy.deepcopy(self._model)))
         return self._mine.model
 
     def _step(
@@ -138,6 +138,25 @@ def _gradients(loss: Tensor, parameters: list[nn.Parameter]) -> list[Tensor]:
     """The gradients, zero for a parameter that the model does not use."""
     found = torch.autograd.grad(loss, parameters, allow_unused=True)
     return [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found, strict=True)]
+
+
+def postponed(model: nn.Module) -> nn.Module:
+    """Let each ReLU of a plain chain wait until after pooling and flattening: the same bits from fewer numbers.
+
+    max(relu(x)) = relu(max(x)), and a gradient passes where the largest is positive, either way.
+    """
+    if type(model) is not nn.Sequential or any(_hooked(layer) for layer in model.modules()):
+        return model
+    layers = list(model)
+    for i, (layer, after) in enumerate(itertools.pairwise(layers)):
+        if type(layers[i]) is nn.ReLU and _indifferent(after):
+            layers[i : i + 2] = after, layers[i]
+    return nn.Sequential(*layers)
+
+
+def _indifferent(layer: nn.Module) -> bool:
+    """Whether a ReLU may come after a layer as well as before it."""
+    return type(layer) is nn.Flatten or (type(layer) is nn.MaxPool2d and not layer.return_indices)
 
 
 def cores() -> int:

@@ -11,7 +11,7 @@ import torch
 
 from feduhb.core.aggregate import weighted_mean
 from feduhb.core.types import Method
-from feduhb.engines import Loop, Pool
+from feduhb.engines import Loop, Pool, Stacked
 from feduhb.evaluate.verdicts import Check, Exactness, useless
 from feduhb.experiment.bench import Bench
 from feduhb.experiment.conduct import weights_digest
@@ -51,7 +51,7 @@ def ours(run: Run) -> bool:
     rule = getattr(run.method, "aggregate", weighted_mean)
     maker = run.engine.func if isinstance(run.engine, partial) else run.engine
     plain = rule.func if isinstance(rule, partial) else rule
-    known = plain.__module__ == weighted_mean.__module__ and (isinstance(maker, str) or maker in {Loop, Pool})
+    known = plain.__module__ == weighted_mean.__module__ and (isinstance(maker, str) or maker in {Loop, Pool, Stacked})
     return known and type(run.method) in METHODS.values()
 
 

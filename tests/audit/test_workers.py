@@ -1,0 +1,64 @@
+"""Work spread over processes comes back whole, in order, or with words."""
+
+import itertools
+import os
+from pathlib import Path
+
+import pytest
+
+from audit.jobs import doubled, killed, refused
+from feduhb.errors import DataError, RunFolderError
+from feduhb.experiment.workers import spread
+
+
+@pytest.fixture(autouse=True)
+def _importable(monkeypatch):
+    """Let the other processes find the jobs."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_results_come_in_order(workers):
+    found = list(spread(doubled, range(7), workers))
+    assert [value for value, _ in found] == [2 * n for n in range(7)]
+    who = {process for _, process in found}
+    assert who == {os.getpid()} if workers == 1 else os.getpid() not in who
+    assert len(who) <= workers  # each process takes one job after another
+
+
+def test_jobs_are_drawn_when_there_is_somebody_for_them():
+    drawn = []
+
+    def jobs():
+        for number in itertools.count():
+            drawn.append(number)
+            yield number
+
+    stream = spread(doubled, jobs(), 2)
+    assert next(stream)[0] == 0
+    assert len(drawn) <= 4
+    stream.close()  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_what_cannot_travel_is_done_here():
+    found = list(spread(lambda number: (number, os.getpid()), range(3), 2))
+    assert found == [(n, os.getpid()) for n in range(3)]
+
+
+def test_an_error_keeps_its_kind_and_words():
+    with pytest.raises(DataError, match="no 0 here"):
+        list(spread(refused, range(3), 2))
+
+
+def test_a_job_that_others_cannot_read_is_done_here(monkeypatch):
+    monkeypatch.delenv("PYTHONPATH")
+    assert {process for _, process in spread(doubled, range(2), 2)} == {os.getpid()}
+
+
+def test_a_process_that_dies_is_told_of():
+    with pytest.raises(RunFolderError, match=r"ended early \(exit status -9\); start again"):
+        list(spread(killed, [os.getpid()] * 2, 2))
+
+
+def test_nothing_to_do():
+    assert list(spread(doubled, [], 2)) == []
