@@ -50,12 +50,9 @@ class StopMap:
 
 
 def mapped(views: Sequence[RunView]) -> list[RunView]:
-    """Give the runs whose movements are worth replaying: FedUHB's and those under a rule, if long enough for one."""
-    return [
-        view
-        for view in views
-        if (view.role == "feduhb" or view.judged) and len(view.rounds) >= PLAIN.min_rounds
-    ]
+    """Give the runs whose movements are worth replaying, most momentum first: FedUHB's and those under a rule, if long enough for one."""
+    fit = [v for v in views if (v.role == "feduhb" or v.judged) and len(v.rounds) >= PLAIN.min_rounds]
+    return sorted(fit, key=lambda view: -_momentum(view))
 
 
 def stop_map(view: RunView) -> StopMap:
