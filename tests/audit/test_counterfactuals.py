@@ -180,7 +180,7 @@ def test_controls_that_do_not_belong_are_refused():
         (
             "retrain",
             feduhb.unlearn(original, ["cat"], method="retrain", rounds=2, show=None),
-            "retrain without cat; give a run of retrain without dog",
+            "has forgotten cat; give a run of retrain without dog",
         ),
     ]
     for name, control, words in wrong:
