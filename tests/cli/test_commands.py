@@ -36,7 +36,9 @@ def run(tmp_path_factory):
     (folder / "config.toml").write_text(CONFIG)
     said = invoke("train", folder / "config.toml", "--out", folder / "run")
     assert said.stdout.startswith("train: 3 rounds, test loss ")
-    assert said.stderr.splitlines()[0].startswith("train 1/3  loss ")
+    picked, first, *_ = said.stderr.splitlines()
+    assert picked.startswith("engine: ")
+    assert first.startswith("train 1/3  loss ")
     return folder / "run"
 
 

@@ -25,7 +25,7 @@ AHEAD = 2  # clients a thread may be ahead of the one being folded in: what boun
 
 
 class Pool:
-    """Trains as many clients at once as there are cores, convolutions in channels-last order.
+    """Trains as many clients at once as there are cores, convolutions in channels-last order, ReLU after pooling.
 
     A client's bits depend on neither the number of threads nor the blocks: each is trained whole by one
     thread that computes alone. One setting of the whole process goes
@@ -141,22 +141,25 @@ def _gradients(loss: Tensor, parameters: list[nn.Parameter]) -> list[Tensor]:
 
 
 def postponed(model: nn.Module) -> nn.Module:
-    """Let each ReLU of a plain chain wait until after pooling and flattening: the same bits from fewer numbers.
+    """Let each ReLU of a plain chain wait until after pooling: the same bits, from a quarter of the numbers or so.
 
-    max(relu(x)) = relu(max(x)), and a gradient passes where the largest is positive, either way.
+    max(relu(x)) = relu(max(x)), and either way a gradient goes to the largest where that is positive.
     """
-    if type(model) is not nn.Sequential or any(_hooked(layer) for layer in model.modules()):
+    if type(model) is not nn.Sequential or any(map(_hooked, model.modules())):
         return model
     layers = list(model)
-    for i, (layer, after) in enumerate(itertools.pairwise(layers)):
-        if type(layers[i]) is nn.ReLU and _indifferent(after):
-            layers[i : i + 2] = after, layers[i]
+    for i in range(len(layers) - 1):
+        relu, pool = layers[i : i + 2]
+        if type(relu) is nn.ReLU and type(pool) is nn.MaxPool2d and not pool.return_indices:
+            layers[i : i + 2] = pool, relu
     return nn.Sequential(*layers)
 
 
-def _indifferent(layer: nn.Module) -> bool:
-    """Whether a ReLU may come after a layer as well as before it."""
-    return type(layer) is nn.Flatten or (type(layer) is nn.MaxPool2d and not layer.return_indices)
+def _hooked(layer: nn.Module) -> bool:
+    """Whether somebody looks on as a layer works, and so may ask what comes between."""
+    return bool(
+        layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks
+    )
 
 
 def cores() -> int:

@@ -51,7 +51,9 @@ def ours(run: Run) -> bool:
     rule = getattr(run.method, "aggregate", weighted_mean)
     maker = run.engine.func if isinstance(run.engine, partial) else run.engine
     plain = rule.func if isinstance(rule, partial) else rule
-    known = plain.__module__ == weighted_mean.__module__ and (isinstance(maker, str) or maker in {Loop, Pool, Stacked})
+    known = plain.__module__ == weighted_mean.__module__ and (
+        isinstance(maker, str) or maker in {Loop, Pool, Stacked}
+    )
     return known and type(run.method) in METHODS.values()
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -46,9 +48,16 @@ def carried_out(
     show: Show,
 ) -> Run:
     """Fill in what a run that is planned out comes to."""
-    task = replace(_task(run, unlearn), begun=begun)
+    task = _task(run, unlearn)
+    about = task.engine.about
+    said = f"engine: {about['name']} ({about['why']})\n" if show == "lines" and run.engine == "auto" else ""
+
+    def begin() -> None:
+        sys.stderr.write(said)
+        begun()
+
     with watched(show, label, run.scheduled) as tell:
-        state, records = carry_out(task, resume=resume, show=tell)
+        state, records = carry_out(replace(task, begun=begin), resume=resume, show=tell)
     return replace(run, state=state, rounds=tuple(records))
 
 
@@ -63,25 +72,34 @@ def only_weights(run: Run) -> Run:
     return replace(run, state=state)
 
 
-def engine_of(run: Run) -> Engine:
-    """Make the engine that a run's clients train on."""
+def engine_of(run: Run, *, block: int | None = None) -> Engine:
+    """Make the engine that a run's clients train on; ``block`` is for one whose bits depend on it."""
     settings, federation = run.settings, run.federation
     local = Local(batch_size=settings.batch_size, lr=settings.lr, loss=federation.loss, l2=settings.l2)
     if run.engine == "own":
         raise ConfigError("this run was made by an engine of your own; give it again: engine=...")
     if isinstance(run.engine, str):
-        return engine_named(run.engine, federation, local)
+        return engine_named(run.engine, federation, local, block=block)
     return run.engine(federation, local)
 
 
 def made_by(engine: Engine) -> str:
     """Name what equal bits depend on."""
     about = engine.about
-    return f"{about['name']}, {about['device']}, {about['precision']}, torch {torch.__version__}"
+    blocks = f", blocks of {about['block']}" if about["name"] == "stacked" else ""
+    return f"{about['name']}, {about['device']}, {about['precision']}{blocks}, torch {torch.__version__}"
+
+
+def block_of(folder: RunFolder) -> int | None:
+    """Give the block that a run was begun with, whatever memory is free now; None where bits do not depend on it."""
+    found = re.search(r", blocks of (\d+),", str(folder.config().get("made_by", "")))
+    return int(found[1]) if found else None
 
 
 def _task(run: Run, unlearn: UnlearnSettings | None) -> Task:
-    settings, federation, engine = run.settings, run.federation, engine_of(run)
+    settings, federation = run.settings, run.federation
+    folder = RunFolder(run.folder) if run.folder else None
+    engine = engine_of(run, block=block_of(folder) if folder and folder.exists() else None)
     if settings.keep_history and run.folder is None:
         raise ConfigError("a history is kept on disk; say in which folder: out='runs/first'")
     about = run.original.about
@@ -103,7 +121,7 @@ def _task(run: Run, unlearn: UnlearnSettings | None) -> Task:
         clients_per_round=None
         if isinstance(run.method, FedEraser)
         else _sampled(settings, federation, unlearn),
-        folder=RunFolder(run.folder) if run.folder else None,
+        folder=folder,
         config=to_toml(config),
         history=DiskHistory(run.folder / HISTORY, half=half)
         if settings.keep_history and run.folder

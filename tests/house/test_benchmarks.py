@@ -1,0 +1,219 @@
+"""The benchmarks run on tiny sizes, count what they say they count, and their pages hold what was measured."""
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from feduhb.records import Round
+
+ROOT = Path(__file__).parents[2]
+BENCHMARKS = ROOT / "benchmarks"
+
+
+@pytest.fixture
+def bench(monkeypatch):
+    """Import a benchmark's module by name."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS / "rounds"))
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module
+
+
+def test_everyone_does_the_same_work_side_by_side(tmp_path):
+    """With one batch a round no order matters: the model goes as far with each. What is not installed is named with what to install."""
+    empty = tmp_path / "python"
+    empty.symlink_to("/bin/false")
+    command = [
+        sys.executable,
+        BENCHMARKS / "side_by_side.py",
+        "--clients",
+        "2",
+        "--images",
+        "64",
+        "--rounds",
+        "2",
+    ]
+    command += [
+        "--turns",
+        "1",
+        "--only",
+        "pool",
+        "plain",
+        "jax",
+        "--python-jax",
+        empty,
+        "--json",
+        tmp_path / "x.json",
+    ]
+    subprocess.run(command, check=True, capture_output=True)
+    found = json.loads((tmp_path / "x.json").read_text())
+    every = found["implementations"]
+    assert every["jax"]["missing"] == "pip install jax"
+    assert every["pool"]["moved"] == pytest.approx(every["plain"]["moved"], rel=1e-3)
+    assert all(every[name]["peak_mib"] > 100 for name in ("pool", "plain"))
+    assert all(
+        len(every[name]["seconds"]) == 1 == len(every[name]["seconds"][0]) for name in ("pool", "plain")
+    )
+    assert found["command"] == (
+        "python benchmarks/side_by_side.py --clients 2 --images 64 --rounds 2 --turns 1 --only pool plain jax"
+    )
+
+
+@pytest.mark.parametrize("engine", ["loop", "stacked"])
+def test_our_engines_read_the_task(bench, tmp_path, engine, monkeypatch, capsys):
+    bench("side_by_side").prepare(tmp_path, clients=2, images=66, epochs=2, rounds=2)
+    monkeypatch.setattr(sys, "argv", ["round_ours.py", str(tmp_path), engine])
+    bench("round_ours").main()
+    answer = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert len(answer["seconds"]) == 2
+    assert answer["moved"] > 0
+
+
+def test_a_step_costs_three_products_a_layer_but_the_first(bench):
+    """Forward, gradient of the weights, gradient of the input, which the first layer does not need."""
+    layers = [24**2 * 32 * 25, 8**2 * 64 * 25 * 32, 1024 * 512, 512 * 10]
+    assert bench("side_by_side").flop_an_image() == 2 * (3 * sum(layers) - layers[0])
+
+
+def test_batches_hold_every_image_once_an_epoch(bench, tmp_path):
+    task = bench("task").Task(str(tmp_path), clients=1, images=130, epochs=3, rounds=1)
+    sizes = [len(batch) for batch in task.batches(0, 0)]
+    assert sizes == [64, 64, 2] * 3
+    first = np.concatenate(list(task.batches(0, 0))[:3])
+    assert sorted(first) == list(range(130))
+    assert list(first) != list(np.concatenate(list(task.batches(0, 1))[:3]))
+
+
+def test_memory_of_children_is_seen(bench):
+    """A child that holds 200 MiB counts; its answer is the last line of JSON."""
+    child = "x = b'1' * (200 << 20); import time; time.sleep(0.5)"
+    code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}]); print('{{\"a\": 1}}')"
+    ended = bench("measuring").watched([sys.executable, "-c", code], every=0.05)
+    assert ended.answer == {"a": 1}
+    assert 200 << 20 < ended.peak < 400 << 20
+
+
+def test_what_fails_has_no_answer(bench):
+    ended = bench("measuring").watched(
+        [sys.executable, "-c", "print('{}'); raise SystemExit('no such luck')"]
+    )
+    assert ended.answer == {}
+    assert "no such luck" in ended.words
+
+
+def test_a_process_is_of_its_own_family(bench):
+    measuring = bench("measuring")
+    assert os.getpid() in measuring.family(os.getppid())
+    assert measuring.family(os.getpid()) >= {os.getpid()}
+    measuring.forget_peak()
+    assert measuring.most_held() >= measuring.held() // 2 > 0
+
+
+@pytest.mark.parametrize(
+    ("case", "clients", "parameters"),
+    [("clients:pool:3", 3, 582_026), ("clients:stacked:3", 3, 582_026), ("parameters:pool:1590", 8, 1_600)],
+)
+def test_growth_measures_a_round(bench, case, clients, parameters):
+    """Every client sends a model of four bytes a parameter."""
+    found = bench("growth").case(case)
+    assert (found["clients"], found["parameters"]) == (clients, parameters)
+    assert found["bytes_up"] == 4 * clients * parameters
+    assert found["seconds"] > 0
+
+
+def test_growth_looks_at_the_last_round_too(bench):
+    marks = bench("growth").case("rounds:pool:12")["rounds"]
+    assert [mark["round"] for mark in marks] == [10, 12]
+    assert all(mark["held_mib"] > 0 < mark["seconds"] for mark in marks)
+
+
+def test_reaching_a_target_counts_what_came_before(bench):
+    def record(number, accuracy):
+        scores = {"test_accuracy": accuracy}
+        return Round(
+            number, ("a",), ("a",), 1.0, bytes_up=8, client_seconds=0.5, server_seconds=0.25, scores=scores
+        )
+
+    rounds = [record(0, 0.3), record(1, 0.8), record(2, 0.7)]
+    reached = bench("to_target").reached
+    assert reached(rounds, 0.8) == {"rounds": 2, "seconds": 1.5, "bytes_up": 16}
+    assert reached(rounds, 0.81) is None
+
+
+def measured():
+    """Results with numbers that are easily reckoned with."""
+    machine = {"cores": 2, "processor": "Abacus", "memory_gib": 1.0, "python": "3", "torch": "2"}
+    top = {"command": "python x", "date": "2000-01-01", "machine": machine}
+    shared = {"parameters": 250, "beyond_mib": 1.0, "bytes_a_client": 100.0}
+    cases = {
+        f"clients:pool:{n}": {**shared, "clients": n, "seconds": n / 1000, "record_bytes": 10 + 20 * n, "bytes_up": 1000 * n}
+        for n in (1_000, 10_000)
+    }  # fmt: skip
+    cases["parameters:pool:9"] = {"parameters": 2**18, "beyond_mib": 3.0, "seconds": 1.0}
+    cases["rounds:pool:9"] = {"rounds": [{"round": 9, "seconds": 0.5, "held_mib": 7.0}]}
+    one = {"images_per_second": 500.0, "peak_mib": 9.0, "outside_seconds": 1.0, "version": "v 1", "what": "w"}
+    sides = {
+        "pool": one,
+        "plain": {**one, "images_per_second": 250.0},
+        "jax": {"what": "w", "missing": "pip install jax"},
+    }
+    task = {"clients": 1, "images": 2, "epochs": 3, "rounds": 4, "turns": 5}
+    run = {"targets": {"80%": {"rounds": 3, "seconds": 1.5}}, "last": 0.9, "history_bytes": 0}
+    never = {"targets": {"80%": None}, "last": 0.5, "history_bytes": 5e6}
+    methods = {"feduhb": run, "retrain": run, "federaser": never, "fedrecover": never}
+    return {
+        "growth": {**top, "cases": cases},
+        "side-by-side": {**top, "implementations": sides, "task": task, "flop_an_image": 1000, "matrix_gflops": 0.001},
+        "to-target": {**top, "targets": ["80%"], "seeds": {"1": methods, "2": {**methods, "feduhb": never}}},
+        "stacked-h200": {"ms_a_round": {"mnist tf32": {"median": 270.0}}},
+    }  # fmt: skip
+
+
+def test_tables_say_what_was_measured(bench):
+    tables = bench("tables")
+    made = {name: make(measured()) for name, make in tables.TABLES.items()}
+    assert "| pool: w | 500 | 2.00 | 50% | 9 MiB | 1.0 s |" in made["side by side"]
+    assert "missing: `pip install jax`" in made["side by side"]
+    assert "| 10,000 | pool | 10.00 | 1.0 | 1 MiB |" in made["clients"]
+    assert "| 262,144 | 1.00 | 3 MiB | 3.0 |" in made["parameters"]
+    assert "| 9 | 500 ms | 7 MiB |" in made["rounds"]
+    assert "| feduhb | 3 rounds, 1.5 s (1 of 2) | 70.0% | 5 MB |" in made["targets"]
+    assert "| federaser | never | 50.0% | 5 MB |" in made["targets"]
+
+
+def test_the_reckoning_follows_from_the_measurements(bench):
+    """1 ms a client, 1 kB a model, 500 images/s on two cores, a million images/s on the GPU."""
+    scaling = bench("scaling")
+    words = scaling.arithmetic(measured())
+    assert "(10.00 s - 1.00 s) / 9,000 clients = 1.00 ms. A million of them: 16.7 min a round" in words
+    assert "500 images / 500 images/s = 1000 ms on two cores; / 1,000,000 images/s = 0.50 ms" in words
+    assert "100 bytes a client x 1,000,000 = 100 MB" in words
+    assert "20.0 bytes a client asked and round. Everyone, 40 rounds: 800 MB" in words
+    assert "1 GiB / (4 bytes x 4.0) end at about 67 million parameters" in words
+    row = "| 1,000 | 16.7 min | 0.5 s | 2 MB | 0.016 s | 11.1 h | 80 MB | 40 MB |"
+    assert row in scaling.sampling(measured())
+
+
+def test_a_table_takes_the_place_of_the_last_one(bench):
+    text = "before\n<!-- rounds -->\nold\n<!-- end rounds -->\nafter"
+    filled = bench("tables").filled(text, measured())
+    assert "old" not in filled
+    assert filled == bench("tables").filled(filled, measured())
+    assert filled.startswith("before\n<!-- rounds -->\n| up to round")
+    assert filled.endswith("<!-- end rounds -->\nafter")
+
+
+def test_the_figure_is_a_picture(bench):
+    assert bench("figure").drawn(measured()).startswith(b"\x89PNG")
+
+
+def test_pages_hold_the_results_beside_them(bench):
+    tables = bench("tables")
+    found = tables.results()
+    for page in tables.PAGES:
+        assert tables.filled(page.read_text(), found) == page.read_text(), "run python benchmarks/tables.py"
