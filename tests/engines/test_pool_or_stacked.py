@@ -146,16 +146,16 @@ def test_what_auto_picked_answers_as_it_would_itself(monkeypatch):
 SAID = "engine: pool (there is no GPU here, and it uses every core)"
 
 
-def test_auto_says_in_the_folder_and_beside_the_first_round_what_it_picked(monkeypatch, tmp_path, capsys):
+def test_auto_says_in_the_folder_and_before_the_first_round_what_it_picked(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     run = train(tmp_path / "run", engine="auto", rounds=3, show="lines")
     lines = capsys.readouterr().err.splitlines()
-    assert [line.split()[0] for line in lines] == ["train", "engine:", "train", "train"]
-    assert lines[1] == SAID
+    assert [line.split()[0] for line in lines] == ["engine:", "train", "train", "train"]
+    assert lines[0] == SAID
     written = json.loads((tmp_path / "run" / "result.json").read_text())["engine"]
     assert (written["name"], written["why"]) == ("pool", "there is no GPU here, and it uses every core")
     feduhb.unlearn(run, "dog", rounds=2, out=tmp_path / "new", show="lines")
-    assert capsys.readouterr().err.splitlines()[1] == SAID
+    assert capsys.readouterr().err.splitlines()[0] == SAID
 
 
 @pytest.mark.parametrize(
