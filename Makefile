@@ -29,7 +29,10 @@ docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 bench: $(READY)
-	$(BIN)/python benchmarks/engines.py
+	$(BIN)/python benchmarks/side_by_side.py --json results/benchmarks/side-by-side.json
+	$(BIN)/python benchmarks/growth.py --json results/benchmarks/growth.json
+	$(BIN)/python benchmarks/to_target.py --json results/benchmarks/to-target.json
+	$(BIN)/python benchmarks/tables.py
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

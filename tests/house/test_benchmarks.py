@@ -64,10 +64,9 @@ def test_everyone_does_the_same_work_side_by_side(tmp_path):
     )
 
 
-@pytest.mark.parametrize("engine", ["loop", "stacked"])
-def test_our_engines_read_the_task(bench, tmp_path, engine, monkeypatch, capsys):
+def test_an_engine_is_chosen_by_name(bench, tmp_path, monkeypatch, capsys):
     bench("side_by_side").prepare(tmp_path, clients=2, images=66, epochs=2, rounds=2)
-    monkeypatch.setattr(sys, "argv", ["round_ours.py", str(tmp_path), engine])
+    monkeypatch.setattr(sys, "argv", ["round_ours.py", str(tmp_path), "stacked"])
     bench("round_ours").main()
     answer = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert len(answer["seconds"]) == 2
@@ -116,7 +115,7 @@ def test_a_process_is_of_its_own_family(bench):
 
 @pytest.mark.parametrize(
     ("case", "clients", "parameters"),
-    [("clients:pool:3", 3, 582_026), ("clients:stacked:3", 3, 582_026), ("parameters:pool:1590", 8, 1_600)],
+    [("clients:pool:3", 3, 582_026), ("parameters:pool:1590", 8, 1_600)],
 )
 def test_growth_measures_a_round(bench, case, clients, parameters):
     """Every client sends a model of four bytes a parameter."""
@@ -124,6 +123,14 @@ def test_growth_measures_a_round(bench, case, clients, parameters):
     assert (found["clients"], found["parameters"]) == (clients, parameters)
     assert found["bytes_up"] == 4 * clients * parameters
     assert found["seconds"] > 0
+
+
+def test_lists_are_counted_without_training():
+    """In a process of its own, where nothing that was freed before is taken again."""
+    command = [sys.executable, BENCHMARKS / "growth.py", "--only", "lists::60000"]
+    found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    assert found["clients"] == 60_000
+    assert 0 < found["bytes_a_client"] < 5_000
 
 
 def test_growth_looks_at_the_last_round_too(bench):
@@ -149,17 +156,26 @@ def measured():
     """Results with numbers that are easily reckoned with."""
     machine = {"cores": 2, "processor": "Abacus", "memory_gib": 1.0, "python": "3", "torch": "2"}
     top = {"command": "python x", "date": "2000-01-01", "machine": machine}
-    shared = {"parameters": 250, "beyond_mib": 1.0, "bytes_a_client": 100.0}
+    shared = {"parameters": 250, "beyond_mib": 1.0, "most_mib": 5.0}
     cases = {
         f"clients:pool:{n}": {**shared, "clients": n, "seconds": n / 1000, "record_bytes": 10 + 20 * n, "bytes_up": 1000 * n}
         for n in (1_000, 10_000)
     }  # fmt: skip
     cases["parameters:pool:9"] = {"parameters": 2**18, "beyond_mib": 3.0, "seconds": 1.0}
+    cases["lists::9"] = {"clients": 9, "bytes_a_client": 100.0}
     cases["rounds:pool:9"] = {"rounds": [{"round": 9, "seconds": 0.5, "held_mib": 7.0}]}
-    one = {"images_per_second": 500.0, "peak_mib": 9.0, "outside_seconds": 1.0, "version": "v 1", "what": "w"}
+    one = {
+        "images_per_second": 500.0,
+        "peak_mib": 9.0,
+        "outside_seconds": 1.0,
+        "version": "v 1",
+        "what": "w",
+        "moved": 2.0,
+        "seconds": [[0.01, 0.015]],
+    }
     sides = {
         "pool": one,
-        "plain": {**one, "images_per_second": 250.0},
+        "plain": {**one, "images_per_second": 250.0, "moved": 2.1},
         "jax": {"what": "w", "missing": "pip install jax"},
     }
     task = {"clients": 1, "images": 2, "epochs": 3, "rounds": 4, "turns": 5}
@@ -169,7 +185,7 @@ def measured():
     return {
         "growth": {**top, "cases": cases},
         "side-by-side": {**top, "implementations": sides, "task": task, "flop_an_image": 1000, "matrix_gflops": 0.001},
-        "to-target": {**top, "targets": ["80%"], "seeds": {"1": methods, "2": {**methods, "feduhb": never}}},
+        "to-target": {**top, "targets": ["80%"], "seeds": {"1": methods, "2": methods, "3": {**methods, "feduhb": never}}},
         "stacked-h200": {"ms_a_round": {"mnist tf32": {"median": 270.0}}},
     }  # fmt: skip
 
@@ -177,12 +193,13 @@ def measured():
 def test_tables_say_what_was_measured(bench):
     tables = bench("tables")
     made = {name: make(measured()) for name, make in tables.TABLES.items()}
-    assert "| pool: w | 500 | 2.00 | 50% | 9 MiB | 1.0 s |" in made["side by side"]
+    assert "| pool: w | 500 | 400 to 600 | 2.00 | 50% | 9 MiB | 1.0 s |" in made["side by side"]
     assert "missing: `pip install jax`" in made["side by side"]
-    assert "| 10,000 | pool | 10.00 | 1.0 | 1 MiB |" in made["clients"]
+    assert "differs by 5.0% at most" in made["side by side"]
+    assert "| 10,000 | pool | 10.00 | 1.0 | 1 MiB | 5 MiB |" in made["clients"]
     assert "| 262,144 | 1.00 | 3 MiB | 3.0 |" in made["parameters"]
     assert "| 9 | 500 ms | 7 MiB |" in made["rounds"]
-    assert "| feduhb | 3 rounds, 1.5 s (1 of 2) | 70.0% | 5 MB |" in made["targets"]
+    assert "| feduhb | 3 rounds, 1.5 s (2 of 3) | 90.0% | 5 MB |" in made["targets"]
     assert "| federaser | never | 50.0% | 5 MB |" in made["targets"]
 
 
@@ -206,6 +223,14 @@ def test_a_table_takes_the_place_of_the_last_one(bench):
     assert filled == bench("tables").filled(filled, measured())
     assert filled.startswith("before\n<!-- rounds -->\n| up to round")
     assert filled.endswith("<!-- end rounds -->\nafter")
+
+
+def test_a_run_that_never_got_there_counts_as_the_longest(bench):
+    run, sooner = {"rounds": 9, "seconds": 1.0}, {"rounds": 4, "seconds": 0.5}
+    when = bench("tables")._when
+    assert when([run, sooner, None]) == "9 rounds, 1.0 s (2 of 3)"
+    assert when([run, None, None]) == "1 of 3"
+    assert when([None, None]) == "never"
 
 
 def test_the_figure_is_a_picture(bench):

@@ -1,0 +1,33 @@
+"""One of our engines, named on the command line, under the weighted mean."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import torch
+from task import Task, tell
+
+import feduhb
+from feduhb.engines import engine_named
+from feduhb.models import paper_cnn
+
+
+def main() -> None:
+    """Run the rounds."""
+    task = Task.given()
+    clients = {f"c{client:03}": task.part(client) for client in range(task.clients)}
+    federation = feduhb.Federation(clients, clients["c000"], paper_cnn((1, 28, 28), 10))
+    engine = engine_named(sys.argv[2], federation, feduhb.Local())
+    params, everyone = torch.from_numpy(task.start), tuple(clients)
+    seconds = []
+    for number in range(task.rounds):
+        began = time.perf_counter()
+        work = feduhb.Work(params, task.epochs)
+        params = params - feduhb.weighted_mean(engine.train(work, everyone, number))
+        seconds.append(time.perf_counter() - began)
+    tell(seconds, params.numpy(), f"torch {torch.__version__}")
+
+
+if __name__ == "__main__":
+    main()

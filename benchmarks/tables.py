@@ -1,0 +1,189 @@
+"""Write the tables of benchmarks/README.md and docs/scale.md, and the figure, from results/benchmarks/*.json.
+
+    python benchmarks/tables.py
+
+A table stands between `<!-- NAME -->` and `<!-- end NAME -->`; what is there is replaced.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from figure import drawn, middle
+from scaling import arithmetic, sampling
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "results" / "benchmarks"
+PAGES = (ROOT / "benchmarks" / "README.md", ROOT / "docs" / "scale.md")
+FIGURE = ROOT / "docs" / "images" / "benchmarks.png"
+Results = dict[str, Any]
+
+
+def results(folder: Path = RESULTS) -> Results:
+    """Read every result by its name."""
+    return {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Lay out a table, the first column to the left."""
+    lines = [f"| {' | '.join(heads)} |", "|---|" + "---:|" * (len(heads) - 1)]
+    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
+
+
+def source(found: Results) -> str:
+    """Say where numbers come from."""
+    m = found["machine"]
+    cores = f"{m['cores']} cores of an {m['processor']}, {m['memory_gib']:g} GiB"
+    return f"`{found['command']}`, {found['date']}: {cores}, Python {m['python']}, torch {m['torch']}."
+
+
+def side_by_side(all: Results) -> str:
+    """Images a second of everyone."""
+    found = all["side-by-side"]
+    every, task = found["implementations"], found["task"]
+    plain = every["plain"]["images_per_second"]
+    rows = []
+    for name, one in every.items():
+        if "images_per_second" not in one:
+            words = f"missing: `{one['missing']}`" if "missing" in one else "failed"
+            rows.append((f"{name}: {one['what']}", words, "", "", "", "", ""))
+            continue
+        rate = one["images_per_second"]
+        share = rate * found["flop_an_image"] / found["matrix_gflops"] / 1e9
+        every_round = [
+            task["clients"] * task["images"] * task["epochs"] / s for turn in one["seconds"] for s in turn
+        ]
+        rows.append(
+            (
+                f"{name}: {one['what']}",
+                f"{rate:,.0f}",
+                f"{min(every_round):,.0f} to {max(every_round):,.0f}",
+                f"{rate / plain:.2f}",
+                f"{share:.0%}",
+                f"{one['peak_mib']:,.0f} MiB",
+                f"{one['outside_seconds']:.1f} s",
+            )
+        )
+    rows.sort(key=lambda row: -float(row[1].replace(",", "")) if row[1][:1].isdigit() else 1)
+    heads = (
+        "",
+        "images/s",
+        "single rounds",
+        "to plain",
+        "of the matrix rate",
+        "memory at most",
+        "outside the timed rounds",
+    )
+    versions = sorted({part for one in every.values() for part in one.get("version", "").split(", ") if part})
+    size = f"{task['clients']} clients x {task['images']} images x {task['epochs']} epoch"
+    moved = [one["moved"] for one in every.values() if "moved" in one]
+    note = (
+        f"{size}; {task['rounds']} rounds a turn, {task['turns']} turns. Matrix products reached {found['matrix_gflops']:.0f} GFLOP/s in the same run; "
+        f"an image costs {found['flop_an_image'] / 1e6:.1f} MFLOP. How far the models moved differs by {max(moved) / min(moved) - 1:.1%} at most. {', '.join(versions)}."
+    )
+    return f"{table(heads, rows)}\n\n{note} {source(found)}"
+
+
+def clients(all: Results) -> str:
+    """Growth with clients."""
+    rows = []
+    for name, one in all["growth"]["cases"].items():
+        if name.startswith("clients:"):
+            rows.append(
+                (f"{one['clients']:,}", name.split(":")[1], f"{one['seconds']:.2f}", f"{one['seconds'] / one['clients'] * 1e3:.1f}", f"{one['beyond_mib']:,.0f} MiB", f"{one['most_mib']:,.0f} MiB")
+            )  # fmt: skip
+    heads = (
+        "clients",
+        "engine",
+        "seconds a round",
+        "ms a client",
+        "memory beyond the data, at most",
+        "in all, Python and torch included",
+    )
+    return table(heads, rows)
+
+
+def parameters(all: Results) -> str:
+    """Growth with parameters."""
+    rows = [
+        (f"{one['parameters']:,}", f"{one['seconds']:.2f}", f"{one['beyond_mib']:,.0f} MiB", f"{one['beyond_mib'] * 2**20 / one['parameters'] / 4:.1f}")
+        for name, one in all["growth"]["cases"].items()
+        if name.startswith("parameters:")
+    ]  # fmt: skip
+    heads = ("parameters", "seconds a round", "memory beyond data and model, at most", "in models")
+    return table(heads, rows)
+
+
+def rounds(all: Results) -> str:
+    """Growth with rounds."""
+    (found,) = (one for name, one in all["growth"]["cases"].items() if name.startswith("rounds:"))
+    rows = [
+        (f"{at['round']}", f"{at['seconds'] * 1e3:.0f} ms", f"{at['held_mib']:,.0f} MiB")
+        for at in found["rounds"]
+    ]
+    heads = ("up to round", "a round (median of the last ten)", "held, all of Python included")
+    return f"{table(heads, rows)}\n\n{source(all['growth'])}"
+
+
+def targets(all: Results) -> str:
+    """Rounds and seconds to each accuracy, the median over seeds."""
+    found = all["to-target"]
+    rows = []
+    for method in next(iter(found["seeds"].values())):
+        runs = [seed[method] for seed in found["seeds"].values()]
+        cells = [_when([run["targets"][target] for run in runs]) for target in found["targets"]]
+        last = statistics.median(run["last"] for run in runs)
+        kept = max(run["history_bytes"] for run in runs)
+        rows.append((method, *cells, f"{last:.1%}", f"{kept / 1e6:,.0f} MB" if kept else "none"))
+    heads = ("", *(f"to {target}" for target in found["targets"]), "last accuracy", "history needed")
+    note = f'The median of {len(found["seeds"])} seeds, of which one that never got there counts as the longest; "k of n" did.'
+    return f"{table(heads, rows)}\n\n{note} {source(found)}"
+
+
+def _when(runs: list[dict[str, Any] | None]) -> str:
+    """The median of all runs; one that never got there counts as the longest."""
+    there = sum(run is not None for run in runs)
+    count, seconds = (middle(runs, key) for key in ("rounds", "seconds"))
+    some = f"{there} of {len(runs)}"
+    if count == math.inf:
+        return some if there else "never"
+    return f"{count:g} rounds, {seconds:.1f} s" + ("" if there == len(runs) else f" ({some})")
+
+
+TABLES: dict[str, Callable[[Results], str]] = {
+    "side by side": side_by_side,
+    "clients": clients,
+    "parameters": parameters,
+    "rounds": rounds,
+    "targets": targets,
+    "arithmetic": arithmetic,
+    "sampling": sampling,
+}
+
+
+def filled(text: str, all: Results) -> str:
+    """Put every table in its place."""
+    for name, make in TABLES.items():
+        pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end {name} -->)", re.DOTALL)
+        if pattern.search(text):
+            made = make(all)
+            text = pattern.sub(lambda found, made=made: f"{found[1]}{made}\n{found[2]}", text)
+    return text
+
+
+def main() -> None:
+    """Write pages and figure."""
+    found = results()
+    for page in PAGES:
+        page.write_text(filled(page.read_text(), found))
+    FIGURE.write_bytes(drawn(found))
+
+
+if __name__ == "__main__":
+    main()
