@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-# Threads that wait shall not spin: on a busy machine that makes small models several times as fast (docs/speed.md).
+# Threads that wait shall not spin: they would take the cores from whoever could work (docs/speed.md).
 export OMP_WAIT_POLICY ?= PASSIVE
 
 .PHONY: demo test lint format docs bench clean

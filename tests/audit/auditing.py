@@ -59,15 +59,10 @@ def roc_of(auc: float, se: float = 0.01) -> Roc:
     return Roc(auc, se, around(2.576), around(1.645), 0.01, some, 0.0, some, 500, 500)
 
 
-@dataclass(frozen=True, slots=True)
-class Keeps:
-    """Says that it retrains, asks nobody, and gives the weights that it carries."""
+class AsksNobody:
+    """What methods that give weights they already have share."""
 
-    weights: Tensor | None = None
-    epochs: int = 1
-    aggregate: Aggregate = weighted_mean
-
-    name: ClassVar[str] = "keeps"
+    __slots__ = ()
     exact: ClassVar[bool] = True
 
     @property
@@ -83,6 +78,17 @@ class Keeps:
 
     def ask(self, state: Plain) -> Work | None:  # noqa: ARG002
         return None
+
+
+@dataclass(frozen=True, slots=True)
+class Keeps(AsksNobody):
+    """Says that it retrains, asks nobody, and gives the weights that it carries."""
+
+    weights: Tensor | None = None
+    epochs: int = 1
+    aggregate: Aggregate = weighted_mean
+
+    name: ClassVar[str] = "keeps"
 
     def tell(self, state: Plain, answers: Iterable[Updates]) -> Plain:  # noqa: ARG002
         assert self.weights is not None
@@ -101,7 +107,7 @@ class Called(Keeps):
 
 
 @dataclass(frozen=True, slots=True)
-class Replays:
+class Replays(AsksNobody):
     """Says that it is exact, and starts from the last model of the history it is given."""
 
     epochs: int = 1
@@ -109,21 +115,6 @@ class Replays:
     clients: tuple[str, ...] = ()
 
     name: ClassVar[str] = "replays"
-    exact: ClassVar[bool] = True
-
-    @property
-    def rounds(self) -> int | None:
-        return None
-
-    @property
-    def needs(self) -> Literal["sum", "each"]:
-        return "sum"
-
-    def init(self, params: Tensor) -> Plain:
-        return Plain(params)
-
-    def ask(self, state: Plain) -> Work | None:  # noqa: ARG002
-        return None
 
     def tell(self, state: Plain, answers: Iterable[Updates]) -> Plain:  # noqa: ARG002
         return Plain(self.history.params(self.history.rounds[-1]).clone())

@@ -1,31 +1,14 @@
-"""Small trainings: neither the disk nor a second thread is waited for."""
+"""Small trainings, and small attackers."""
 
 from __future__ import annotations
 
-import os
-
 import pytest
-import torch
 
 from feduhb.evaluate import misr
 from feduhb.experiment import attacks
+from quiet import no_waiting_for_the_disk, one_thread
 
-
-@pytest.fixture(scope="module", autouse=True)
-def no_waiting_for_the_disk():
-    """The kernel keeps what a killed process wrote, so fsync proves nothing here."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", lambda _: None)
-        yield
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """On a busy machine two threads wait for each other longer than they work."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+__all__ = ["no_waiting_for_the_disk", "one_thread", "small_attackers"]
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -66,7 +66,7 @@ def real() -> Path:
     for place in (Path(given) / "mnist", Path(given)):
         if (place / NAMES[0]).exists():
             return place
-    pytest.skip(f"FEDUHB_DATA has no {NAMES[0]}: put the original MNIST files there to test them")
+    pytest.fail(f"FEDUHB_DATA is set but has no {NAMES[0]}: put the original MNIST files there, or unset it")
 
 
 def test_read_and_scaled(tiny):

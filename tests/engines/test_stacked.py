@@ -1,5 +1,6 @@
 """The stacked engine is held to the loop in float64, on both of its paths."""
 
+import functools
 import itertools
 
 import pytest
@@ -289,18 +290,19 @@ def test_it_is_made_by_name_with_its_precision():
 
 def test_auto_takes_the_pool_without_a_gpu_and_says_why(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    engine, why = chosen(ragged(), feduhb.Local())
-    assert engine.about["name"] == "pool"
-    assert why == "pool: there is no GPU here, and it uses every core"
+    picked = chosen(ragged(), feduhb.Local())
+    assert picked.about["name"] == "pool"
+    assert picked.why == "there is no GPU here, and it uses every core"
 
 
 def test_auto_takes_the_loop_where_a_model_cannot_be_stacked(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     made: list[str] = []
     monkeypatch.setattr("feduhb.engines.Loop", lambda *_, device: made.append(device))
-    _, why = chosen(ragged(), feduhb.Local(loss=lambda z, y: functional.cross_entropy(z, y, reduction="sum")))
+    loss = functools.partial(functional.cross_entropy, reduction="sum")
+    picked = chosen(ragged(), feduhb.Local(loss=loss))
     assert made == ["cuda"]
-    assert why.startswith("loop on the GPU: the loss is not the mean over the examples of a batch")
+    assert picked.why.startswith("the loss is not the mean over the examples of a batch")
 
 
 def test_running_out_of_memory_says_which_block_to_try(monkeypatch):

@@ -1,25 +1,5 @@
-"""Nothing here cuts the power or trains anything large: neither the disk nor a second thread is waited for."""
+"""Nothing here cuts the power or trains anything large."""
 
-from __future__ import annotations
+from quiet import no_waiting_for_the_disk, one_thread
 
-import os
-
-import pytest
-import torch
-
-
-@pytest.fixture(scope="module", autouse=True)
-def no_waiting_for_the_disk():
-    """The kernel keeps what a killed process wrote, so fsync proves nothing here."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", lambda _: None)
-        yield
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """On a busy machine two threads wait for each other longer than they work."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+__all__ = ["no_waiting_for_the_disk", "one_thread"]

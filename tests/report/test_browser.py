@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page
 
 from feduhb.report.charts import charts
 from feduhb.report.html import page as report
@@ -18,11 +17,6 @@ from feduhb.report.runs import read_runs
 from report.audits import attack, audit, put
 from report.folders import rivals, series, write
 
-CHROMIUM = shutil.which("chromium")
-QUIETLY = [
-    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-    "--disable-background-networking", "--disable-component-update", "--disable-sync",
-]  # fmt: skip
 WIDE, NARROW = 1200, 420  # CSS pixels
 CURVES = ["accuracy", "loss", "movement", "backdoor"]
 MAPS = ["stop-map-0", "lambda-rounds", "lambda-accuracy"]
@@ -35,8 +29,6 @@ SHAPES = {
     "scatter": ".scatterlayer .trace",
 }
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed; the page is not opened")
-
 
 @dataclass(slots=True)
 class Opened:
@@ -45,16 +37,6 @@ class Opened:
     page: Page
     requests: list[str] = field(default_factory=list)
     complaints: list[str] = field(default_factory=list)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with sync_playwright() as driver:
-        found = driver.chromium.launch(executable_path=CHROMIUM, args=QUIETLY)
-        try:
-            yield found
-        finally:
-            found.close()
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from matplotlib.colors import to_hex
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser
 
 from feduhb.errors import RunFolderError
 from feduhb.report.style import BLUE, GREY, VERMILLION
@@ -30,7 +29,7 @@ from feduhb.report.theorem import (
     table,
     write_theorem,
 )
-from report.test_browser import CHROMIUM, QUIETLY, opened
+from report.test_browser import opened
 
 ROUNDS = 40
 DECAY = 0.8  # of the distance a round, after its start
@@ -256,18 +255,6 @@ def test_strings_from_the_file_cannot_become_markup(found: dict[str, Any]):
     assert "<img" not in text.partition('<script id="plotly">')[0]
     assert "<b>" not in text.partition('<script id="plotly">')[0]
     assert "&lt;img src=x" in text
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    if CHROMIUM is None:
-        pytest.skip("chromium is not installed; the page is not opened")
-    with sync_playwright() as driver:
-        found = driver.chromium.launch(executable_path=CHROMIUM, args=QUIETLY)
-        try:
-            yield found
-        finally:
-            found.close()
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1200, "light"), (1200, "dark"), (420, "light")])

@@ -42,8 +42,7 @@ def engine_named(name: str, federation: Federation, local: Local, *, block: int 
         block: clients that the stacked engine trains at once, for its bits depend on that; others choose their own.
     """
     if name == "auto":
-        engine, why = chosen(federation, local, block=block)
-        return Picked(engine, why.partition(": ")[2])
+        return chosen(federation, local, block=block)
     kind, colon, precision = name.partition(":")
     if kind == "stacked":
         return Stacked(federation, local, precision=precision if colon else PRECISIONS[0], block=block)
@@ -53,15 +52,15 @@ def engine_named(name: str, federation: Federation, local: Local, *, block: int 
     return ENGINES[name](federation, local)
 
 
-def chosen(federation: Federation, local: Local, *, block: int | None = None) -> tuple[Engine, str]:
+def chosen(federation: Federation, local: Local, *, block: int | None = None) -> Picked:
     """Choose an engine by device and model, and say why: stacked on a GPU where the model allows it, the pool without one."""
     if not torch.cuda.is_available():
-        return Pool(federation, local), "pool: there is no GPU here, and it uses every core"
+        return Picked(Pool(federation, local), "there is no GPU here, and it uses every core")
     try:
         engine = Stacked(federation, local, block=block)
     except ConfigError as refusal:
-        return Loop(federation, local, device="cuda"), f"loop on the GPU: {refusal}"
-    return engine, f"stacked: there is a GPU here; {engine.why}"
+        return Picked(Loop(federation, local, device="cuda"), str(refusal))
+    return Picked(engine, f"there is a GPU here; {engine.why}")
 
 
 __all__ = ["ENGINES", "Loop", "Picked", "Pool", "Stacked", "chosen", "engine_named"]
