@@ -14,6 +14,7 @@ MAY_IMPORT = {
     "errors": set(),
     "records": STANDARD,
     "stopping": STANDARD | {"records"},
+    "cells": STANDARD | {"records"},
     "core": STANDARD | {"records", "stopping", "torch"},
     "methods": STANDARD | {"core", "torch"},
     "data": STANDARD | {"core", "torch", "numpy", "mlxtend", "sklearn"},
@@ -23,9 +24,9 @@ MAY_IMPORT = {
     "run": STANDARD | {"core", "records", "stopping", "torch", "safetensors", "rich"},
     "evaluate": STANDARD
     | {"core", "data", "methods", "engines", "run", "models", "torch", "numpy", "sklearn", "threadpoolctl"},
-    "report": STANDARD | {"records", "stopping", "matplotlib", "plotly", "rich", "numpy"},
+    "report": STANDARD | {"records", "stopping", "cells", "matplotlib", "plotly", "rich", "numpy"},
     "experiment": STANDARD
-    | {"records", "stopping", "core", "methods", "data", "models", "engines", "history", "run", "evaluate"}
+    | {"records", "stopping", "cells", "core", "methods", "data", "models", "engines", "history", "run", "evaluate"}
     | {"torch", "pydantic", "tomli_w"},
     "demo": STANDARD | {"experiment", "report", "records", "data", "rich"},
     "cli": None,

@@ -1,4 +1,4 @@
-"""The command line: `feduhb demo | train | unlearn | compare | audit | report | theorem`."""
+"""The command line: `feduhb demo | train | unlearn | compare | audit | report | theorem | reproduce`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from feduhb.cli import checks, runs
+from feduhb.cli import checks, paper, runs
 
 # Threads that wait for each other by spinning take the cores from whoever could work; set before torch is loaded.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -46,5 +46,6 @@ for command in (
     checks.audit,
     checks.report,
     checks.theorem,
+    paper.reproduce,
 ):
     app.command()(command)

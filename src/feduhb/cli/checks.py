@@ -98,7 +98,7 @@ def report(
 
 
 def theorem(
-    data: Annotated[str, typer.Option(help="mnist-5k, digits or mnist.")] = "mnist-5k",
+    data: Annotated[str, typer.Option(help="mnist-5k, digits, mnist or cifar10.")] = "mnist-5k",
     clients: Annotated[int, typer.Option(help="How many share the data.")] = 20,
     partition: Annotated[str, typer.Option(help="iid, dirichlet:A or shards:K.")] = "iid",
     forget: Annotated[

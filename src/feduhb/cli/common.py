@@ -28,7 +28,9 @@ Forget = Annotated[
 Data = Annotated[
     Path | None,
     typer.Option(
-        metavar="FOLDER", help="Where the files of mnist are; else FEDUHB_DATA.", show_default=False
+        metavar="FOLDER",
+        help="Where the files of mnist or cifar10 are; else FEDUHB_DATA, else downloaded.",
+        show_default=False,
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the answer as JSON, for a program to read.")]

@@ -33,14 +33,7 @@ def partition(
             "shards:K" (K classes a client).
         per_client: examples for everyone, the same number; None shares out all there are.
     """
-    kind, _, value = spec.partition(":")
-    makers: dict[str, Callable[[], Callable[..., Share]]] = {
-        "iid": lambda: _iid,
-        "dirichlet": lambda: _dirichlet(_number(spec, value)),
-        "shards": lambda: _shards(_number(spec, value)),
-    }
-    if kind not in makers or (kind == "iid" and spec != "iid"):
-        raise ConfigError(f"there is no partition {spec!r}; write iid, dirichlet:0.5 or shards:2")
+    maker = read_partition(spec)
     if clients < 1:
         raise ConfigError(f"clients is {clients}; give 1 or more")
     if per_client is not None and per_client < 1:
@@ -52,11 +45,24 @@ def partition(
         )
     labels = y.numpy()
     rng = np.random.default_rng(seed_for(seed, "partition"))
-    shares = makers[kind]()(labels, clients, per_client, rng)
+    shares = maker(labels, clients, per_client, rng)
     return {
         name: torch.from_numpy(np.sort(rows))
         for name, rows in zip(client_names(clients), shares, strict=True)
     }
+
+
+def read_partition(spec: str) -> Callable[..., Share]:
+    """Give the function that a partition's name stands for."""
+    kind, _, value = spec.partition(":")
+    makers: dict[str, Callable[[], Callable[..., Share]]] = {
+        "iid": lambda: _iid,
+        "dirichlet": lambda: _dirichlet(_number(spec, value)),
+        "shards": lambda: _shards(_number(spec, value)),
+    }
+    if kind not in makers or (kind == "iid" and spec != "iid"):
+        raise ConfigError(f"there is no partition {spec!r}; write iid, dirichlet:0.5 or shards:2")
+    return makers[kind]()
 
 
 def _number(spec: str, value: str) -> float:

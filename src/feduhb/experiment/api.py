@@ -47,6 +47,7 @@ def train(
     out: str | Path | None = None,
     keep_history: KeepHistory = False,
     resume: bool = False,
+    checkpoint_every: float = 0.0,
     show: Show = "auto",
 ) -> Run:
     """Train a federation by FedAvg from a fresh model.
@@ -61,6 +62,7 @@ def train(
         out: a folder for records and checkpoints; ``resume`` goes on with what is there.
         keep_history: write every model and every update into that folder, for FedEraser and FedRecover:
             rounds x clients x parameters numbers, half the bytes with "float16".
+        checkpoint_every: seconds at least between two checkpoints in that folder; 0 makes one every round.
         show: "auto" draws a progress bar on a terminal; or a function called with every `Round`; or None.
     """
     settings = TrainSettings(
@@ -72,7 +74,7 @@ def train(
         federation=federation, original=federation, settings=settings, method=method, state=None, rounds=(),
         scheduled=rounds, folder=Path(out) if out else None, engine=engine,
     )  # fmt: skip
-    return carried_out(blank, "train", resume=resume, show=show)
+    return carried_out(blank, "train", resume=resume, show=show, checkpoint_every=checkpoint_every)
 
 
 def unlearn(
@@ -87,6 +89,7 @@ def unlearn(
     keep_history: KeepHistory | None = None,
     erase_history: bool = True,
     resume: bool = False,
+    checkpoint_every: float = 0.0,
     show: Show = "auto",
 ) -> Run:
     """Forget clients, rows of clients or a class: start fresh and retrain on what remains.
@@ -103,6 +106,7 @@ def unlearn(
             takes the old one's place.
         erase_history: delete the run's own history from the leavers' first round on, as an erasure must: after a
             method that replays it, at once otherwise. False is for comparisons.
+        checkpoint_every: seconds at least between two checkpoints in the folder; 0 makes one every round.
     """
     request = as_request(forget)
     remaining = run.federation.without(request)
@@ -135,7 +139,9 @@ def unlearn(
         stop=rule if isinstance(rule, DynamicStop) else None,
     )  # fmt: skip
     at_once = nothing if replays(chosen) else erase
-    done = carried_out(blank, chosen.name, described, at_once, resume=resume, show=show)
+    done = carried_out(
+        blank, chosen.name, described, at_once, resume=resume, show=show, checkpoint_every=checkpoint_every
+    )
     erase()
     return done
 

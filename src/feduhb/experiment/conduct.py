@@ -9,7 +9,7 @@ import json
 import platform
 import tomllib
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from hashlib import sha256
 from typing import Any
@@ -25,7 +25,7 @@ from feduhb.data.federation import Federation
 from feduhb.errors import CheckpointError, RunFolderError
 from feduhb.evaluate.accuracy import evaluator
 from feduhb.experiment.config import first_difference
-from feduhb.history import DiskHistory, Recorded
+from feduhb.history import DiskHistory, Near, Recorded
 from feduhb.methods.replaying import replays
 from feduhb.methods.retrain import Plain
 from feduhb.records import Round, RunFolder, why_ended
@@ -49,14 +49,28 @@ class Task:
     config: str = ""
     history: DiskHistory | None = None  # to keep, not to read
     begun: Callable[[], object] = lambda: None  # called once nothing can be refused any more
+    checkpoint_every: float = 0.0  # seconds
+
+    @property
+    def device(self) -> torch.device:
+        """Where the server computes: on the GPU that the clients train on, if they do."""
+        return torch.device("cuda" if self.engine.about["device"] == "cuda" else "cpu")
+
+    def opening(self) -> tuple[Method[Any], Any]:
+        """Give the method, its history at hand where it reads one, and the state to begin with: a fresh model."""
+        start = flatten(self.federation.fresh_model()).to(self.device)
+        method = self.method
+        if replays(method) and self.device.type != "cpu":
+            method = replace(method, history=Near(method.history, self.device))  # pyright: ignore[reportArgumentType, reportAttributeAccessIssue]
+        return method, method.init(start)
 
 
 def carry_out(
     task: Task, *, resume: bool = False, show: Callable[[Round], None] | None = None
 ) -> tuple[Any, list[Round]]:
     """Run a task to its end, from its folder's last checkpoint when resumed; give the final state and all rounds."""
-    taking_part, evaluate = participants(task), evaluator(task.federation)
-    state = task.method.init(flatten(task.federation.fresh_model()))
+    taking_part, evaluate = participants(task), evaluator(task.federation, task.device.type)
+    method, state = task.opening()
     with _sole_writer(task.folder):
         records: list[Round] = []
         if task.folder is not None:
@@ -69,7 +83,7 @@ def carry_out(
         first = len(records)
         moved = [record.moved for record in records]
         stream = run(
-            task.method,
+            method,
             engine,
             taking_part,
             state,
@@ -80,7 +94,7 @@ def carry_out(
         )
         stream = evaluated(stream, evaluate)
         if task.folder is not None:
-            stream = saved(stream, task.folder)
+            stream = saved(stream, task.folder, every=task.checkpoint_every)
         for new, record in shown(stream, show) if show else stream:
             state = new
             records.append(record)
@@ -89,7 +103,12 @@ def carry_out(
                 # Its memory of the history is gone with the run: old models and updates could be worked out from it.
                 save_state(task.folder.state_path, Plain(state.params), len(records))
             task.folder.finish(summary(task, state.params, records))
-        return state, records
+        return at_home(state), records
+
+
+def at_home(state: Any) -> Any:
+    """Bring a state's tensors to the CPU, where all else is."""
+    return type(state)(*(part.cpu() if isinstance(part, Tensor) else part for part in state))
 
 
 def participants(task: Task) -> Participants:

@@ -9,12 +9,11 @@ from dataclasses import replace
 
 import torch
 
-from feduhb.core.flat import flatten
 from feduhb.core.types import Engine, Local
 from feduhb.data.federation import Federation
 from feduhb.engines import engine_named
 from feduhb.errors import ConfigError
-from feduhb.experiment.conduct import Task, carry_out, participants
+from feduhb.experiment.conduct import Task, at_home, carry_out, participants
 from feduhb.experiment.config import to_toml
 from feduhb.experiment.runs import HISTORY, EngineMaker, Run
 from feduhb.experiment.settings import Config, FederationSettings, TrainSettings, UnlearnSettings
@@ -46,9 +45,10 @@ def carried_out(
     *,
     resume: bool,
     show: Show,
+    checkpoint_every: float = 0.0,
 ) -> Run:
     """Fill in what a run that is planned out comes to."""
-    task = _task(run, unlearn)
+    task = replace(_task(run, unlearn), checkpoint_every=checkpoint_every)
     about = task.engine.about
     said = f"engine: {about['name']} ({about['why']})\n" if show == "lines" and run.engine == "auto" else ""
 
@@ -64,12 +64,12 @@ def carried_out(
 def only_weights(run: Run) -> Run:
     """Carry a plan out for nothing but its weights: no scores, no folder."""
     task = _task(run, None)
-    state = run.method.init(flatten(run.federation.fresh_model()))
+    method, state = task.opening()
     for new, _ in rounds_of(
-        run.method, task.engine, participants(task), state, rounds=task.rounds, stop=task.stop
+        method, task.engine, participants(task), state, rounds=task.rounds, stop=task.stop
     ):
         state = new
-    return replace(run, state=state)
+    return replace(run, state=at_home(state))
 
 
 def engine_of(run: Run, *, block: int | None = None) -> Engine:

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from feduhb.core.types import Method
+from feduhb.data.federation import Federation
 from feduhb.errors import ConfigError
 from feduhb.experiment.api import train, unlearn
 from feduhb.experiment.federations import build_federation
 from feduhb.experiment.runs import Run, method_for
-from feduhb.experiment.settings import Config, FederationSettings
+from feduhb.experiment.settings import Config, FederationSettings, TrainSettings
 from feduhb.run.progress import Show
 from feduhb.stopping import StopRule, dynamic_stop, never
 
@@ -25,11 +26,23 @@ def train_from(
             "this config has an [unlearn] table, so it describes an unlearning; train without it, then feduhb unlearn"
         )
     federation = build_federation(config.federation or FederationSettings(), config.seed, data)
-    how = config.train
+    return train_in(federation, config.train, out, resume=resume, show=show)
+
+
+def train_in(
+    federation: Federation,
+    how: TrainSettings,
+    out: Path,
+    *,
+    resume: bool = False,
+    checkpoint_every: float = 0.0,
+    show: Show = "auto",
+) -> Run:
+    """Train a federation as [train] says."""
     return train(
         federation, how.rounds, epochs=how.epochs, batch_size=how.batch_size, lr=how.lr, l2=how.l2,
         aggregate=how.aggregate, clients_per_round=how.clients_per_round, engine=how.engine, keep_history=how.keep_history,
-        out=out, resume=resume, show=show,
+        out=out, resume=resume, checkpoint_every=checkpoint_every, show=show,
     )  # fmt: skip
 
 

@@ -46,7 +46,7 @@ def coefficients(s: Tensor, y: Tensor, count: Tensor, v: Tensor) -> tuple[Tensor
         if int(info) == 0:
             a[c], b[c] = 0.0, 0.0
             a[c, :m], b[c, :m] = solved[:m], solved[m:]
-    return sigma, a, b
+    return sigma.to(v.device), a.to(v.device), b.to(v.device)
 
 
 def product(s: Tensor, y: Tensor, v: Tensor, weights: tuple[Tensor, Tensor, Tensor], part: slice) -> Tensor:
@@ -60,12 +60,12 @@ def product(s: Tensor, y: Tensor, v: Tensor, weights: tuple[Tensor, Tensor, Tens
 def _products(s: Tensor, y: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Give S'S, S'Y [C, m, m] and S'v, Y'v [C, m] in float64, a block of parameters at a time."""
     clients, most, size = s.shape
-    ss, sy = torch.zeros(2, clients, most, most, dtype=torch.float64)
-    sv, yv = torch.zeros(2, clients, most, dtype=torch.float64)
+    ss, sy = torch.zeros(2, clients, most, most, dtype=torch.float64, device=s.device)
+    sv, yv = torch.zeros(2, clients, most, dtype=torch.float64, device=s.device)
     for part in blocks(size):
         s_, y_, v_ = s[:, :, part].double(), y[:, :, part].double(), v[part].double()
         ss += s_ @ s_.mT
         sy += s_ @ y_.mT
         sv += s_ @ v_
         yv += y_ @ v_
-    return ss, sy, sv, yv
+    return ss.cpu(), sy.cpu(), sv.cpu(), yv.cpu()

@@ -5,6 +5,7 @@ for state, record in shown(saved(evaluated(run(...), ...), ...), ...): ...
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -30,16 +31,27 @@ def evaluated(
         yield state, replace(record, scores=scores, evaluate_seconds=time.perf_counter() - began)
 
 
-def saved(rounds: Rounds[S], folder: RunFolder) -> Iterator[tuple[S, Round]]:
+def saved(rounds: Rounds[S], folder: RunFolder, *, every: float = 0.0) -> Iterator[tuple[S, Round]]:
     """Record every round, then its checkpoint.
 
     In this order a crash between the two leaves one record too many, which a resumed run drops; never
     a checkpoint whose rounds are not recorded.
+
+    Args:
+        every: seconds at least from one checkpoint to the next, where states are large and rounds short: a crash then
+            costs the rounds since. The last round always has one.
     """
+    written = -math.inf
+    waiting: tuple[S, Round] | None = None
     for state, record in rounds:
         folder.append(record)
-        save_state(folder.state_path, state, record.round + 1)
+        waiting = state, record
+        if time.monotonic() - written >= every:
+            save_state(folder.state_path, state, record.round + 1)
+            written, waiting = time.monotonic(), None
         yield state, record
+    if waiting is not None:
+        save_state(folder.state_path, waiting[0], waiting[1].round + 1)
 
 
 def shown(rounds: Rounds[S], show: Callable[[Round], None]) -> Iterator[tuple[S, Round]]:

@@ -1,0 +1,104 @@
+"""The command that makes the paper again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from feduhb.cli.common import Data, Json, answering, numbers_of
+
+
+def reproduce(
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="GRID", help="mnist, cifar10, or the path of a grid of your own.", show_default=False
+        ),
+    ],
+    quick: Annotated[
+        bool,
+        typer.Option(
+            "--quick", help="One seed, 525 images a client, 10 rounds: a quarter of an hour on two cores."
+        ),
+    ] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Where cells, tables and figures go; paper/GRID if not given.",
+            show_default=False,
+        ),
+    ] = None,
+    data: Data = None,
+    engine: Annotated[
+        str, typer.Option(help="auto, pool, stacked (also stacked:tf32, stacked:bf16) or loop.")
+    ] = "auto",
+    workers: Annotated[
+        int | None,
+        typer.Option(help="Cells at once; 6 on a GPU and 1 elsewhere if not given.", show_default=False),
+    ] = None,
+    seeds: Annotated[
+        str | None,
+        typer.Option(
+            help="Only these of the grid's seeds, such as 0,1, to share the work out.", show_default=False
+        ),
+    ] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="WORD",
+            help="Only cells whose name begins so, such as iid; can be repeated.",
+            show_default=False,
+        ),
+    ] = None,
+    missing: Annotated[
+        bool, typer.Option("--missing", help="List the cells that are missing, and compute nothing.")
+    ] = False,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Keep every run's folder, with histories of gigabytes.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Make the paper's tables and figures again, with error bars, from real training.
+
+    For example: feduhb reproduce mnist --data data --out paper/mnist
+
+    Each cell of the grid (a federation of one seed: trained, unlearned by every method, attacked) is a file of its own. Interrupt the
+    command anywhere and start it again: it goes on where it stood, and what is done is never done again. Cells made on other
+    machines are added by copying their files into FOLDER/cells. Tables and figures are drawn from the cells that are there.
+
+    A grid is a TOML file: experiments/mnist.toml shows all there is to set.
+    """
+    from feduhb.experiment.grids import grid_file, read_grid
+    from feduhb.experiment.reproduce import reproduce as run_grid
+    from feduhb.experiment.reproduce import standing
+    from feduhb.report.paper import write_paper
+
+    with answering(json) as answer:
+        path = grid_file(what, quick=quick)
+        grid = read_grid(path)
+        folder = out or Path("paper") / path.stem
+        if missing:
+            found = standing(grid, folder)
+        else:
+            found = run_grid(
+                grid, folder, data=data, engine=engine, workers=workers, only=only or (), keep=keep,
+                seeds=None if seeds is None else [int(seed) for seed in numbers_of("--seeds", seeds)],
+                command=_typed(what, quick, engine, workers), show="auto" if json else "lines",
+            )  # fmt: skip
+        written = write_paper(folder) if found.done and not missing else []
+        answer.update(
+            done=[place.name for place in found.done], missing=[place.name for place in found.missing],
+            written=[str(file) for file in written],
+        )  # fmt: skip
+        if not json:
+            typer.echo("\n".join([str(found), *map(str, written)]))
+
+
+def _typed(what: str, quick: bool, engine: str, workers: int | None) -> str:
+    """The command as somebody else would type it: without folders of this machine."""
+    grid = what if not what.endswith(".toml") else Path(what).name
+    words = ["feduhb", "reproduce", grid, *(["--quick"] if quick else []), "--engine", engine]
+    return " ".join([*words, *(["--workers", str(workers)] if workers else [])])
