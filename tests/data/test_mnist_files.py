@@ -1,4 +1,4 @@
-"""The original MNIST from a folder: found, verified, and refused in words where something is wrong.
+"""The original MNIST from a folder or the cache: found, verified, and refused in words where something is wrong.
 
 Most tests write tiny files in its format and swap the digests; the last two read the real files where
 FEDUHB_DATA has them.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import os
 import struct
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
@@ -17,12 +18,14 @@ import pytest
 import torch
 
 from data.wording import refused
-from feduhb.data import sources
-from feduhb.data.sources import MNIST_FILES, dataset_named
+from feduhb.data.published import MNIST, PUBLISHED
+from feduhb.data.sources import dataset_named
 from feduhb.errors import DataError
 
-NAMES = list(MNIST_FILES)
-DIGESTS = dict(MNIST_FILES)
+pytestmark = pytest.mark.usefixtures("offline")
+
+NAMES = list(MNIST.files)
+DIGESTS = dict(MNIST.files)
 
 
 def idx(values: np.ndarray) -> bytes:
@@ -39,18 +42,12 @@ def write(folder: Path, images: np.ndarray, labels: list[int], monkeypatch: pyte
         packed = idx(images if "images" in name else np.array(labels))
         (folder / name).write_bytes(packed)
         digests[name] = sha256(packed).hexdigest()
-    monkeypatch.setattr(sources, "MNIST_FILES", digests)
+    monkeypatch.setitem(PUBLISHED, "mnist", replace(MNIST, files=digests))
     return folder
 
 
 def pictures(*greys: int) -> np.ndarray:
     return np.stack([np.full((28, 28), grey) for grey in greys])
-
-
-@pytest.fixture(autouse=True)
-def nowhere(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    if "real" not in request.fixturenames:
-        monkeypatch.delenv("FEDUHB_DATA", raising=False)
 
 
 @pytest.fixture
@@ -119,14 +116,13 @@ def test_a_folder_given_beats_the_environment(tiny, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("empty", [None, ""])
-def test_no_folder_named(empty, monkeypatch):
+def test_no_folder_named(empty, monkeypatch, tmp_path):
     if empty is not None:
         monkeypatch.setenv("FEDUHB_DATA", empty)
     with refused(
         DataError,
-        "mnist needs its files ",
-        *NAMES,
-        "put them into a folder and name it with --data or FEDUHB_DATA",
+        f"mnist is not complete in {tmp_path / 'cache' / 'mnist'} and cannot be fetched from http://127.0.0.1:",
+        f"/mnist/{NAMES[0]} (Connection refused); put {', '.join(NAMES)} there, or into a folder that you name with --data or FEDUHB_DATA",
     ):
         dataset_named("mnist")
 
@@ -179,7 +175,7 @@ def test_truncated_file(tiny, name):
     whole = (tiny / name).read_bytes()
     for length in (0, 1, len(whole) - 1):
         (tiny / name).write_bytes(whole[:length])
-        with refused(DataError, damaged(tiny / name, sources.MNIST_FILES[name])):
+        with refused(DataError, damaged(tiny / name, PUBLISHED["mnist"].files[name])):
             dataset_named("mnist", tiny)
 
 
@@ -188,12 +184,12 @@ def test_flipped_byte(tiny, name):
     whole = bytearray((tiny / name).read_bytes())
     whole[len(whole) // 2] ^= 1
     (tiny / name).write_bytes(whole)
-    with refused(DataError, damaged(tiny / name, sources.MNIST_FILES[name])):
+    with refused(DataError, damaged(tiny / name, PUBLISHED["mnist"].files[name])):
         dataset_named("mnist", tiny)
 
 
 def test_other_files_of_the_right_format_are_not_mnist(tiny, monkeypatch):
-    monkeypatch.setattr(sources, "MNIST_FILES", DIGESTS)
+    monkeypatch.setitem(PUBLISHED, "mnist", MNIST)
     with refused(DataError, damaged(tiny / NAMES[0], DIGESTS[NAMES[0]])):
         dataset_named("mnist", tiny)
 

@@ -88,6 +88,6 @@ def test_the_same_again():
 
 
 def test_unknown_name():
-    choice = "choose one of mnist-5k, digits, mnist, or bring your own with feduhb.Federation"
+    choice = "choose one of mnist-5k, digits, mnist, cifar10, or bring your own with feduhb.Federation"
     with refused(DataError, f"there is no data set 'cifar'; {choice}"):
         dataset_named("cifar")

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
 
-import feduhb
 from feduhb.cells import Place
 from feduhb.data.partition import read_partition
 from feduhb.data.request import Request
@@ -103,7 +102,7 @@ def grid_file(name: str, *, quick: bool = False) -> Path:
             )
         return Path(name)
     file = f"{name}-quick.toml" if quick else f"{name}.toml"
-    home = Path(feduhb.__file__).parent
+    home = Path(__file__).parents[1]
     places = (home / FOLDER, home.parents[1] / FOLDER)  # installed; or a source tree
     found = next((place / file for place in places if (place / file).is_file()), None)
     if found is None:

@@ -1,0 +1,90 @@
+"""Every claim of the paper, judged by what was measured: each verdict follows from numbers by a criterion that is stated."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from feduhb.report.grids import NOTHING, Grid, markdown_safe
+from feduhb.report.paper import (
+    claims_accuracy,
+    claims_convergence,
+    claims_forgetting,
+    claims_settings,
+    claims_theory,
+    claims_time,
+)
+from feduhb.report.paper.claims_parts import VERDICTS, Claim, Evidence, Judged, read_evidence
+from feduhb.report.words import listed
+
+CLAIMS: tuple[Claim, ...] = (
+    *claims_convergence.CLAIMS,
+    *claims_time.CLAIMS,
+    *claims_accuracy.CLAIMS,
+    *claims_forgetting.CLAIMS,
+    *claims_settings.CLAIMS,
+    *claims_theory.CLAIMS,
+)
+CLEARLY = (
+    "“Clearly” means: the mean over seeds of the difference, taken seed by seed, is more than two of its standard errors; "
+    "with one seed, more than nothing."
+)
+
+
+def judged(evidence: Evidence) -> list[Judged]:
+    """Judge every claim."""
+    return [claim.judge(evidence) for claim in CLAIMS]
+
+
+def table(found: Sequence[Judged]) -> str:
+    """Set every claim beside what was measured and the verdict."""
+    rows = [
+        (
+            str(n),
+            claim.words,
+            claim.where,
+            one.brief or NOTHING,
+            f"{one.verdict}: {one.why}" if one.why else one.verdict,
+        )
+        for n, (claim, one) in enumerate(zip(CLAIMS, found, strict=True), 1)
+    ]
+    headers = ("", "the paper's claim", "where", "measured here", "verdict")
+    return Grid("The claims", headers, rows, frozenset(range(len(headers)))).markdown()
+
+
+def topics(found: Sequence[Judged]) -> dict[str, str]:
+    """Tell by topic, of each claim, what it takes to hold, and what was measured in each federation."""
+    told: dict[str, list[str]] = {}
+    for n, (claim, one) in enumerate(zip(CLAIMS, found, strict=True), 1):
+        lead, *lines = _lines(one.measured or "Nothing.")
+        measured = " ".join([lead, *([f"{'; '.join(lines)}."] if lines else [])])
+        told.setdefault(claim.topic, []).append(
+            f"**{n}. {markdown_safe(claim.words)}** Holds if: {markdown_safe(claim.criterion)}\n\n{measured}"
+        )
+    return {topic: "\n\n".join(these) for topic, these in told.items()}
+
+
+def _lines(text: str) -> list[str]:
+    """Set in bold which federation a line is of."""
+    safe = [markdown_safe(line).partition(": ") for line in text.split("\n")]
+    return [
+        f"**{name}**: {rest}" if mark and place else f"{name}{mark}{rest}"
+        for place, (name, mark, rest) in enumerate(safe)
+    ]
+
+
+def counted(found: Sequence[Judged]) -> str:
+    """Say how many claims came to which verdict."""
+    words = [one.verdict for one in found]
+    told = [f"{words.count(word)} {_plural(word, words)}" for word in VERDICTS]
+    return f"Of {len(found)} claims of the paper, {listed(told)}."
+
+
+def _plural(word: str, words: Sequence[str]) -> str:
+    if words.count(word) == 1:
+        return word
+    return word.replace("holds", "hold").replace("does not", "do not")
+
+
+__all__ = [
+    "CLAIMS", "CLEARLY", "Claim", "Evidence", "Judged", "counted", "judged", "read_evidence", "table", "topics",
+]  # fmt: skip

@@ -1,0 +1,127 @@
+"""What was noticed beside the paper's claims: sentences made from the numbers, each left out where its numbers are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from statistics import fmean
+
+from feduhb.cells import RETRAIN
+from feduhb.report.paper.claims_parts import DATA, MNIST, Evidence, at, clear, named, paired, share
+from feduhb.report.paper.federations import Federation, sized
+from feduhb.report.paper.measures import UHB, UHB_ON, final, over, stops, total
+from feduhb.report.paper.printed import CORRECTED, LAMBDA, SECONDS
+from feduhb.report.words import listed
+
+UP = 1.05  # times its lowest, from which on a test loss has turned up
+CONFIDENT = "momentum makes a model confident, also where it is wrong"
+
+
+def noticed(evidence: Evidence) -> list[str]:
+    """Give every sentence that these numbers fill."""
+    makers: list[Callable[[Evidence], Iterable[str]]] = [scheduled, fired, turned, images, recovering]
+    return [sentence for make in makers for sentence in make(evidence)]
+
+
+def scheduled(evidence: Evidence) -> Iterator[str]:
+    """Read the paper's seconds a round as totals over the scheduled rounds."""
+    for data, name in DATA.items():
+        found = evidence.clean(data)
+        if not found:
+            continue
+        rounds, ratio = found[0].rounds, SECONDS[data][UHB] / SECONDS[data][RETRAIN]
+        ran = _means((_executed(one) for one in found), ".1f")
+        yield (
+            f"{name}: the paper's seconds a round of FedUHB and Retrain stand as {ratio:.3f} to 1. A round of FedUHB asks the same work of "
+            f"the same clients, so that the whole time over {rounds} scheduled rounds is a likely reading: it would fit a run of "
+            f"{ratio * rounds:.1f} rounds. The rule with λ {found[0].cells[0].place.scale:g} ran {ran} here."
+        )
+
+
+def fired(evidence: Evidence) -> Iterator[str]:
+    """Say in how many cells the rule fires at all, with each window."""
+    for data, name in DATA.items():
+        found = [one for one in evidence.clean(data) if one.tracks(UHB_ON)]
+        if not found:
+            continue
+        told = []
+        for window in (None, 5, 10, 20):
+            each = [stops(one, scale=one.cells[0].place.scale, window=window) for one in found]
+            spelled = "all rounds so far" if window is None else f"{window} rounds"
+            told.append(
+                f"{sum(s.fires for s in each)} of {sum(s.n for s in each)} runs with a window of {spelled}"
+            )
+        yield f"{name}: the stop rule fires in {listed(told)}."
+
+
+def turned(evidence: Evidence) -> Iterator[str]:
+    """Say where the test loss of FedUHB turns up before the last round."""
+    for data, name in DATA.items():
+        found = [one for one in evidence.clean(data) if final(one, UHB_ON, "test_loss").n]
+        lows = {label: low for label, one in named(found).items() if (low := _turn(one)) is not None}
+        if not lows:
+            continue
+        told = listed([f"{low:.1f} for {label}" for label, low in lows.items()])
+        more = sum(_rises(one) for label, one in named(found).items() if label in lows)
+        rising = f" The accuracy goes on rising in {more} of these: {CONFIDENT}." if more else ""
+        yield (
+            f"{name}: in {len(lows)} of {len(found)} federations the test loss of FedUHB without its rule turns up: it is lowest at round "
+            f"{told}, and ends more than {UP - 1:.0%} higher.{rising}"
+        )
+
+
+def _turn(federation: Federation) -> float | None:
+    """The mean round of the lowest test loss, where the last is clearly higher."""
+    tracks = [values for track in federation.tracks(UHB_ON).values() if (values := track.of("test_loss"))]
+    if fmean(values[-1] for values in tracks) <= UP * fmean(min(values) for values in tracks):
+        return None
+    return fmean(1 + values.index(min(values)) for values in tracks)
+
+
+def _rises(federation: Federation) -> bool:
+    """Whether the accuracy is higher at the end than where the loss is lowest."""
+    low = round(_turn(federation) or federation.rounds)
+    return clear(paired(at(federation, UHB_ON, federation.rounds), at(federation, UHB_ON, low)))
+
+
+def images(evidence: Evidence) -> Iterator[str]:
+    """Compare the number of images of a client by Retrain's accuracy with the paper's."""
+    found = [one for one in evidence.clean(MNIST) if final(one, RETRAIN).n]
+    sizes = dict.fromkeys(one.per_client for one in found)
+    if len(sizes) < 2:
+        return
+    told = [
+        f"{_means((final(one, UHB).mean for one in found if one.per_client == size), '.1%')} with {sized(size)}"
+        for size in sizes
+    ]
+    _, accuracy = LAMBDA[MNIST][0.6]
+    yield f"MNIST: the paper does not say how many images a client has. FedUHB ends at {listed(told)}; the paper's is at {accuracy:.2%}."
+
+
+def recovering(evidence: Evidence) -> Iterator[str]:
+    """Say what FedRecover saves, and what correction changes."""
+    for data, name in DATA.items():
+        found = [one for one in evidence.clean(data) if one.tracks("fedrecover") and one.tracks(CORRECTED)]
+        if not found:
+            continue
+        saved = [
+            _means((total(one, run, "client_rounds_saved").mean for one in found), ".0%")
+            for run in ("fedrecover", CORRECTED)
+        ]
+        gains = _means((100 * (over(one, CORRECTED, "fedrecover").mean or 0.0) for one in found), "+.1f")
+        yield (
+            f"{name}: FedRecover without periodic correction saves {saved[0]} of the client rounds, with it {saved[1]}; "
+            f"correction changes the final accuracy by {gains} points."
+        )
+
+
+def _executed(federation: Federation) -> float | None:
+    return stops(federation, scale=federation.cells[0].place.scale).executed.mean
+
+
+def _means(values: Iterable[float | None], spelled: str) -> str:
+    """Spell the range of the federations' means."""
+    known = sorted(value for value in values if value is not None)
+    if not known:
+        return share(None)
+    low, high = format(known[0], spelled), format(known[-1], spelled)
+    return low if low == high else f"{low} to {high}"

@@ -1,0 +1,140 @@
+"""Claims on time: seconds of a round, and in all. Only cells that had their machine to themselves are asked."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from feduhb.cells import RETRAIN
+from feduhb.report.paper.claims_parts import (
+    CIFAR,
+    DATA,
+    MNIST,
+    NUMBER,
+    UNKNOWN,
+    Brief,
+    Claim,
+    Evidence,
+    Judged,
+    Seen,
+    across,
+    ordered,
+    several,
+)
+from feduhb.report.paper.federations import Federation
+from feduhb.report.paper.measures import UHB, Spread, Times, times
+from feduhb.report.paper.printed import LABELS, SECONDS
+from feduhb.report.words import listed, number
+
+TOPIC = "Time"
+ALIKE = 0.95  # of another's seconds, from which on two methods take the same time
+LESS = 0.9  # of another's seconds, which is significantly less
+Kind = Callable[[Times], Spread]
+
+
+def _executed(took: Times) -> Spread:
+    return took.per_round
+
+
+def _scheduled(took: Times) -> Spread:
+    return took.per_scheduled
+
+
+def _total(took: Times) -> Spread:
+    return took.total
+
+
+def each_round(evidence: Evidence, *, data: str) -> Judged:
+    """Judge whether a round of FedUHB takes less time than one of Retrain."""
+    lead = "Seconds of a round that was run, of FedUHB / Retrain / the total over the scheduled rounds, of FedUHB / Retrain"
+    brief = ("{} s a round, Retrain {}; total over the scheduled rounds {}, Retrain {}", *[NUMBER] * 4)
+    return _timed(evidence, data, _each_round, lead, brief)
+
+
+def _each_round(federation: Federation) -> Seen | None:
+    found = [took for run in (UHB, RETRAIN) if (took := times(federation, run))]
+    if len(found) < 2:
+        return None
+    told = ordered(_told(found, kind) for kind in (_executed, _scheduled))
+    ours, theirs = found
+    values = tuple(kind(took).mean for kind in (_executed, _scheduled) for took in found)
+    if _ratio(ours, theirs, _executed) < ALIKE:
+        return Seen(True, told, values=values)
+    partly = _ratio(ours, theirs, _scheduled) < ALIKE
+    but = "only if the total is divided by the scheduled rounds, run or not"
+    return Seen(None if partly else False, told, but, values)
+
+
+def than_others(evidence: Evidence, *, data: str) -> Judged:
+    """Judge whether a round of FedUHB takes less time than one of FedEraser and FedRecover."""
+    look = partial(_against, others=("federaser", "fedrecover"), kind=_executed, most=ALIKE)
+    lead = "Seconds of a round that was run, of FedUHB / FedEraser / FedRecover"
+    return _timed(evidence, data, look, lead, ("{} s a round; FedEraser {}, FedRecover {}", *[NUMBER] * 3))
+
+
+def in_all(evidence: Evidence, *, data: str) -> Judged:
+    """Judge whether FedUHB takes significantly less time in all than the three others."""
+    look = partial(_against, others=(RETRAIN, "federaser", "fedrecover"), kind=_total, most=LESS)
+    lead = "Seconds in all of FedUHB / Retrain / FedEraser / FedRecover"
+    return _timed(
+        evidence, data, look, lead, ("{} s; Retrain {}, FedEraser {}, FedRecover {}", *[NUMBER] * 4)
+    )
+
+
+def _against(federation: Federation, *, others: Sequence[str], kind: Kind, most: float) -> Seen | None:
+    found = {run: took for run in (UHB, *others) if (took := times(federation, run))}
+    if len(found) <= len(others):
+        return None
+    less = {LABELS[run]: _ratio(found[UHB], found[run], kind) < most for run in others}
+    values = tuple(kind(took).mean for took in found.values())
+    return several(less, _told(list(found.values()), kind), values=values)
+
+
+def _timed(
+    evidence: Evidence, data: str, look: Callable[[Federation], Seen | None], lead: str, brief: Brief
+) -> Judged:
+    found = [one.timed for one in [*evidence.clean(data), *evidence.planted(data)]]
+    alone = [one for one in found if one is not None]
+    if not alone:
+        return Judged("", UNKNOWN, f"no cell of {DATA[data]} had its machine to itself")
+    return across(evidence, data, look, lead, brief, alone)
+
+
+def _ratio(ours: Times, theirs: Times, kind: Kind) -> float:
+    return (kind(ours).mean or 0.0) / (kind(theirs).mean or math.inf)
+
+
+def _told(found: Sequence[Times], kind: Kind) -> str:
+    return ordered(number(kind(took).mean or 0.0) for took in found)
+
+
+def _printed(data: str, runs: Sequence[str]) -> str:
+    return listed([f"{SECONDS[data][run]:.2f} s ({LABELS[run]})" for run in runs])
+
+
+def _claims(data: str) -> list[Claim]:
+    name = DATA[data]
+    return [
+        Claim(
+            TOPIC, "IV-B.1, Table I",
+            f"{name}: a round of FedUHB takes less time than one of Retrain: {_printed(data, (UHB, RETRAIN))}.",
+            f"The median round that was run takes less than {ALIKE:.0%} of Retrain's; partly, if that is true only of the total over the scheduled rounds.",
+            partial(each_round, data=data),
+        ),
+        Claim(
+            TOPIC, "IV-B.1, Table I",
+            f"{name}: it takes less than one of FedEraser and of FedRecover: {_printed(data, ('federaser', 'fedrecover'))}.",
+            f"The median round that was run takes less than {ALIKE:.0%} of theirs.",
+            partial(than_others, data=data),
+        ),
+        Claim(
+            TOPIC, "V",
+            f"{name}: FedUHB completes unlearning in significantly less time than conventional methods.",
+            f"In all it takes less than {LESS:.0%} of the seconds of Retrain, FedEraser and FedRecover.",
+            partial(in_all, data=data),
+        ),
+    ]  # fmt: skip
+
+
+CLAIMS = [*_claims(MNIST), *_claims(CIFAR)]

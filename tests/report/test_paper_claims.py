@@ -1,0 +1,274 @@
+"""Every criterion, both ways: other numbers give another verdict."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import pytest
+
+from feduhb.cells import Cell
+from feduhb.report.paper import claims, claims_accuracy, claims_convergence, claims_time
+from feduhb.report.paper.claims_parts import (
+    CONDITIONS,
+    FAILS,
+    HOLDS,
+    UNKNOWN,
+    Evidence,
+    Judged,
+    Verdict,
+)
+from report.cells import failing, grid
+from report.judging import evidence, federation, rise, took
+
+SLOW = rise(40)  # Retrain's: it has its final accuracy in the last round alone
+
+
+def halved(*cells: list[Cell]) -> Judged:
+    return claims_convergence.halved(evidence(*cells), data="mnist")
+
+
+def test_half_of_the_rounds_hold():
+    judged = halved(federation({"retrain": SLOW, "feduhb": rise(20)}))
+    assert judged == Judged(
+        "Round at which FedUHB has Retrain's final accuracy (mean over 3 seeds).\niid: 20 of 40",
+        HOLDS,
+        brief="Retrain's final accuracy at round 20.0",
+    )
+
+
+def test_more_than_half_of_the_rounds_hold_partly():
+    judged = halved(federation({"retrain": SLOW, "feduhb": rise(21)}))
+    assert (judged.verdict, judged.why) == (CONDITIONS, "sooner, but in more than half of the rounds")
+    assert halved(federation({"retrain": SLOW, "feduhb": SLOW})).verdict == FAILS
+
+
+def test_one_seed_that_never_gets_there_is_enough_to_fail():
+    judged = halved(federation({"retrain": SLOW, "feduhb": rise(9)}, apart={1: {"feduhb": rise(9, 0.89)}}))
+    assert judged.verdict == FAILS
+    assert "iid: 9 of 40, never in 1 of 3 seeds" in judged.measured
+
+
+def test_federations_that_disagree_are_named():
+    fast, never = federation({"retrain": SLOW, "feduhb": rise(9)}), {"retrain": SLOW, "feduhb": rise(9, 0.5)}
+    judged = halved(fast, federation(never, partition="shards:2"), federation(never, per_client=3000))
+    assert judged.verdict == CONDITIONS
+    assert judged.why == "for iid (525); not for 2 classes a client (525) and iid (3000)"
+
+
+def test_converged_by_round_20():
+    assert claims_convergence.settled(evidence(federation({"feduhb-on": rise(20)}))).verdict == HOLDS
+    assert claims_convergence.settled(evidence(federation({"feduhb-on": rise(21)}))).verdict == FAILS
+    short = federation({"feduhb-on": rise(5, rounds=10)}, rounds=10)
+    assert claims_convergence.settled(evidence(short)).verdict == UNKNOWN
+
+
+def test_retrain_and_federaser_behind_at_round_20():
+    ahead = {"feduhb-on": rise(9), "retrain": SLOW, "federaser": rise(9, 0.8, rounds=20)}
+    assert claims_convergence.behind(evidence(federation(ahead))).verdict == HOLDS
+    judged = claims_convergence.behind(evidence(federation({**ahead, "federaser": rise(9, rounds=20)})))
+    assert (judged.verdict, judged.why) == (CONDITIONS, "true of Retrain only")
+    level = {"feduhb-on": SLOW, "retrain": SLOW, "federaser": rise(9, rounds=20)}
+    assert claims_convergence.behind(evidence(federation(level))).verdict == FAILS
+
+
+def test_fedrecover_is_quick_and_falls_short():
+    quick, late = rise(3, 0.8), rise(39, 0.8)
+    others = {"retrain": rise(30), "feduhb": rise(9)}
+
+    def judged(curve: list[float]) -> Judged:
+        return claims_convergence.recovered(evidence(federation({**others, "fedrecover": curve})))
+
+    assert judged(quick).verdict == HOLDS
+    assert judged(late).why == "behind, but not quick"
+    assert judged(rise(3)).why == "quick, but not behind"
+    assert judged(rise(39)).verdict == FAILS
+
+
+def test_a_fedrecover_that_breaks_off_is_said_to():
+    cells = [failing(one, "fedrecover") for one in federation({})]
+    judged = claims_convergence.recovered(evidence(cells))
+    assert judged.verdict == FAILS
+    assert "broke off in 3 of 3 seeds" in judged.measured
+
+
+def test_one_broken_seed_leaves_the_others():
+    runs = {"retrain": rise(30), "feduhb": rise(9), "fedrecover": rise(3, 0.8)}
+    some = [failing(one, "fedrecover") if one.place.seed == 1 else one for one in federation(runs)]
+    judged = claims_convergence.recovered(evidence(some))
+    assert judged.verdict == HOLDS
+    assert judged.measured.endswith("iid: 3.0 / 30.0 / -10.0, broke off in 1 of 3 seeds")
+    other = [replace(one, place=replace(one.place, data="cifar10")) for one in some]
+    assert claims_convergence.weaker(evidence(federation(runs), other)).verdict == FAILS
+    assert (
+        "-10.0, broke off in 1 of 3 seeds / -10.0"
+        in claims_convergence.weaker(evidence(federation(runs), other)).measured
+    )
+
+
+def test_a_method_that_was_not_run_leaves_nothing_to_compare():
+    few = [
+        replace(one, runs={name: run for name, run in one.runs.items() if name != "federaser"})
+        for one in federation({})
+    ]
+    for judge in (
+        claims_accuracy.satisfying,
+        partial(claims_accuracy.best, data="mnist"),
+        claims_convergence.behind,
+    ):
+        assert judge(evidence(few)) == Judged("", UNKNOWN, "nothing is there to judge it by")
+
+
+def test_fedrecover_is_weaker_on_cifar10():
+    near, far = (
+        {"retrain": rise(9), "fedrecover": rise(9, 0.85)},
+        {"retrain": rise(9), "fedrecover": rise(9, 0.5)},
+    )
+    mnist, cifar = federation(near), federation(far, data="cifar10", per_client=2500)
+    assert claims_convergence.weaker(evidence(mnist, cifar)).verdict == HOLDS
+    assert "iid: -40.0 / -5.0" in claims_convergence.weaker(evidence(mnist, cifar)).measured
+    other = federation(far, per_client=3000)
+    assert claims_convergence.weaker(evidence(mnist, other, cifar)).verdict == FAILS
+    assert claims_convergence.weaker(evidence(mnist)).why == "no cell of CIFAR-10 is there"
+    assert claims_convergence.weaker(evidence(cifar)).why == "no cell of MNIST is there"
+    assert (
+        claims_convergence.weaker(evidence(mnist, [failing(c, "fedrecover") for c in cifar])).verdict == HOLDS
+    )
+
+
+@pytest.mark.parametrize(
+    ("ours", "verdict"),
+    [(took(0.9), HOLDS), (took(0.96), FAILS), (took(1.0, 20), CONDITIONS), (took(1.0), FAILS)],
+)
+def test_seconds_of_a_round_against_retrains(ours, verdict):
+    judged = claims_time.each_round(
+        evidence(federation({"feduhb": ours, "retrain": took(1.0)})), data="mnist"
+    )
+    assert judged.verdict == verdict
+    if verdict == CONDITIONS:
+        assert judged.why == "only if the total is divided by the scheduled rounds, run or not"
+        assert "iid: 1.00 / 1.00 / 0.500 / 1.00" in judged.measured
+
+
+def test_seconds_of_a_round_against_the_others():
+    runs = {"feduhb": took(1.0), "federaser": took(2.0), "fedrecover": took(0.5)}
+    judged = claims_time.than_others(evidence(federation(runs)), data="mnist")
+    assert (judged.verdict, judged.why) == (CONDITIONS, "against FedEraser only")
+    assert (
+        claims_time.than_others(evidence(federation({**runs, "feduhb": took(0.4)})), data="mnist").verdict
+        == HOLDS
+    )
+    assert (
+        claims_time.than_others(evidence(federation({**runs, "feduhb": took(2.0)})), data="mnist").verdict
+        == FAILS
+    )
+
+
+def test_seconds_in_all():
+    runs = {
+        "feduhb": took(1.0, 20),
+        "retrain": took(1.0),
+        "federaser": took(0.5, 20),
+        "fedrecover": took(1.0),
+    }
+    judged = claims_time.in_all(evidence(federation(runs)), data="mnist")
+    assert judged.why == "against Retrain and FedRecover only"
+    assert judged.measured.endswith("iid: 20.0 / 40.0 / 10.0 / 40.0")
+
+
+def test_only_cells_that_were_alone_are_asked_for_seconds():
+    judged = claims_time.in_all(evidence(federation({}, alone=False)), data="mnist")
+    assert judged == Judged("", UNKNOWN, "no cell of MNIST had its machine to itself")
+
+
+FOUR = {"feduhb": rise(9, 0.95), "retrain": rise(9), "federaser": rise(9, 0.88), "fedrecover": rise(9, 0.86)}
+
+
+def test_all_four_satisfy():
+    whole = {**FOUR, "original": rise(9)}
+    assert claims_accuracy.satisfying(evidence(federation(whole))).verdict == HOLDS
+    judged = claims_accuracy.satisfying(evidence(federation({**whole, "fedrecover": rise(9, 0.84)})))
+    assert judged.why == "true of FedUHB, Retrain and FedEraser only"
+    assert (
+        claims_accuracy.satisfying(evidence(federation({**whole, "original": rise(9, 1.01)}))).verdict
+        == FAILS
+    )
+    broken = [failing(one, "fedrecover") for one in federation(whole)[:1]]
+    assert claims_accuracy.satisfying(evidence(broken)).verdict == CONDITIONS
+
+
+def test_the_best_of_the_four_or_not():
+    assert claims_accuracy.best(evidence(federation(FOUR)), data="mnist").verdict == HOLDS
+    judged = claims_accuracy.best(evidence(federation({**FOUR, "federaser": rise(9, 0.95)})), data="mnist")
+    assert judged.why == "against Retrain and FedRecover only"
+    assert (
+        claims_accuracy.best(evidence(federation({**FOUR, "feduhb": rise(9, 0.1)})), data="mnist").verdict
+        == FAILS
+    )
+    noisy = {0: {"feduhb": rise(9, 0.99)}, 1: {"feduhb": rise(9, 0.81)}}
+    assert (
+        "against FedEraser"
+        not in claims_accuracy.best(evidence(federation(FOUR, apart=noisy)), data="mnist").why
+    )
+
+
+def test_fedrecover_at_thirty_percent():
+    for final, verdict in ((0.3, HOLDS), (0.34, HOLDS), (0.36, FAILS), (0.24, FAILS)):
+        cells = federation({"fedrecover": rise(9, final)}, data="cifar10")
+        assert claims_accuracy.thirty(evidence(cells)).verdict == verdict
+    assert claims_accuracy.thirty(evidence([failing(c, "fedrecover") for c in cells])).verdict == FAILS
+
+
+def test_the_other_three_decline():
+    whole = {**FOUR, "original": rise(9, 0.96)}
+    assert claims_accuracy.declined(evidence(federation(whole, data="cifar10"))).verdict == HOLDS
+    judged = claims_accuracy.declined(
+        evidence(federation({**whole, "original": rise(9, 0.92)}, data="cifar10"))
+    )
+    assert judged.why == "true of Retrain and FedEraser only"
+    assert "iid: +3.0 / -2.0 / -4.0" in judged.measured
+
+
+def test_without_any_evidence_nothing_is_judged():
+    found = claims.judged(Evidence({}))
+    assert {one.verdict for one in found} == {UNKNOWN}
+    assert all(one.why for one in found)
+
+
+def test_a_whole_grid_is_judged_in_every_claim():
+    whole = evidence(grid(seeds=range(2)), grid(sizes=(2500,), seeds=range(2), data="cifar10"))
+    found = claims.judged(whole)
+    known = {claim.topic for claim, one in zip(claims.CLAIMS, found, strict=True) if one.verdict != UNKNOWN}
+    assert {claim.topic for claim in claims.CLAIMS} - known == {"Exactness", "Theorem"}
+    assert all(one.measured for one in found if one.verdict != UNKNOWN)
+    assert claims.counted(found).startswith(f"Of {len(claims.CLAIMS)} claims of the paper, ")
+    assert all(one.brief for one in found if one.verdict != UNKNOWN)
+
+
+def test_the_verdicts_are_counted():
+    verdicts: list[Verdict] = [HOLDS, HOLDS, FAILS, UNKNOWN]
+    told = claims.counted([Judged("", verdict) for verdict in verdicts])
+    assert (
+        told
+        == "Of 4 claims of the paper, 2 hold, 0 hold under conditions, 1 does not hold and 1 cannot be judged."
+    )
+
+
+def test_the_table_has_a_row_for_each_claim():
+    found = claims.judged(evidence(federation({"retrain": SLOW, "feduhb": rise(20)})))
+    lines = claims.table(found).splitlines()
+    assert len(lines) == 2 + len(claims.CLAIMS)
+    assert lines[2] == (
+        "| 1 | MNIST: FedUHB converges faster than Retrain. | abstract, IV-B.2, Fig. 2 | Retrain's final accuracy at round 20.0 | holds |"
+    )
+    assert lines[3].endswith("| – | cannot be judged: no cell of CIFAR-10 is there |")  # noqa: RUF001
+
+
+def test_each_claim_is_told_with_its_criterion():
+    two = [federation({"retrain": SLOW, "feduhb": rise(20)}, per_client=size) for size in (525, 3000)]
+    made = claims.topics(claims.judged(evidence(*two)))
+    assert sum(text.count(" Holds if: ") for text in made.values()) == len(claims.CLAIMS)
+    assert made["Convergence"].startswith(
+        "**1. MNIST: FedUHB converges faster than Retrain.** Holds if: In every seed"
+    )
+    assert "(mean over 3 seeds). **iid (525)**: 20 of 40; **iid (3000)**: 20 of 40." in made["Convergence"]

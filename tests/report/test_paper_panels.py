@@ -1,0 +1,267 @@
+"""What is drawn in the paper's panels: heights, marks, levels, and the parts that all of them share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
+
+from feduhb.report.drawing import blank
+from feduhb.report.paper.ablation import GREEN, ablation
+from feduhb.report.paper.curves import GUESSING, curves
+from feduhb.report.paper.federations import federations
+from feduhb.report.paper.forgetting import forgetting
+from feduhb.report.paper.measures import Spread, stops
+from feduhb.report.paper.momentum import beta
+from feduhb.report.paper.pen import (
+    accuracy_axis,
+    banded,
+    bar_of,
+    count_rounds,
+    legend,
+    panel_width,
+    write_over,
+)
+from feduhb.report.paper.printed import LABELS, METHODS, STROKES
+from feduhb.report.paper.scales import SOME, scales
+from feduhb.report.stop_map import SCALES
+from feduhb.report.style import BLUE, VERMILLION, Stroke
+from report.cells import cell, falling, grid, place, track
+from report.looking import written
+
+
+def drawn(axes: Axes, colour: str, *, mark: str = "None") -> list[list[tuple[float, float]]]:
+    """The points of every line of a colour, those with a mark or those without."""
+    lines = [line for line in axes.lines if to_hex(line.get_color()).upper() == colour.upper()]
+    chosen = [line for line in lines if str(line.get_marker()) == mark]
+    return [[(float(x), float(y)) for x, y in np.column_stack(line.get_data())] for line in chosen]
+
+
+def panel() -> tuple[Figure, Axes]:
+    figure, (axes,) = blank(1, 1, width=4, height=2)
+    return figure, axes
+
+
+def axes_of(figure: Figure | None) -> Sequence[Axes]:
+    assert figure is not None
+    return figure.axes
+
+
+def test_panels_share_the_page_but_are_never_too_narrow_or_too_wide():
+    assert [panel_width(n) for n in (1, 2, 3)] == [4.6, 4.6, pytest.approx(3.4)]
+    assert panel_width(4) == pytest.approx(2.55)
+    assert panel_width(9) == 2.5
+
+
+def test_a_band_is_one_standard_deviation_to_either_side():
+    _, axes = panel()
+    banded(axes, [0.5, 0.6], [0.1, 0.2], Stroke(BLUE, "solid"))
+    (band,) = axes.collections
+    corners = {tuple(np.round(point, 6)) for point in np.asarray(band.get_paths()[0].vertices)}
+    assert {(1.0, 0.4), (1.0, 0.6), (2.0, 0.4), (2.0, 0.8)} <= corners
+
+
+def test_one_seed_has_no_band_and_no_whisker():
+    _, axes = panel()
+    banded(axes, [0.5, 0.6], [0.0, 0.0], Stroke(BLUE, "solid"))
+    bar_of(axes, 1, Spread((0.5,)), BLUE)
+    bar_of(axes, 1, Spread(), BLUE)
+    assert not axes.collections
+    assert len(axes.lines) == 1
+
+
+def test_a_whisker_is_one_standard_deviation_to_either_side():
+    _, axes = panel()
+    bar_of(axes, 3, Spread((1.0, 3.0)), BLUE)
+    assert drawn(axes, BLUE) == [[(3, pytest.approx(2 - math.sqrt(2))), (3, pytest.approx(2 + math.sqrt(2)))]]
+
+
+def test_the_accuracy_axis_shows_every_end_and_a_quarter_under_retrain():
+    _, axes = panel()
+    accuracy_axis(axes, [Spread((0.9,)), Spread((0.95,)), Spread()], Spread((0.9,)))
+    low, high = axes.get_ylim()
+    assert low < 0.65
+    assert high > 0.95
+    _, axes = panel()
+    accuracy_axis(axes, [Spread((0.1,)), Spread((0.95,))], Spread((0.9,)))
+    assert axes.get_ylim()[0] < 0.1, "the worst is not cut off"
+    assert axes.get_ylim()[0] >= 0
+
+
+def test_without_retrain_nothing_is_dashed():
+    _, axes = panel()
+    accuracy_axis(axes, [Spread((0.9,))], Spread())
+    assert not axes.lines
+    _, axes = panel()
+    accuracy_axis(axes, [], Spread())
+    assert axes.get_ylim() == (0, 1)
+
+
+def test_rounds_are_counted_in_whole_numbers():
+    for rounds in (1, 4, 40):
+        _, axes = panel()
+        count_rounds(axes, rounds)
+        low, high = axes.get_xlim()
+        assert low < 1
+        assert high > rounds
+        assert all(float(tick).is_integer() for tick in axes.get_xticks())
+
+
+def test_a_legend_takes_the_rows_that_the_width_asks_for():
+    entries = [(name, Stroke(BLUE, "solid")) for name in "abcdef"]
+    heights = []
+    for width in (4.0, 12.0):
+        figure, _ = blank(1, 1, width=width, height=2)
+        legend(figure, entries)
+        heights.append(figure.get_figheight())
+        assert [text.get_text() for text in figure.legends[0].get_texts()] == list("abcdef")
+    assert heights[0] > heights[1] == 2
+
+
+def test_words_over_a_figure_are_wrapped_and_make_room_for_themselves():
+    figure, _ = panel()
+    write_over(figure, ["short.", "word " * 40])
+    said = next(text for text in written(figure) if text.startswith("short."))
+    assert len(said.splitlines()) > 2
+    assert max(map(len, said.splitlines())) < 4 * 16.5
+    assert figure.get_figheight() > 2
+
+
+def test_a_dollar_sign_over_a_figure_is_a_dollar_sign():
+    figure, _ = panel()
+    write_over(figure, ["$x^{"])
+    figure.canvas.draw()
+    assert "$x^{" in written(figure)
+
+
+def test_every_method_has_a_name_and_a_stroke_of_its_own():
+    assert set(METHODS) <= set(LABELS)
+    assert set(LABELS) == set(STROKES)
+    assert len(set(STROKES.values())) == len(STROKES)
+    assert len(set(LABELS.values())) == len(LABELS)
+
+
+def test_feduhb_is_drawn_in_full_up_to_the_rule_and_dotted_beyond():
+    accuracy = [0.02 * t for t in range(1, 41)]
+    cells = [cell(place(), runs_too={"feduhb-on": track(accuracy, falling())})]
+    axes = axes_of(curves(federations(cells)))[0]
+    full, dotted = drawn(axes, BLUE)
+    assert [x for x, _ in full] == list(range(1, 25))
+    assert [x for x, _ in dotted] == list(range(24, 41))
+    assert dotted[0] == full[-1] == (24, pytest.approx(0.48))
+
+
+def test_curves_are_means_over_the_seeds():
+    cells = [cell(place(seed=i), runs_too={"retrain": track([end] * 40)}) for i, end in enumerate((0.6, 0.8))]
+    (mean,) = drawn(axes_of(curves(federations(cells)))[0], VERMILLION)
+    assert mean == [(t, pytest.approx(0.7)) for t in range(1, 41)]
+
+
+def test_a_column_for_each_federation_accuracy_over_loss():
+    found = federations(grid(["iid", "shards:2"], [525], [0]))
+    figure = curves(found)
+    above, below = axes_of(figure)[:2], axes_of(figure)[2:]
+    assert [axes.get_title("left") for axes in above] == ["iid", "2 classes a client"]
+    assert (above[0].get_ylabel(), below[0].get_ylabel()) == ("test accuracy", "test loss")
+    assert (above[1].get_ylabel(), below[1].get_ylabel()) == ("", "")
+    assert curves([]) is None
+
+
+def test_a_loss_that_explodes_does_not_flatten_the_others():
+    wild = track([0.1] * 40)
+    series = {**wild.series, "test_loss": (1e9,) * 40}
+    cells = [cell(place(), runs_too={"fedrecover": replace(wild, series=series)})]
+    assert axes_of(curves(federations(cells)))[1].get_ylim() == (0, GUESSING)
+
+
+def test_betas_heights_are_their_final_accuracies_and_rounds():
+    runs = {"retrain": [0.5, 0.6], "momentum-0.3": [0.5, 0.7], "momentum-0.5": [0.6, 0.8], "momentum-0.7": [0.1, 0.2], "feduhb-on": [0.7, 0.9]}  # fmt: skip
+    cells = [cell(place("dirichlet:0.5", rounds=2), runs_too={n: track(a) for n, a in runs.items()})]
+    _, ends, rounds = axes_of(beta(cells))
+    dots = [
+        (x, y) for line in ends.lines if line.get_marker() == "o" for x, y in np.column_stack(line.get_data())
+    ]
+    assert dots == [(0, 0.6), (1, 0.7), (2, 0.8), (3, 0.2), (4, 0.9)]
+    assert [label.get_text() for label in ends.get_xticklabels()] == ["0", "0.3", "0.5", "0.7", "0.9"]
+    joined = rounds.lines[0].get_ydata()
+    assert np.array_equal(np.asarray(joined, dtype=float), [2, 2, 1, math.nan, 1], equal_nan=True)
+    (never,) = [line for line in rounds.lines if line.get_markerfacecolor() == "white"]
+    assert np.asarray(never.get_xdata())[0] == 3
+
+
+def test_lambdas_heights_are_rounds_and_accuracy():
+    cells = [
+        cell(place(data="mnist-5k"), runs_too={"feduhb-on": track([t / 40 for t in range(40)], falling())})
+    ]
+    found = federations(cells)
+    above, below = axes_of(scales(found))
+    rounds, accuracy = drawn(above, BLUE)[0], drawn(below, BLUE)[0]
+    ends = {scale: stops(found[0], scale=scale).rounds[0] for scale in SCALES}
+    assert dict(rounds) == ends
+    assert dict(accuracy) == {s: pytest.approx(((n or 40) - 1) / 40) for s, n in ends.items()}
+
+
+def test_lambdas_marks_tell_all_some_and_none():
+    moves = (falling(), [1.0] * 40)
+    faces = []
+    for chosen in (moves[:1], moves, moves[1:]):
+        runs = [{"feduhb-on": track([0.9] * 40, moved)} for moved in chosen]
+        cells = [cell(place(seed=i, data="mnist-5k"), runs_too=run) for i, run in enumerate(runs)]
+        marks = [line for line in axes_of(scales(federations(cells)))[0].lines if line.get_marker() == "o"]
+        faces.append(
+            {to_hex(line.get_markerfacecolor()).upper() for line in marks if line.get_markersize() == 6}
+        )
+    assert BLUE in faces[0]
+    assert SOME in faces[1]
+    assert BLUE not in faces[1]
+    assert faces[2] == {"#FFFFFF"}
+
+
+def test_the_papers_points_are_crosses_on_mnist_alone():
+    for data, count in (("mnist", 2), ("cifar10", 0)):
+        figure = scales(federations([cell(place(data=data))]))
+        for axes in axes_of(figure):
+            assert len(drawn(axes, VERMILLION, mark="x")) == count
+
+
+def test_the_ablation_marks_where_the_rule_would_end_each_run():
+    runs = {
+        "retrain": track([0.5] * 40, falling(peak=3)),
+        "feduhb-on": track([0.9] * 40, [1.0] * 40),
+        "step-2": track([0.95] * 40, falling()),
+    }
+    cells = [cell(place("dirichlet:0.5"), runs_too=runs)]
+    (found,) = federations(cells)
+    lines, ends, rounds = axes_of(ablation(cells))
+    fired = stops(found, "retrain").rounds[0]
+    assert drawn(lines, VERMILLION, mark="o") == [[(fired, 0.5)]]
+    assert drawn(lines, BLUE, mark="o") == [], "the rule does not fire"
+    assert len(drawn(lines, GREEN, mark="o")) == 1
+    assert [y for _, y in drawn(ends, BLUE)[0]] == [0.9, 0.9], "heavy ball's level"
+    assert [y for _, y in drawn(rounds, BLUE)[0]] == [1, 1]
+
+
+def test_bars_have_whiskers_and_numbers():
+    axes = axes_of(forgetting([cell(place(seed=seed)) for seed in (0, 2)]))[0]
+    widths = [float(patch.get_width()) for patch in axes.patches]  # type: ignore[attr-defined]
+    assert widths == pytest.approx([0.81] + [0.51] * 5)
+    assert next(label.get_text() for label in axes.get_yticklabels()) == "original"
+
+
+def test_names_stand_beside_the_first_panel_alone():
+    figure = forgetting(grid(["iid"], [525], [0]))
+    first, second = axes_of(figure)
+    assert [label.get_text() for label in first.get_yticklabels()][-1] == "FedUHB"
+    assert {label.get_text() for label in second.get_yticklabels()} == {""}
+
+
+def test_sizes_with_fewer_federations_leave_their_panels_empty():
+    cells = [*grid(["iid", "shards:2"], [525], [0]), *grid(["iid"], [3000], [0])]
+    visible = [axes.get_visible() for axes in axes_of(forgetting(cells))]
+    assert visible == [True, True, True, True, True, False]

@@ -1,0 +1,217 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from feduhb.cells import Cell
+from feduhb.report.grids import NOTHING, Grid
+from feduhb.report.paper.federations import federations
+from feduhb.report.paper.measures import Reached, Spread, Stops
+from feduhb.report.paper.spelling import arrived, counts, fired, numbers, points, ratio, seeded, shares
+from feduhb.report.paper.tables import latex, markdown, tables
+from report.cells import cell, failing, falling, grid, place, track
+
+NAMES = ["runs", "table-1", "accuracy", "reached", "misr", "asr", "beta", "lambda", "ablation"]
+
+
+@pytest.fixture(scope="module")
+def cells() -> list[Cell]:
+    return grid(["iid", "dirichlet:0.5"], [525], range(3))
+
+
+def rows(found: Grid, **where: str) -> list[dict[str, str]]:
+    """The rows with these cells, by header; headers that stand twice get the later cell."""
+    told = [dict(zip(found.headers, row, strict=True)) for row in found.rows]
+    return [row for row in told if all(row[key] == value for key, value in where.items())]
+
+
+@pytest.mark.parametrize(
+    ("spread", "spell", "said"),
+    [
+        (Spread((0.93, 0.94)), shares, "93.5% ± 0.7"),
+        (Spread((0.93,)), shares, "93.0%"),
+        (Spread(), shares, NOTHING),
+        (Spread((0.5, 0.5)), shares, "50.0%"),
+        (Spread((24.0, 24.0)), counts, "24"),
+        (Spread((24.0, 25.0)), counts, "24.5 ± 0.7"),
+        (Spread((3600.0,)), counts, "3,600"),
+        (Spread((1.0, 1.5)), numbers, "1.25 ± 0.35"),
+        (Spread((0.02,)), points, "+2.0"),
+        (Spread((-0.02, -0.04)), points, "-3.0 ± 1.4"),
+    ],
+)
+def test_spreads_are_spelled(spread: Spread, spell, said: str):
+    assert spell(spread) == said
+
+
+def test_how_many_got_there_is_said_where_not_all_did():
+    assert arrived(Reached({0: 16, 1: 18})) == "17.0 ± 1.4"
+    assert arrived(Reached({0: 16, 1: None})) == "16 (1 of 2)"
+    assert arrived(Reached({0: None})) == "never"
+    assert arrived(Reached({})) == NOTHING
+    assert fired(Stops({0: 3, 1: None}, Spread(), Spread())) == "1 of 2"
+    assert fired(Stops({}, Spread(), Spread())) == NOTHING
+    assert ratio(Spread((1.0,)), Spread((4.0,))) == "0.25"
+    assert ratio(Spread((1.0,)), Spread()) == ratio(Spread(), Spread((1.0,))) == NOTHING
+
+
+def test_seeds_that_broke_off_are_counted():
+    (found,) = federations([cell(place(seed=0)), failing(cell(place(seed=1)), "fedrecover")])
+    assert (seeded(found, "fedrecover"), seeded(found, "retrain")) == ("1 (1 broke off)", "2")
+
+
+def test_every_table_is_there_and_has_what_its_headers_promise(cells):
+    found = tables(cells)
+    assert list(found) == NAMES
+    for name, table in found.items():
+        assert all(len(row) == len(table.headers) for row in table.rows), name
+        assert name == "runs" or any("paper" in header for header in table.headers), name
+        assert "seeds" in table.headers, name
+
+
+def test_table_1_has_rounds_seconds_and_the_papers_beside(cells):
+    table = tables(cells)["table-1"]
+    (retrain,) = rows(table, federation="iid, 525 images a client", method="Retrain")
+    (uhb,) = rows(table, federation="iid, 525 images a client", method="FedUHB")
+    assert (retrain["s per executed round"], retrain["s in total"], retrain["rounds executed"]) == ("2.00", "80.0", "40")  # fmt: skip
+    assert (uhb["s per executed round"], uhb["s in total"], uhb["rounds executed"]) == ("2.00", "48.0", "24")
+    assert uhb["s in total / rounds scheduled"] == "1.20"
+    assert (uhb["paper: s per round"], uhb["paper: of Retrain's"]) == ("0.77", "0.61")
+    assert uhb["seeds"] == "1", "only one seed was timed"
+    assert "NVIDIA H200 (engine stacked, tf32)" in table.note
+
+
+def test_ratios_to_retrain_are_per_round_and_in_total(cells):
+    row = tables(cells)["table-1"].rows[4]
+    assert row[1] == "FedUHB"
+    assert (row[3], row[6]) == ("1.00", "0.60"), "a round takes as long as Retrain's, the whole does not"
+
+
+def test_without_a_timed_cell_there_is_no_table_1():
+    assert "table-1" not in tables([cell(alone=False)])
+
+
+def test_accuracy_has_every_method_and_the_papers_number(cells):
+    table = tables(cells)["accuracy"]
+    got = rows(table, federation="iid, 525 images a client")
+    assert [row["method"] for row in got] == [
+        "original", "Retrain", "FedEraser", "FedRecover", "FedRecover, corrected", "FedUHB", "FedUHB, rule off",
+    ]  # fmt: skip
+    assert got[5]["paper"] == "93.02% (22 rounds)"
+    assert "24" in got[5]["rounds executed"]
+    assert (got[2]["client rounds saved"], got[1]["client rounds saved"]) == ("50.0%", NOTHING)
+    assert "secure aggregation" in table.note
+
+
+def test_a_run_that_broke_off_has_no_accuracy_and_is_counted():
+    broken = [failing(cell(place(seed=seed)), "fedrecover") for seed in (0, 1)]
+    (row,) = rows(tables(broken)["accuracy"], method="FedRecover")
+    assert (row["test accuracy"], row["seeds"]) == (NOTHING, "0 (2 broke off)")
+
+
+def test_rounds_to_retrain_say_what_the_rule_leaves():
+    late = [0.5] * 30 + [0.9] * 10
+    runs = {"retrain": track([0.8] * 40), "feduhb-on": track(late, falling())}
+    table = tables([cell(place(), runs_too=runs)])["reached"]
+    (row,) = rows(table, method="FedUHB")
+    assert row["first round with it"] == "31"
+    assert row["of the scheduled rounds"] == "77.5%"
+    assert row["before the stop rule ends it"] == "0 of 1", "the rule fires at 24"
+    assert row["first round with 93.0%"] == "never"
+    assert row["paper: rounds"] == "about 20"
+
+
+def test_the_papers_numbers_stand_beside_their_own_data_set_alone():
+    for data, said in (("cifar10", "around 30%"), ("mnist-5k", NOTHING)):
+        found = tables([cell(place(data=data))])
+        (row,) = rows(found["accuracy"], method="FedRecover")
+        assert row["paper"] == said
+        assert not any("93.0%" in header for header in found["reached"].headers)
+
+
+def test_misr_has_controls_and_chance(cells):
+    table = tables(cells)["misr"]
+    got = rows(table, federation="iid, 525 images a client")
+    assert [row["model"] for row in got][:2] == ["original", "Retrain"]
+    assert (got[0]["boosted trees"], got[0]["on test data"]) == ("81.0% ± 1.0", "45.0%")
+    assert got[1]["paper"] == "23.9%"
+    assert table.headers.count("on test data") == 2
+    assert "not 50%" in table.note
+
+
+def test_asr_is_held_against_the_floor(cells):
+    table = tables(cells)["asr"]
+    (original,), (uhb,) = rows(table, model="original"), rows(table, model="FedUHB")
+    assert (original["ASR"], original["over Retrain's (points)"]) == ("92.0%", "+90.0")
+    assert (uhb["ASR"], uhb["over Retrain's (points)"], uhb["paper"]) == ("2.0%", "+0.0", "3.35%")
+    assert all("backdoor" in row[0] for row in table.rows)
+
+
+def test_beta_has_a_row_each_where_more_were_run(cells):
+    table = tables(cells)["beta"]
+    assert [row[1] for row in table.rows] == ["0", "0.3", "0.5", "0.7", "0.9"]
+    assert {row[0] for row in table.rows} == {"Dirichlet 0.5, 525 images a client"}
+
+
+def test_lambda_says_where_each_window_fires():
+    slow = track([0.9] * 40, [1.0] * 40)
+    fast = track([0.9] * 20 + [0.95] * 20, falling())
+    both = [cell(place(seed=i), runs_too={"feduhb-on": run}) for i, run in enumerate((fast, slow))]
+    one = rows(tables(both[:1])["lambda"], λ="0.6")[0]
+    assert one["window: all so far"] == "24; 95.0%"
+    assert one["window: 5"] == "not in 40"
+    assert one["paper"] == "22; 93.02%"
+    two = rows(tables(both)["lambda"], λ="0.6")[0]
+    assert two["window: all so far"] == "32.0 ± 11.3 (1 of 2 fire); 92.5% ± 3.5"
+    assert [row["λ"] for row in rows(tables(both)["lambda"])] == ["0.2", "0.4", "0.6", "0.8", "1"]
+
+
+def test_the_ablation_keeps_momentum_and_rule_apart(cells):
+    table = tables(cells)["ablation"]
+    plain = rows(table, federation="iid, 525 images a client")
+    assert [row["variant"] for row in plain] == [
+        "β 0, no rule", "β 0, with the rule", "β 0.9, no rule", "β 0.9, with the rule",
+    ]  # fmt: skip
+    assert [row["rounds executed"] for row in plain][::2] == ["40", "40"]
+    assert [row["the rule fires"] for row in plain] == [NOTHING, "3 of 3", NOTHING, "3 of 3"]
+    assert plain[3]["paper"] == "22 rounds, 93.0%"
+    swept = rows(table, federation="Dirichlet 0.5, 525 images a client")
+    assert swept[-1]["variant"].startswith("FedAvg, server step ")
+    assert "chosen on the test data, which favours it" in table.note
+
+
+def test_the_rule_on_beta_0_is_replayed_on_retrains_own_movements():
+    runs = {"retrain": track([i / 40 for i in range(40)], falling(peak=3)), "feduhb-on": track([0.9] * 40, [1.0] * 40)}  # fmt: skip
+    table = tables([cell(place(), runs_too=runs)])["ablation"]
+    (ruled,), (uhb,) = rows(table, variant="β 0, with the rule"), rows(table, variant="β 0.9, with the rule")
+    assert ruled["the rule fires"] == "1 of 1"
+    assert int(ruled["rounds executed"]) < 40
+    assert ruled["first round with Retrain's final accuracy"] == "never", "Retrain is cut before its best"
+    assert (uhb["the rule fires"], uhb["rounds executed"]) == ("0 of 1", "40")
+
+
+def test_what_was_run_names_device_commit_and_seeds(cells):
+    (row,) = rows(tables(cells)["runs"], federation="Dirichlet 0.5, 525 images a client")
+    assert (row["seeds"], row["timed seeds"], row["rounds"]) == ("0, 1 and 2", "0", "40")
+    assert (row["device"], row["engine"], row["commit"]) == ("NVIDIA H200", "stacked tf32", "0123456789")
+    other = replace(cells[0], made={**cells[0].made, "device": "CPU", "finished": "2026-11-17T01:00:00"})
+    (row,) = rows(tables([other, cells[1]])["runs"], federation="iid, 525 images a client")
+    assert row["device"] == "CPU, NVIDIA H200"
+    assert row["finished"] == "2026-11-15 to 2026-11-17"
+
+
+def test_markdown_and_latex_have_every_cell(cells):
+    text = markdown(cells)
+    assert text.count("\n## ") + text.startswith("## ") == len(NAMES)
+    assert "| FedUHB | 2.00 | 1.00 | 24 | 48.0 | 0.60 | 1.20 | 0.77 | 0.61 | 1 |" in text
+    tex = latex(tables(cells)["table-1"])
+    assert r"FedUHB & 2.00 & 1.00 & 24 & 48.0 & 0.60 & 1.20 & 0.77 & 0.61 & 1 \\" in tex
+    assert tex.startswith("% Table I: running time\n% ")
+    assert r"\end{tabular}" in tex
+
+
+def test_one_seed_has_no_spread_and_says_so():
+    text = markdown([cell(place("dirichlet:0.5"))])
+    assert " ± " not in "".join(line for line in text.splitlines() if line.startswith("|"))
+    assert "no ± where there is one seed" in text
