@@ -1,0 +1,158 @@
+"""A small grid on real images, end to end: made once, gone on with after any interruption, listed where incomplete."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+from typer.testing import CliRunner
+
+from feduhb.cells import Cell
+from feduhb.cli import app
+from feduhb.errors import ConfigError, RunFolderError
+from feduhb.experiment import reproduce as module
+from feduhb.experiment.cell import ATTACKED, Job, make_cell
+from feduhb.experiment.grids import Part, read_grid
+from feduhb.experiment.reproduce import reproduce, standing
+from reproduce.small import TEXT, facts, one_cell, written
+
+METHODS = {"retrain", "federaser", "fedrecover", "fedrecover-corrected", "feduhb", "feduhb-on"}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """The whole grid, by the command; its folder and what the command answered."""
+    folder = tmp_path_factory.mktemp("grid")
+    command = ["reproduce", str(written(folder)), "--out", str(folder / "paper"), "--engine", "pool", "--json"]
+    ended = CliRunner().invoke(app, command)
+    assert ended.exit_code == 0, ended.output
+    return folder / "paper", json.loads(ended.stdout)
+
+
+def test_the_command_makes_every_cell_and_draws_the_paper(made):
+    folder, answer = made
+    assert len(answer["done"]) == 6
+    assert answer["missing"] == []
+    assert sorted(p.stem for p in (folder / "cells").iterdir()) == sorted(answer["done"])
+    names = {name.rsplit("/", 1)[-1] for name in answer["written"]}
+    assert {"tables.md", "table-1.tex", "curves-40.png", "forgetting.png", "beta.png", "lambda-40.png"} <= names
+    assert "## Table I" in (folder / "tables.md").read_text()
+
+
+def test_a_cell_holds_every_run_and_who_made_it(made):
+    cell = Cell.read(made[0] / "cells" / "dirichlet-0.5-40-s0.json")
+    assert set(cell.runs) == METHODS | {"original", "momentum-0.5", "step-2"}
+    assert {name: track.exact for name, track in cell.runs.items() if not track.exact} == dict.fromkeys(
+        ("federaser", "fedrecover", "fedrecover-corrected"), False
+    )
+    for track in cell.runs.values():
+        assert len(track.of("test_accuracy")) == track.rounds == len(track.of("client_seconds"))
+        assert set(track.scores) == {"forgotten", "retained"}
+    assert set(cell.misr["boosted trees"]) == set(ATTACKED)
+    assert cell.made["command"] == "feduhb reproduce small.toml --engine pool"
+    assert cell.made["engine"]["name"] == "pool"
+    assert cell.made["alone"] is True
+    assert {"commit", "device", "versions", "finished", "seconds"} <= set(cell.made)
+
+
+def test_the_backdoor_is_measured_where_it_was_planted_and_changes_nothing_for_exact_methods(made):
+    planted, clean = (Cell.read(made[0] / "cells" / f"iid-40{word}-s0.json") for word in ("-backdoor", ""))
+    assert all(track.of("backdoor") for track in planted.runs.values())
+    assert not any(track.of("backdoor") for track in clean.runs.values())
+    same = {name for name in clean.runs if clean.runs[name].weights == planted.runs[name].weights}
+    assert same == {"retrain", "feduhb", "feduhb-on"}  # whoever remains never saw it
+
+
+def test_momentum_nought_is_retrain_and_the_rule_only_watches(made):
+    cell = Cell.read(made[0] / "cells" / "iid-40-s0.json")
+    ruled, on = cell.runs["feduhb"], cell.runs["feduhb-on"]
+    assert ruled.rounds < on.rounds == 6
+    assert "fell below 10 x its standard deviation" in ruled.stopped
+    assert on.of("moved")[: ruled.rounds] == ruled.of("moved")
+    assert on.stopped == "all 6 scheduled rounds were run"
+
+
+def test_going_on_gives_the_weights_of_a_run_that_never_had_a_rule(made, tmp_path):
+    grid = one_cell(tmp_path, scale=1e-9)  # a rule that never fires
+    reproduce(grid, tmp_path / "paper", engine="pool", show=None)
+    free = Cell.read(tmp_path / "paper" / "cells" / "iid-40-s0.json")
+    ended = Cell.read(made[0] / "cells" / "iid-40-s0.json")
+    assert free.runs["feduhb"].weights == free.runs["feduhb-on"].weights == ended.runs["feduhb-on"].weights
+    assert free.runs["feduhb"].weights != ended.runs["feduhb"].weights
+
+
+def test_what_is_done_is_never_done_again(made, monkeypatch):
+    def forbidden(*_):
+        raise AssertionError
+
+    monkeypatch.setattr(module, "make_cell", forbidden)
+    grid = read_grid(written(made[0].parent))
+    assert reproduce(grid, made[0], engine="pool", show=None).missing == ()
+
+
+def test_what_is_missing_is_listed_and_nothing_else_is_made(made, tmp_path):
+    folder = shutil.copytree(made[0], tmp_path / "paper")
+    path = folder / "cells" / "iid-40-s1.json"
+    kept = path.read_text()
+    path.unlink()
+    command = ["reproduce", str(written(tmp_path)), "--out", str(folder), "--missing"]
+    ended = CliRunner().invoke(app, command)
+    assert ended.stdout.startswith("5 of 6 cells are done\nmissing: iid-40-s1")
+    assert not path.exists()
+    path.write_text(kept)  # as if made on another machine
+    assert standing(read_grid(written(tmp_path)), folder).missing == ()
+
+
+def test_seeds_and_words_choose_cells(made, tmp_path):
+    folder = shutil.copytree(made[0], tmp_path / "paper")
+    for path in (folder / "cells").iterdir():
+        path.unlink()
+    grid = read_grid(written(tmp_path))
+    found = reproduce(grid, folder, engine="pool", seeds=[1], only=["iid-40-s"], show=None)
+    assert [place.name for place in found.done] == ["iid-40-s1"]
+    assert facts(folder / "cells" / "iid-40-s1.json") == facts(made[0] / "cells" / "iid-40-s1.json")
+
+
+def test_several_cells_at_once_find_the_same(made, tmp_path):
+    grid = read_grid(written(tmp_path))
+    reproduce(grid, tmp_path / "paper", engine="pool", workers=2, only=["iid-40-s"], show=None)
+    for name, alone in (("iid-40-s0", True), ("iid-40-s1", False)):
+        path = tmp_path / "paper" / "cells" / f"{name}.json"
+        assert Cell.read(path).made["alone"] is alone  # one that is timed has the machine to itself
+        found, expected = facts(path), facts(made[0] / "cells" / f"{name}.json")
+        assert found["runs"] == expected["runs"]
+
+
+def test_cells_of_other_settings_are_refused(made, tmp_path):
+    grid = read_grid(written(tmp_path, TEXT.replace("lr = 0.05", "lr = 0.04")))
+    with pytest.raises(RunFolderError, match=r"was made with lr = 0.05, not 0.04; choose another --out"):
+        reproduce(grid, made[0], engine="pool", show=None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [({"workers": 0}, "workers is 0; give 1 or more"), ({"seeds": [7]}, "no seed 7; it has 0, 1")],
+)
+def test_bad_arguments_are_refused_before_anything_is_made(tmp_path, changes, says):
+    with pytest.raises(ConfigError, match=says):
+        reproduce(read_grid(written(tmp_path)), tmp_path / "paper", show=None, **changes)
+    assert not (tmp_path / "paper").exists()
+
+
+def test_a_run_that_diverges_is_a_result(tmp_path):
+    part = Part(partitions=("iid",), per_client=(40,), steps=(1e30,))
+    (place,) = one_cell(tmp_path, parts=(part,)).places()
+    cell = Cell.read(make_cell(Job(place=place, out=tmp_path, engine="pool")))
+    broken = cell.runs["step-1e+30"]
+    assert broken.failed is not None
+    assert broken.rounds < 6
+    assert cell.runs["retrain"].failed is None
+    assert list(cell.runs)[-1] == "step-1e+30"
+    assert not (tmp_path / "work" / place.name).exists()
+
+
+def test_run_folders_are_kept_on_request(tmp_path):
+    (place,) = one_cell(tmp_path).places()
+    make_cell(Job(place=place, out=tmp_path, engine="pool", keep=True))
+    assert {path.name for path in (tmp_path / "work" / place.name).iterdir()} == METHODS | {"original"}
