@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from feduhb.experiment.config import parse_config
+from feduhb.experiment.config import parse_config, read_config
+from feduhb.experiment.grids import read_grid
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -65,7 +66,7 @@ def test_links_inside_the_project_lead_somewhere(page):
 
 
 def test_the_example_config_is_valid_and_complete():
-    (text,) = blocks((ROOT / "docs" / "config.md").read_text(), "toml")
+    text, _ = blocks((ROOT / "docs" / "config.md").read_text(), "toml")
     config = parse_config(tomllib.loads(text), "docs/config.md")
     assert config.federation is not None
     assert config.federation.backdoor is not None
@@ -75,8 +76,21 @@ def test_the_example_config_is_valid_and_complete():
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "experiments").glob("*.toml")), ids=lambda p: p.name)
-def test_every_experiment_is_a_valid_config(path):
-    parse_config(tomllib.loads(path.read_text()), path.name)
+def test_every_experiment_is_a_valid_config_or_grid(path):
+    if "parts" in tomllib.loads(path.read_text()):
+        read_grid(path)
+    else:
+        read_config(path)
+
+
+def test_the_grid_of_the_config_page_names_every_setting(tmp_path):
+    _, text = blocks((ROOT / "docs" / "config.md").read_text(), "toml")
+    (tmp_path / "grid.toml").write_text(text)
+    grid = read_grid(tmp_path / "grid.toml")
+    assert set(tomllib.loads(text)) == set(type(grid).__slots__)
+    assert {key for part in tomllib.loads(text)["parts"] for key in part} == set(
+        type(grid.parts[0]).__slots__
+    )
 
 
 def test_the_help_in_the_docs_is_the_programs_own():

@@ -26,7 +26,19 @@ MAY_IMPORT = {
     | {"core", "data", "methods", "engines", "run", "models", "torch", "numpy", "sklearn", "threadpoolctl"},
     "report": STANDARD | {"records", "stopping", "cells", "matplotlib", "plotly", "rich", "numpy"},
     "experiment": STANDARD
-    | {"records", "stopping", "cells", "core", "methods", "data", "models", "engines", "history", "run", "evaluate"}
+    | {
+        "records",
+        "stopping",
+        "cells",
+        "core",
+        "methods",
+        "data",
+        "models",
+        "engines",
+        "history",
+        "run",
+        "evaluate",
+    }
     | {"torch", "pydantic", "tomli_w"},
     "demo": STANDARD | {"experiment", "report", "records", "data", "rich"},
     "cli": None,

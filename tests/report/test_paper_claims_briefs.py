@@ -44,7 +44,7 @@ def both(runs: Runs, other: Runs, data: str = "mnist") -> Evidence:
         ("larger λ", {"feduhb-on": ruled([0.5 + 0.01 * t for t in range(40)])}, {}, "λ 0.2: 34.0 rounds, 83.0%; λ 1: 20.0 rounds, 69.0%"),
         ("λ = 0.6", {"feduhb-on": ruled(rise(9, 0.93))}, {"feduhb-on": ruled(rise(9, 0.95))}, "24.0 rounds, 93.0% to 95.0%"),
         ("higher β converges", {"retrain": rise(40), "momentum-0.5": rise(30), "feduhb-on": rise(9)}, {"feduhb-on": rise(11)}, "with the lowest β at round 40.0, with the highest at 9.0 to 11.0"),
-        ("MNIST: it is the heavy ball", {"retrain": rise(40), "step-2": rise(30, 0.95), "feduhb-on": rise(9, 0.97)}, {}, "at round 9.0, with a tuned step at 30.0; ends at 97.0% and 95.0%"),
+        ("MNIST: it is the heavy ball", {"retrain": rise(40), "step-2": rise(30, 0.95), "feduhb-on": rise(9, 0.97)}, {}, "at round 9.0, with a tuned step at 30.0; ends at 97.0%, with a tuned step at 95.0%"),
         ("more stable", {"feduhb-on": [0.1, 0.5, 0.3], "retrain": rise(9)}, {"retrain": [0.5, 0.1]}, "falls by 20.0 points; Retrain's by 0.0 to 40.0"),
         ("MNIST: a round of FedUHB", TIMES, {"feduhb": took(1, 30)}, "1.00 s a round, Retrain 1.50; total over the scheduled rounds 0.500 to 0.750, Retrain 1.50"),
         ("MNIST: it takes less", TIMES, {}, "1.00 s a round; FedEraser 0.500, FedRecover 2.00"),

@@ -69,7 +69,8 @@ def test_levels_of_misr():
         return claims_forgetting.levels(evidence(federation({}, misr=rates(**called))))
 
     assert judged(retrain=0.25, federaser=0.5, fedrecover=0.55).verdict == HOLDS
-    assert judged(retrain=0.5, federaser=0.5, fedrecover=0.7).why == "true of FedEraser only"
+    assert judged(retrain=0.5, federaser=0.5, fedrecover=0.5).verdict == FAILS
+    assert judged(retrain=0.25, federaser=0.5, fedrecover=0.7).verdict == FAILS
     assert judged(retrain=0.5, federaser=0.9, fedrecover=0.7).verdict == FAILS
     assert judged(retrain=0.5, federaser=0.9).verdict == UNKNOWN
 
@@ -85,12 +86,14 @@ def test_a_lower_misr():
     assert lower(feduhb=0.6, federaser=0.5, fedrecover=0.2, original=0.9).verdict == FAILS
 
 
-def test_a_low_misr_means_nothing_where_the_original_is_not_caught():
-    judged = lower(feduhb=0.3, federaser=0.5, fedrecover=0.5, original=0.45)
+def test_a_low_misr_means_nothing_where_the_original_has_retrains():
+    judged = lower(feduhb=0.3, federaser=0.5, fedrecover=0.5, original=0.64, retrain=0.6)
     assert judged.verdict == HOLDS
     assert (
-        judged.why == "a low MISR means nothing for iid, where the attacker does not catch the original model"
+        judged.why
+        == "a low MISR means nothing for iid, where the original model's is less than 5 points above Retrain's"
     )
+    assert not lower(feduhb=0.3, federaser=0.5, fedrecover=0.5, original=0.66, retrain=0.6).why
 
 
 def planted(success: Mapping[str, float], data: str = "mnist") -> Evidence:
@@ -118,6 +121,18 @@ def test_a_backdoor_that_did_not_take_cannot_be_removed():
     assert claims_forgetting.removed(evidence(federation({}))).why == "no cell has a backdoor"
 
 
+def test_federations_whose_backdoor_did_not_take_are_named():
+    loud, quiet = (
+        {run: track(rise(9), backdoor=rate) for run, rate in rates.items()}
+        for rates in (GONE, {**GONE, "original": 0.1})
+    )
+    cells = [*federation(quiet, backdoor=True), *federation(loud, backdoor=True, per_client=3000)]
+    judged = claims_forgetting.removed(evidence(cells))
+    assert judged.verdict == CONDITIONS
+    assert judged.why == "for iid (3000); nothing is known of iid (525), where the backdoor did not take"
+    assert judged.measured.endswith("iid (3000): 90.0% / 3.0% / 2.0% / 4.0% / 5.0%")
+
+
 def test_exact_methods_below_the_approximate():
     apart = {**GONE, "federaser": 0.2, "fedrecover": 0.2}
     assert claims_forgetting.below(planted(apart, "cifar10")).verdict == HOLDS
@@ -140,6 +155,8 @@ def test_a_higher_beta_leads_further():
     assert claims_theory.further(Evidence({}, rising)).verdict == HOLDS
     assert claims_theory.further(Evidence({}, falls)).verdict == FAILS
     assert claims_theory.further(Evidence({}, theorem((0.3, 1, 0, 9)))).verdict == FAILS
+    bent = theorem((0.3, 1, 0, 9), (0.6, 3, 0, 9), (0.9, 2, 0, 9))
+    assert claims_theory.further(Evidence({}, bent)).verdict == FAILS
 
 
 def test_the_limit_is_reached_or_is_not():
@@ -148,6 +165,8 @@ def test_the_limit_is_reached_or_is_not():
     assert judged.verdict == FAILS
     assert judged.measured == "Distance after 400 rounds (limit of the bound).\n0.00100 (86.0), β 0.9"
     assert claims_theory.stabilised(Evidence({}, theorem((0, 0, 0, 9)))).verdict == UNKNOWN
+    one = theorem((0.3, 3, 0.001, 12), (0.9, 90, 80, 86))
+    assert claims_theory.stabilised(Evidence({}, one)).verdict == FAILS
 
 
 def test_a_bound_that_tells_nothing_of_an_untrained_model():
@@ -167,6 +186,8 @@ def test_storage_is_one_model_against_a_history():
     assert judged(0, 5e9).measured.endswith("MNIST: 1.00 / 5,000 / 5,000")
     assert judged(1e6, 5e9).verdict == FAILS
     assert judged(0, 1e5).verdict == FAILS
+    kept = {"federaser": summed(history_bytes_read=5e9), "fedrecover": summed(history_bytes_read=1e5)}
+    assert claims_theory.stored(evidence(federation({"feduhb": summed(), **kept}))).verdict == FAILS
 
 
 def test_bytes_sent():
@@ -209,6 +230,19 @@ def test_a_loss_that_turns_up_is_noticed():
     )
     flat = replace(up, series={**up.series, "test_loss": (0.5,) * 40})
     assert not [line for line in noticed(evidence(federation({"feduhb-on": flat}))) if "test loss" in line]
+
+
+def test_what_compiling_cost_is_noticed():
+    first = track(rise(9))
+    late = replace(first, series={**first.series, "client_seconds": (31.75, *[1.75] * 39)})
+    (line,) = [
+        line
+        for line in noticed(evidence(federation({"retrain": late}, seeds=1)))
+        if "compile kernels" in line
+    ]
+    assert "30.0 s of Retrain went into rounds of more than 5 times their run's median" in line
+    assert "FedUHB" not in line
+    assert not [line for line in noticed(evidence(federation({}))) if "compile kernels" in line]
 
 
 def test_what_correction_changes():

@@ -22,6 +22,7 @@ from feduhb.report.paper.measures import (
     over,
     reached,
     score,
+    steady,
     steps,
     stops,
     times,
@@ -238,3 +239,11 @@ def test_a_rule_never_adds_an_arrival(both: dict[int, tuple[int | None, int | No
     assert left.hits <= arrived.hits
     assert all(n in {None, arrived.rounds[seed]} for seed, n in left.rounds.items())
     assert all(n is None or n <= (both[seed][1] or 40) for seed, n in left.rounds.items())
+
+
+def test_the_odd_slow_round_counts_as_the_usual_and_many_are_what_a_run_does():
+    assert steady([4.9, 1.0, 1.0]) == [4.9, 1.0, 1.0]
+    assert steady([5.1, 1.0, 1.0]) == [1.0, 1.0, 1.0]
+    assert steady([9.0, 9.0, 1.0, 1.0, 1.0]) == [9.0, 9.0, 1.0, 1.0, 1.0]  # asked rounds among estimates
+    assert steady([9.0, *[1.0] * 38, 8.0]) == [1.0] * 40
+    assert steady([9.0, 7.0, *[1.0] * 37, 8.0]) == [9.0, 7.0, *[1.0] * 37, 8.0]

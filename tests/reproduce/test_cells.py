@@ -49,7 +49,7 @@ def test_a_track_counts_its_rounds_and_has_no_series_it_lacks():
 def test_a_damaged_cell_is_refused_with_the_way_out(tmp_path, cut):
     path = CELL.write(tmp_path)
     path.write_text(path.read_text()[:cut])
-    with pytest.raises(RunFolderError, match="is damaged .* delete it, and feduhb reproduce makes that cell"):
+    with pytest.raises(RunFolderError, match=r"is damaged .* delete it, and feduhb reproduce makes that cell"):
         Cell.read(path)
 
 
@@ -72,4 +72,6 @@ def test_federations_that_differ_have_names_that_differ():
 def test_series_are_kept_to_six_digits(values):
     kept = shortened(values)
     assert kept == pytest.approx(values, rel=1e-5, abs=1e-300)
-    assert all(len(f"{abs(value):.20g}".rstrip("0")) < 40 and value == float(f"{value:.6g}") for value in kept)
+    assert all(
+        len(f"{abs(value):.20g}".rstrip("0")) < 40 and value == float(f"{value:.6g}") for value in kept
+    )

@@ -24,7 +24,15 @@ METHODS = {"retrain", "federaser", "fedrecover", "fedrecover-corrected", "feduhb
 def made(tmp_path_factory):
     """The whole grid, by the command; its folder and what the command answered."""
     folder = tmp_path_factory.mktemp("grid")
-    command = ["reproduce", str(written(folder)), "--out", str(folder / "paper"), "--engine", "pool", "--json"]
+    command = [
+        "reproduce",
+        str(written(folder)),
+        "--out",
+        str(folder / "paper"),
+        "--engine",
+        "pool",
+        "--json",
+    ]
     ended = CliRunner().invoke(app, command)
     assert ended.exit_code == 0, ended.output
     return folder / "paper", json.loads(ended.stdout)
@@ -36,7 +44,14 @@ def test_the_command_makes_every_cell_and_draws_the_paper(made):
     assert answer["missing"] == []
     assert sorted(p.stem for p in (folder / "cells").iterdir()) == sorted(answer["done"])
     names = {name.rsplit("/", 1)[-1] for name in answer["written"]}
-    assert {"tables.md", "table-1.tex", "curves-40.png", "forgetting.png", "beta.png", "lambda-40.png"} <= names
+    assert {
+        "tables.md",
+        "table-1.tex",
+        "curves-40.png",
+        "forgetting.png",
+        "beta.png",
+        "lambda-40.png",
+    } <= names
     assert "## Table I" in (folder / "tables.md").read_text()
 
 

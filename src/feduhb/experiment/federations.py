@@ -40,7 +40,7 @@ def load(
     """Load a data set and share it out among clients c00, c01, ...
 
     Args:
-        name: "mnist-5k" or "digits", which come with the installation; "mnist" from its files.
+        name: "mnist-5k" or "digits", which come with the installation; "mnist" or "cifar10" from files, downloaded where there are none.
         partition: "iid", "dirichlet:A" or "shards:K".
         per_client: images of each client, the held-out part included; None shares out all.
         held_out: share of every client's images that is never trained on.
@@ -49,7 +49,7 @@ def load(
             remembers them, or `Canaries` with a share of its own.
         model: "cnn" (the paper's), "mlp", "softmax", a module or factory of your own, or None for the data set's.
         seed: of the partition and of every run over this federation.
-        data: the folder with the files of "mnist"; else FEDUHB_DATA.
+        data: the folder with the files of "mnist" or "cifar10"; else FEDUHB_DATA, else a cache that they are downloaded into.
     """
     if isinstance(backdoor, str):
         backdoor = [backdoor]

@@ -85,7 +85,7 @@ def open_run(
     Args:
         federation: the clients' data, nobody forgotten yet, where a config cannot name it. It must be the very data of the run.
         method: the run's, where it is none of ours.
-        data: the folder with the files of "mnist"; else FEDUHB_DATA.
+        data: the folder with the files of "mnist" or "cifar10"; else FEDUHB_DATA, else a cache.
     """
     files = RunFolder(Path(folder))
     config = parse_config(files.config(), str(files.config_path))

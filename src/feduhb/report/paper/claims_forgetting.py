@@ -11,6 +11,7 @@ from typing import Any
 from feduhb.cells import ORIGINAL, RETRAIN
 from feduhb.report.paper.claims_parts import (
     CIFAR,
+    CONDITIONS,
     DATA,
     FAILS,
     HOLDS,
@@ -23,6 +24,7 @@ from feduhb.report.paper.claims_parts import (
     across,
     clear,
     everywhere,
+    grouped,
     middle,
     missing,
     named,
@@ -41,6 +43,7 @@ COUNTERFACTUALS = ("noise", "never")
 APPROXIMATE = ("federaser", "fedrecover")
 MODELS = (ORIGINAL, UHB, RETRAIN, *APPROXIMATE)
 HALF, NEAR, PRINTED = 0.5, 0.1, 0.239  # close to 0.5, how near is close, the paper's Retrain
+TELLS = 0.05  # over Retrain's MISR, from which on the original model's says something
 IMPLANTED = 0.2  # that the trigger must work over the floor before anything can be said to have removed it
 REMOVED = 0.05  # over the floor, at most
 BACKDOOR = "backdoor"
@@ -117,9 +120,8 @@ def _levels(federation: Federation) -> Seen | None:
     found = {run: middle(called(federation, run)) for run in wanted}
     if any(map(math.isnan, found.values())):
         return None
-    near = {LABELS[run]: abs(found[run] - goal) <= NEAR for run, goal in wanted.items()}
-    told = ordered(_rates(federation, run) for run in wanted)
-    return several(near, told, "true of {} only", tuple(found.values()))
+    near = all(abs(found[run] - goal) <= NEAR for run, goal in wanted.items())
+    return Seen(near, ordered(_rates(federation, run) for run in wanted), values=tuple(found.values()))
 
 
 def lower(evidence: Evidence, *, data: str, than: tuple[str, ...]) -> Judged:
@@ -142,17 +144,13 @@ def _lower(federation: Federation, *, than: tuple[str, ...]) -> Seen | None:
 
 
 def _weak(evidence: Evidence, data: str) -> str:
-    """Say where the attacker does not even catch the original model, so that a low MISR means nothing."""
-    rates = {
-        name: [called(one, ORIGINAL, on_test=on_test) for on_test in (False, True)]
-        for name, one in named(evidence.clean(data)).items()
-    }
-    weak = [name for name, (mine, other) in rates.items() if mine and not clear(paired(mine, other))]
-    return (
-        f"a low MISR means nothing for {listed(weak)}, where the attacker does not catch the original model"
-        if weak
-        else ""
-    )
+    """Say where the attacker hardly tells the original model from Retrain, so that a low MISR means nothing."""
+    found = named(evidence.clean(data)).items()
+    more = {name: paired(called(one, ORIGINAL), called(one, RETRAIN)).mean for name, one in found}
+    weak = [name for name, mean in more.items() if mean is not None and mean < TELLS]
+    if not weak:
+        return ""
+    return f"a low MISR means nothing for {grouped(weak)}, where the original model's is less than {100 * TELLS:g} points above Retrain's"
 
 
 def removed(evidence: Evidence) -> Judged:
@@ -187,12 +185,20 @@ def _backdoor(evidence: Evidence, data: str, look: Callable[[Federation], Seen |
     if not found:
         return missing(data) if not evidence.clean(data) else Judged("", UNKNOWN, "no cell has a backdoor")
     lead = f"ASR of {ordered(LABELS[run] for run in MODELS)}"
-    took = [one for one in found if _took(one)]
     brief = ("original {}, FedUHB {}, Retrain {}, FedEraser {}, FedRecover {}", *[".1%"] * len(MODELS))
-    judged = across(evidence, data, look, lead, brief, took or found)
-    if took:
+    every = named(found)
+    took = {name: one for name, one in every.items() if _took(one)}
+    judged = everywhere(took or every, look, lead, brief)
+    if not took:
+        return replace(judged, verdict=UNKNOWN, why="the backdoor did not take: there was nothing to remove")
+    idle = [name for name in every if name not in took]
+    if not idle:
         return judged
-    return replace(judged, verdict=UNKNOWN, why="the backdoor did not take: there was nothing to remove")
+    said = judged.why or (f"for {grouped(took)}" if judged.verdict == HOLDS else "")
+    why = [*([said] if said else []), f"nothing is known of {grouped(idle)}, where the backdoor did not take"]
+    return replace(
+        judged, verdict=CONDITIONS if judged.verdict == HOLDS else judged.verdict, why="; ".join(why)
+    )
 
 
 def _took(federation: Federation) -> bool:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from statistics import fmean
 
 from feduhb.cells import RETRAIN
 from feduhb.report.paper.claims_parts import DATA, MNIST, Evidence, at, clear, named, paired, share
 from feduhb.report.paper.federations import Federation, sized
-from feduhb.report.paper.measures import UHB, UHB_ON, final, over, stops, total
-from feduhb.report.paper.printed import CORRECTED, LAMBDA, SECONDS
-from feduhb.report.words import listed
+from feduhb.report.paper.measures import UHB, UHB_ON, WARM, final, over, seconds, steady, stops, total
+from feduhb.report.paper.printed import CORRECTED, LABELS, LAMBDA, METHODS, SECONDS
+from feduhb.report.words import listed, number
 
 UP = 1.05  # times its lowest, from which on a test loss has turned up
 CONFIDENT = "momentum makes a model confident, also where it is wrong"
@@ -18,7 +18,14 @@ CONFIDENT = "momentum makes a model confident, also where it is wrong"
 
 def noticed(evidence: Evidence) -> list[str]:
     """Give every sentence that these numbers fill."""
-    makers: list[Callable[[Evidence], Iterable[str]]] = [scheduled, fired, turned, images, recovering]
+    makers: list[Callable[[Evidence], Iterable[str]]] = [
+        scheduled,
+        compiled,
+        fired,
+        turned,
+        images,
+        recovering,
+    ]
     return [sentence for make in makers for sentence in make(evidence)]
 
 
@@ -35,6 +42,25 @@ def scheduled(evidence: Evidence) -> Iterator[str]:
             f"the same clients, so that the whole time over {rounds} scheduled rounds is a likely reading: it would fit a run of "
             f"{ratio * rounds:.1f} rounds. The rule with λ {found[0].cells[0].place.scale:g} ran {ran} here."
         )
+
+
+def compiled(evidence: Evidence) -> Iterator[str]:
+    """Say what compiling cost, and whom: the first run that needs a kernel pays for it."""
+    for data, name in DATA.items():
+        timed = [one.timed for one in evidence.clean(data)]
+        lost = {run: _lost([one for one in timed if one is not None], run) for run in METHODS}
+        told = [f"{number(each)} s of {LABELS[run]}" for run, each in lost.items() if each > 0]
+        if told:
+            yield (
+                f"{name}: in the timed cells {listed(told)} went into rounds of more than {WARM} times their run's median, most likely to "
+                "compile kernels. Whoever runs first pays for that; no total here counts it."
+            )
+
+
+def _lost(timed: Sequence[Federation], run: str) -> float:
+    """Seconds beyond the usual."""
+    took = [seconds(track) for one in timed for track in one.tracks(run).values()]
+    return sum(sum(each) - sum(steady(each)) for each in took if each)
 
 
 def fired(evidence: Evidence) -> Iterator[str]:

@@ -15,6 +15,9 @@ from feduhb.stopping import dynamic_stop, replay
 UHB, UHB_ON = "feduhb", "feduhb-on"
 TREES = "boosted trees"  # the attacker of the paper's MISR
 ACCURACY = "test_accuracy"
+WARM = 5  # times a run's median round, beyond which the odd round was compiling or the like
+ODD = 0.05  # of a run's rounds, and one at least
+COMPILED = f"The odd round of more than {WARM} times its run's median (one in {1 / ODD:.0f} at most) counts as the median: most likely it compiled kernels."
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,18 +192,25 @@ def over(federation: Federation, run: str, other: str, series: str = ACCURACY) -
 
 
 def times(federation: Federation, run: str) -> Times | None:
-    """Give a run's seconds; None where no cell of it was timed."""
+    """Give a run's seconds on a machine that is warm; None where no cell of it was timed."""
     timed = federation.timed
     tracks = [] if timed is None else [track for track in timed.tracks(run).values() if seconds(track)]
     if not tracks:
         return None
-    took = [seconds(track) for track in tracks]
+    took = [steady(seconds(track)) for track in tracks]
     return Times(
         Spread(tuple(statistics.median(each) for each in took)),
         Spread(tuple(math.fsum(each) for each in took)),
         Spread(tuple(math.fsum(each) / federation.rounds for each in took)),
         Spread(tuple(float(len(each)) for each in took)),
     )
+
+
+def steady(took: Sequence[float]) -> list[float]:
+    """Let the odd round that took far longer than the median take the median; where many did, they are what the run does."""
+    usual = statistics.median(took)
+    odd = sum(one > WARM * usual for one in took)
+    return [usual if one > WARM * usual and odd <= max(1, ODD * len(took)) else one for one in took]
 
 
 def seconds(track: Track) -> list[float]:

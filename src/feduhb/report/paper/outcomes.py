@@ -9,6 +9,7 @@ from feduhb.report.grids import NOTHING, Grid
 from feduhb.report.paper import printed
 from feduhb.report.paper.federations import Federation, federations
 from feduhb.report.paper.measures import (
+    COMPILED,
     UHB,
     UHB_ON,
     Times,
@@ -68,6 +69,7 @@ def table_1(cells: Sequence[Cell]) -> Grid:
     note = (
         "Seconds of clients and server, evaluation apart, of cells that had their machine to themselves. A round's seconds are the "
         "median over a run's executed rounds; FedRecover's rounds are of two kinds, asked and estimated, and a median is of the commoner. "
+        f"{COMPILED} "
         "FedEraser runs one round for each that was kept. The paper says “each unlearning round” and not how that was taken: "
         f"total over scheduled rounds is what its numbers may be. {_machines(cells)} {PLUS}"
     )
