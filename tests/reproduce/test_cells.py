@@ -49,7 +49,9 @@ def test_a_track_counts_its_rounds_and_has_no_series_it_lacks():
 def test_a_damaged_cell_is_refused_with_the_way_out(tmp_path, cut):
     path = CELL.write(tmp_path)
     path.write_text(path.read_text()[:cut])
-    with pytest.raises(RunFolderError, match=r"is damaged .* delete it, and feduhb reproduce makes that cell"):
+    with pytest.raises(
+        RunFolderError, match=r"is damaged .* delete it, and feduhb reproduce makes that cell"
+    ):
         Cell.read(path)
 
 

@@ -108,3 +108,23 @@ def test_a_run_killed_anywhere_resumes_to_the_same_bits(tmp_path: Path):
     assert torch.equal(resumed.params, whole.params)
     assert record.moved == last.moved
     assert [r.round for r in folder.rounds()] == list(range(6))
+
+
+def test_checkpoints_can_be_rarer_than_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Rounds at 0, 1, 2, 3 seconds, checkpoints two seconds apart at least: after the first, the third and the last."""
+    now = iter([0.0, 0.0, 1.0, 2.0, 2.0, 3.0])
+    monkeypatch.setattr("feduhb.run.pipes.time.monotonic", lambda: next(now))
+    folder = folder_in(tmp_path)
+    done = [load_state(folder.state_path, LIKE)[1] for _ in saved(rounds(), folder, every=2.0)]
+    assert done == [1, 1, 3, 3]
+    assert load_state(folder.state_path, LIKE)[1] == 4 == len(folder.rounds())
+
+
+def test_a_crash_between_rare_checkpoints_costs_the_rounds_since(tmp_path: Path):
+    folder = folder_in(tmp_path)
+    stream = saved(rounds(), folder, every=1e9)
+    for _ in range(3):
+        next(stream)
+    stream.close()  # type: ignore[attr-defined]
+    assert load_state(folder.state_path, LIKE)[1] == 1
+    assert len(folder.rounds()) == 3  # a resumed run drops two of them

@@ -16,6 +16,7 @@ from feduhb.report.paper.pen import (
     bar_of,
     count_rounds,
     data_of,
+    in_percent,
     mean_line,
     seeds_of,
     write_over,
@@ -80,7 +81,7 @@ def compared(
 ) -> list[Heading]:
     """Draw the final accuracy and the rounds to Retrain's, value by value."""
     whiskers(final_axes, values, [final(federation, each.run) for each in values])
-    final_axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+    in_percent(final_axes)
     said = first_rounds(
         rounds_axes, values, [reached(federation, each.run) for each in values], federation.rounds
     )

@@ -41,6 +41,11 @@ def panel_width(columns: int) -> float:
     return max(NARROWEST, min(WIDEST, WIDE / columns))
 
 
+def in_percent(axes: Axes) -> None:
+    """Label shares as percent, with as many digits as they have."""
+    axes.yaxis.set_major_formatter(lambda value, _: f"{round(100 * value, 4):g}%")
+
+
 def mean_line(tracks: Iterable[Track], series: str) -> tuple[list[float], list[float]]:
     """Give the mean and the standard deviation over the seeds, round by round, up to the shortest run."""
     found = [track.of(series) for track in tracks]
@@ -81,7 +86,7 @@ def accuracy_axis(axes: Axes, ends: Sequence[Spread], retrain: Spread) -> None:
         low = min(*means, (max(means) if goal is None else goal) - BELOW)
         span = max(means) - low
         axes.set_ylim(max(0.0, low - 0.04 * span), max(means) + 0.08 * span)
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+    in_percent(axes)
     if goal is not None:
         axes.axhline(goal, color=GREY, linewidth=0.9, linestyle="dashed", zorder=1)
 

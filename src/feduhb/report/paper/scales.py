@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING
 from feduhb.report.drawing import SMALL, SOFT, Heading, blank, quiet, say, write_headings
 from feduhb.report.paper.federations import Federation
 from feduhb.report.paper.measures import UHB_ON, Stops, stops
-from feduhb.report.paper.pen import about, bar_of, legend, panel_width, seeds_of, unlike, write_over
+from feduhb.report.paper.pen import (
+    about,
+    bar_of,
+    in_percent,
+    legend,
+    panel_width,
+    seeds_of,
+    unlike,
+    write_over,
+)
 from feduhb.report.paper.printed import LAMBDA
 from feduhb.report.paper.tuning import WINDOWS
 from feduhb.report.stop_map import SCALES, spelled
@@ -78,7 +87,7 @@ def _column(rounds: Axes, accuracy: Axes, federation: Federation) -> None:
         axes.set_xticks(SCALES[::2])
         axes.set_xlim(SCALES[0] - 0.06, SCALES[-1] + 0.06)
     rounds.set_ylim(0, federation.rounds * 1.12)
-    accuracy.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+    in_percent(accuracy)
     accuracy.margins(y=0.12)
     accuracy.set_xlabel("λ", color=SOFT, size=SMALL)
 
