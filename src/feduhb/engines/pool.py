@@ -18,6 +18,7 @@ from feduhb.core.flat import channels_last, flatten, unflatten
 from feduhb.core.types import ClientId, Local, Updates, Work
 from feduhb.data.federation import Examples, Federation
 from feduhb.engines.local import batches, blocked, chunks, described, named
+from feduhb.engines.points import by_points
 from feduhb.errors import ConfigError
 
 Answer = tuple[ClientId, Tensor, int]
@@ -25,7 +26,7 @@ AHEAD = 2  # clients a thread may be ahead of the one being folded in: what boun
 
 
 class Pool:
-    """Trains as many clients at once as there are cores, convolutions in channels-last order, ReLU after pooling.
+    """Trains as many clients at once as there are cores, convolutions channels-last or by points, ReLU after pooling.
 
     A client's bits depend on neither the number of threads nor the blocks: each is trained whole by one
     thread that computes alone. One setting of the whole process goes
@@ -105,7 +106,7 @@ class Pool:
     def _own_model(self) -> nn.Module:
         """Give the calling thread a model of its own."""
         if not hasattr(self._mine, "model"):
-            self._mine.model = postponed(channels_last(copy.deepcopy(self._model)))
+            self._mine.model = by_points(postponed(channels_last(copy.deepcopy(self._model))))
         return self._mine.model
 
     def _step(
