@@ -3,7 +3,8 @@
 Along one axis, m outputs of r taps over n = m + r - 1 inputs are y = E ((F w) ∘ (D x)): n products or a few more in place of
 m r, as for polynomials, which multiply point by point (Winograd, Arithmetic Complexity of Computations, 1980). On images each axis is turned in that
 way, and what was one product of numbers is one of matrices: examples x channels by channels x filters. The points are 0, ∞ and equally
-spaced on the unit circle, where rounding errors hardly grow; of a pair of complex ones, three real products make the complex one.
+spaced on the unit circle, where rounding errors hardly grow, though they spread over an image; of a pair of complex ones, three real products make the
+complex one.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-SLOWER = 3.5  # direct convolutions do so many products in the time of one of these: here matrices are small, and there are more of them
+SLOWER = 3.5  # so many products of a direct convolution take as long as one here, where matrices are small; with a margin
 
 
 class Axis(NamedTuple):
