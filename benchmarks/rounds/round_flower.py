@@ -1,82 +1,118 @@
-"""Flower's simulation: its own FedAvg, one actor a core, one torch thread an actor."""
+"""Flower's simulation by `flwr run . local`, one actor a core, one torch thread an actor; rounds are timed in the ServerApp.
 
-# pyright: reportMissingImports=false
+`flwr run` starts a SuperLink and leaves it running: this one has a home and ports of its own, and is stopped by its process id. That a run failed shows in
+`flwr list` alone.
+"""
+
 from __future__ import annotations
 
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
 import sys
-import time
-from typing import Any
+import tempfile
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
 
-import flwr
-import torch
-from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
-from flwr.clientapp import ClientApp
-from flwr.serverapp import Grid, ServerApp
-from flwr.serverapp.strategy import FedAvg
-from flwr.simulation import run_simulation
-from task import RATE, Task, tell
-from torch.nn.functional import cross_entropy
-from torch.nn.utils import parameters_to_vector, vector_to_parameters
+import numpy as np
+from task import Task, tell
 
-from feduhb.models import paper_cnn
+HERE = Path(__file__).parent
+FLWR = Path(sys.executable).with_name("flwr")
+PATIENCE = 30  # seconds
+APP = """\
+[project]
+name = "round"
+version = "1.0.0"
+description = "A round of federated averaging."
+license = "Apache-2.0"
 
-FOLDER = sys.argv[1]
-client_app, server_app = ClientApp(), ServerApp()
+[tool.flwr.app]
+publisher = "feduhb"
 
+[tool.flwr.app.components]
+serverapp = "flower_apps:server_app"
+clientapp = "flower_apps:client_app"
 
-@client_app.train()
-def train(message: Message, context: Context) -> Message:
-    """Train one client and answer with its model."""
-    torch.set_num_threads(1)
-    task, client = Task.read(FOLDER), int(context.node_config["partition-id"])
-    model = paper_cnn((1, 28, 28), 10)
-    model.load_state_dict(message.content["arrays"].to_torch_state_dict())
-    x, y = (torch.from_numpy(part) for part in task.part(client))
-    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
-    for positions in task.batches(client, int(message.content["config"]["server-round"])):
-        optimizer.zero_grad()
-        cross_entropy(model(x[positions]), y[positions]).backward()
-        optimizer.step()
-    answer = {
-        "arrays": ArrayRecord(model.state_dict()),
-        "metrics": MetricRecord({"num-examples": len(x)}),
-    }
-    return Message(content=RecordDict(answer), reply_to=message)
+[tool.flwr.app.config]
+task = ""
+answer = ""
+"""
 
 
-class Timed(FedAvg):
-    """FedAvg that notes when rounds begin and end."""
-
-    def __init__(self, clients: int) -> None:
-        super().__init__(fraction_evaluate=0.0, min_train_nodes=clients, min_available_nodes=clients)
-        self.began: list[float] = []
-        self.seconds: list[float] = []
-
-    def configure_train(self, *given: Any, **named: Any) -> Any:
-        """Ask everyone."""
-        self.began.append(time.perf_counter())
-        return super().configure_train(*given, **named)
-
-    def aggregate_train(self, server_round: int, replies: Any) -> Any:
-        """Average the answers, of which none may be missing."""
-        found = super().aggregate_train(server_round, replies)
-        self.seconds.append(time.perf_counter() - self.began[-1])
-        return found
-
-
-@server_app.main()
-def serve(grid: Grid, context: Context) -> None:  # noqa: ARG001 (Flower gives both)
+def main() -> None:
     """Run the rounds."""
-    task = Task.read(FOLDER)
-    model = paper_cnn((1, 28, 28), 10)
-    vector_to_parameters(torch.from_numpy(task.start), model.parameters())
-    strategy = Timed(task.clients)
-    result = strategy.start(grid, ArrayRecord(model.state_dict()), num_rounds=task.rounds, timeout=300)
-    model.load_state_dict(result.arrays.to_torch_state_dict())
-    params = parameters_to_vector(model.parameters()).detach().numpy()
-    tell(strategy.seconds, params, f"flwr {flwr.__version__}, torch {torch.__version__}")
+    task = Task.given()
+    with tempfile.TemporaryDirectory() as place:
+        home, answer = Path(place), Path(place) / "answer.npz"
+        environment = prepared(home)
+        federation = f"num-supernodes={task.clients} client-resources-num-cpus=1"
+        how = f'task="{Path(task.folder).resolve()}" answer="{answer}"'
+        command = [FLWR, "run", home / "app", "local", "--stream"]
+        try:
+            subprocess.run(
+                [*command, "--federation-config", federation, "--run-config", how],
+                env=environment,
+                check=True,
+            )
+            status = outcome(environment)
+        finally:
+            stop(home)
+        if status != "finished:completed":
+            raise SystemExit(f"Flower's run ended as {status}")
+        found = np.load(answer)
+    tell(found["seconds"].tolist(), found["params"], f"flwr {version('flwr')}, torch {version('torch')}")
+
+
+def prepared(home: Path) -> dict[str, str]:
+    """Lay out the app and give the environment in which nothing of another Flower on this machine is met."""
+    (home / "app").mkdir()
+    (home / "app" / "pyproject.toml").write_text(APP)
+    api, control = free_ports()
+    return {
+        **os.environ,
+        "PATH": f"{FLWR.parent}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": f"{HERE}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
+        "FLWR_HOME": str(home),
+        "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(api),
+        "FLWR_LOCAL_CONTROL_API_PORT": str(control),
+    }
+
+
+def free_ports() -> tuple[int, int]:
+    """Two ports that nobody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
+        return one.getsockname()[1], other.getsockname()[1]
+
+
+def outcome(environment: dict[str, str]) -> str:
+    """How the run ended, in Flower's words."""
+    command = [FLWR, "list", "local", "--format", "json"]
+    listed = subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
+    return json.loads(listed)["runs"][0]["status"]
+
+
+def stop(home: Path) -> None:
+    """Stop the SuperLink of this home, and wait until it is gone."""
+    for process in superlinks(home):
+        with contextlib.suppress(ProcessLookupError), os.fdopen(os.pidfd_open(process)) as handle:
+            signal.pidfd_send_signal(handle.fileno(), signal.SIGTERM)
+            select.select([handle], [], [], PATIENCE)
+
+
+def superlinks(home: Path) -> Iterator[int]:
+    """The ids of processes whose command line names this home."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            words = (folder / "cmdline").read_bytes().decode(errors="replace")
+            if f"{home}/local-superlink" in words:
+                yield int(folder.name)
 
 
 if __name__ == "__main__":
-    one = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
-    run_simulation(server_app, client_app, Task.read(FOLDER).clients, backend_config=one)
+    main()

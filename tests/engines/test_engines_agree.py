@@ -91,7 +91,10 @@ def test_the_papers_cnn_gives_the_same_bits_whatever_torchs_threads(maker):
     assert torch.equal(found[0], found[2])
 
 
-def test_a_parameter_that_the_model_does_not_use_stays_where_it_is():
+@pytest.mark.parametrize("l2", [0.0, 0.3])
+def test_a_parameter_that_the_model_does_not_use_stays_where_it_is(l2):
+    """In training, whatever l2 is; a full-batch gradient holds l2 w of every parameter."""
+
     class Idle(nn.Module):
         def __init__(self):
             super().__init__()
@@ -102,11 +105,12 @@ def test_a_parameter_that_the_model_does_not_use_stays_where_it_is():
 
     data = torch.randn(9, 3, generator=torch.Generator().manual_seed(0)), torch.arange(9) % 2
     federation = feduhb.Federation({"a": data}, data, Idle())
-    for epochs in (0, 1):
-        slow, _ = answers(feduhb.Loop(federation), federation, epochs, ("a",))
-        fast, _ = answers(feduhb.Pool(federation), federation, epochs, ("a",))
-        torch.testing.assert_close(slow, fast)
-        assert not slow[0, -5:].any()
+    local, start = feduhb.Local(batch_size=4, lr=0.1, l2=l2), flatten(federation.fresh_model())
+    for epochs, expected in ((0, l2 * start[-5:]), (2, torch.zeros(5))):
+        for maker in (feduhb.Loop, feduhb.Pool, feduhb.Stacked):
+            found, _ = answers(maker(federation, local), federation, epochs, ("a",))
+            assert torch.equal(found[0, -5:], expected)
+            assert found[0, :-5].all()
 
 
 @pytest.mark.parametrize("maker", [feduhb.Loop, feduhb.Pool])

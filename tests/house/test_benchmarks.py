@@ -3,8 +3,10 @@
 import importlib
 import json
 import os
+import signal
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -71,6 +73,38 @@ def test_an_engine_is_chosen_by_name(bench, tmp_path, monkeypatch, capsys):
     answer = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert len(answer["seconds"]) == 2
     assert answer["moved"] > 0
+
+
+def test_flowers_superlink_is_stopped_and_no_other(bench, tmp_path):
+    flower = bench("round_flower")
+
+    def started(home: Path) -> subprocess.Popen[bytes]:
+        wait = "print(flush=True); import signal; signal.pause()"
+        command = [sys.executable, "-c", wait, "--log-file", home / "local-superlink" / "superlink.log"]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE)
+        assert process.stdout is not None
+        process.stdout.readline()
+        return process
+
+    with started(tmp_path / "mine") as mine, started(tmp_path / "other") as other:
+        flower.stop(tmp_path / "mine")
+        assert mine.wait(10) == -signal.SIGTERM
+        assert other.poll() is None
+        other.terminate()
+
+
+def test_flower_meets_no_other_flower(bench, tmp_path):
+    """A home and two ports of its own; the app is found beside the script."""
+    flower = bench("round_flower")
+    made = flower.prepared(tmp_path)
+    ports = {made[f"FLWR_LOCAL_{name}_API_PORT"] for name in ("SUPERLINK_HTTP", "CONTROL")}
+    assert made["FLWR_HOME"] == str(tmp_path)
+    assert len(ports) == 2
+    app = tomllib.loads((tmp_path / "app" / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
+    module, _, name = app["components"]["serverapp"].partition(":")
+    source = Path(made["PYTHONPATH"].split(os.pathsep)[0], f"{module}.py").read_text()
+    assert f"\n{name} = ServerApp()\n" in source
+    assert set(app["config"]) == {"task", "answer"}
 
 
 def test_a_step_costs_three_products_a_layer_but_the_first(bench):

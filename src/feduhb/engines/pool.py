@@ -18,6 +18,7 @@ from feduhb.core.flat import channels_last, flatten, unflatten
 from feduhb.core.types import ClientId, Local, Updates, Work
 from feduhb.data.federation import Examples, Federation
 from feduhb.engines.local import batches, blocked, chunks, described, named
+from feduhb.engines.points import by_points
 from feduhb.errors import ConfigError
 
 Answer = tuple[ClientId, Tensor, int]
@@ -25,7 +26,7 @@ AHEAD = 2  # clients a thread may be ahead of the one being folded in: what boun
 
 
 class Pool:
-    """Trains as many clients at once as there are cores, convolutions in channels-last order, ReLU after pooling.
+    """Trains as many clients at once as there are cores, convolutions channels-last or by points, ReLU after pooling.
 
     A client's bits depend on neither the number of threads nor the blocks: each is trained whole by one
     thread that computes alone. One setting of the whole process goes
@@ -105,16 +106,19 @@ class Pool:
     def _own_model(self) -> nn.Module:
         """Give the calling thread a model of its own."""
         if not hasattr(self._mine, "model"):
-            self._mine.model = postponed(channels_last(copy.deepcopy(self._model)))
+            self._mine.model = by_points(postponed(channels_last(copy.deepcopy(self._model))))
         return self._mine.model
 
     def _step(
         self, model: nn.Module, parameters: list[nn.Parameter], examples: Examples, positions: Tensor
     ) -> None:
-        """w <- w - lr (∇loss + l2 w)."""
-        gradients = _gradients(self._loss(model, examples, positions), parameters)
+        """w <- w - lr (∇loss + l2 w); a parameter that the model does not use stays where it is."""
+        loss = self._loss(model, examples, positions)
+        gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
         with torch.no_grad():
             for w, g in zip(parameters, gradients, strict=True):
+                if g is None:
+                    continue
                 if self.local.l2:
                     w.mul_(1 - self.local.lr * self.local.l2)
                 w.sub_(g, alpha=self.local.lr)
@@ -123,7 +127,10 @@ class Pool:
         total = self.local.l2 * params
         for positions in chunks(len(examples)):
             share = len(positions) / len(examples)
-            parts = _gradients(self._loss(model, examples, positions) * share, list(model.parameters()))
+            loss = self._loss(model, examples, positions) * share
+            parts = torch.autograd.grad(
+                loss, list(model.parameters()), allow_unused=True, materialize_grads=True
+            )
             total += torch.cat([part.reshape(-1) for part in parts])
         return total
 
@@ -132,12 +139,6 @@ class Pool:
         if x.dim() == 4:
             x = x.contiguous(memory_format=torch.channels_last)
         return self.local.loss(model(x), y)
-
-
-def _gradients(loss: Tensor, parameters: list[nn.Parameter]) -> list[Tensor]:
-    """The gradients, zero for a parameter that the model does not use."""
-    found = torch.autograd.grad(loss, parameters, allow_unused=True)
-    return [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found, strict=True)]
 
 
 def postponed(model: nn.Module) -> nn.Module:

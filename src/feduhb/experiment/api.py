@@ -44,6 +44,7 @@ def train(
     aggregate: str = "weighted_mean",
     clients_per_round: int | None = None,
     engine: str | EngineMaker = "auto",
+    block: int | None = None,
     out: str | Path | None = None,
     keep_history: KeepHistory = False,
     resume: bool = False,
@@ -59,6 +60,7 @@ def train(
         aggregate: "weighted_mean", "median", "trimmed_mean:0.1", "krum" or "geometric_median".
         clients_per_round: how many are sampled each round; None asks everyone.
         engine: "auto", "pool", "stacked", "stacked:tf32", "stacked:bf16", "loop", or a function of (federation, local) that makes one.
+        block: clients that the stacked engine trains at once, for its bits depend on that; None fits it to free memory.
         out: a folder for records and checkpoints; ``resume`` goes on with what is there.
         keep_history: write every model and every update into that folder, for FedEraser and FedRecover:
             rounds x clients x parameters numbers, half the bytes with "float16".
@@ -72,7 +74,7 @@ def train(
     method = Retrain(epochs=epochs, aggregate=rule_named(aggregate))
     blank = Run(
         federation=federation, original=federation, settings=settings, method=method, state=None, rounds=(),
-        scheduled=rounds, folder=Path(out) if out else None, engine=engine,
+        scheduled=rounds, folder=Path(out) if out else None, engine=engine, block=block,
     )  # fmt: skip
     return carried_out(blank, "train", resume=resume, show=show, checkpoint_every=checkpoint_every)
 
@@ -85,6 +87,7 @@ def unlearn(
     rounds: int = 40,
     stop: Literal["auto"] | StopRule = "auto",
     engine: str | EngineMaker | None = None,
+    block: int | None = None,
     out: str | Path | None = None,
     keep_history: KeepHistory | None = None,
     erase_history: bool = True,
@@ -101,6 +104,7 @@ def unlearn(
         rounds: at most so many, unless the method has a number of its own.
         stop: "auto" is the dynamic rule with the method's momentum for FedUHB and never for the others.
         engine: None takes the run's.
+        block: as for `train`; None fits it to free memory, whatever the run's was.
         out: a folder for the new run; ``resume`` goes on with what is there.
         keep_history: None keeps one where the run kept one, there is a folder, and the method is none that replays: it
             takes the old one's place.
@@ -132,7 +136,7 @@ def unlearn(
     blank = Run(
         federation=remaining, original=run.original, method=chosen, state=None, rounds=(), forgot=total,
         settings=replace(run.settings, engine=spelled_engine(maker), keep_history=kept), folder=folder, engine=maker,
-        scheduled=most, stop=rule,
+        block=block, scheduled=most, stop=rule,
     )  # fmt: skip
     described = UnlearnSettings(
         forget=str(total), method=chosen.name, rounds=most, settings=settings_of(chosen),

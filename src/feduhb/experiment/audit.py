@@ -121,7 +121,7 @@ def audit_all(
     ):
         bench = Bench(
             federation=first.original, request=_request(first), settings=first.settings, engine=first.engine,
-            history=_history(runs, trained), folder=folder, step=step,
+            block=first.block, history=_history(runs, trained), folder=folder, step=step,
             made={n: r for n, r in (("original", trained), ("retrain", retrain)) if r is not None},
         )  # fmt: skip
         found: list[Audit] = []

@@ -31,6 +31,7 @@ from feduhb.run.progress import Step
 class Bench:
     """A place to make runs beside audited ones: all of one federation, one request and one way to train.
 
+    Where bits depend on how many clients train at once, each run trains as many as the one it is set beside.
     Every run has a folder under ``folder``, so that an audit that was killed goes on where it stood.
     """
 
@@ -38,6 +39,7 @@ class Bench:
     request: Request
     settings: TrainSettings
     engine: str | EngineMaker
+    block: int | None = None  # of the first of the audited runs
     history: KeepHistory  # to be kept by trainings, for methods that replay it
     folder: Path
     step: Step
@@ -81,7 +83,7 @@ class Bench:
         """Serve the request in another world by the very method of a run."""
         show = self.step(f"{name}-{run.method.name}: unlearning", run.scheduled)
         return unlearn(
-            world, self.request, method=unbound(run.method), rounds=run.scheduled, stop=run.stop, engine=self.engine,
+            world, self.request, method=unbound(run.method), rounds=run.scheduled, stop=run.stop, engine=self.engine, block=run.block,
             out=self.folder / f"{name}-{called(run)}", keep_history=False, erase_history=False, resume=True, show=show,
         )  # fmt: skip
 
@@ -119,22 +121,22 @@ class Bench:
         return Run(
             federation=federation, original=federation, method=method, state=None, rounds=(),
             settings=replace(self.settings, keep_history=False, clients_per_round=sampled), engine=self.engine,
-            folder=self.folder / name, scheduled=like.scheduled, stop=like.stop,
+            block=like.block, folder=self.folder / name, scheduled=like.scheduled, stop=like.stop,
         )  # fmt: skip
 
     def _trained(self, name: str, federation: Federation) -> Run:
-        how = self.settings
+        how, original = self.settings, self.made.get("original")
         return train(
             federation, how.rounds, epochs=how.epochs, batch_size=how.batch_size, lr=how.lr, l2=how.l2,
             aggregate=how.aggregate, clients_per_round=how.clients_per_round, engine=self.engine,
-            keep_history=self.history, out=self.folder / name, resume=True,
+            block=original.block if original else None, keep_history=self.history, out=self.folder / name, resume=True,
             show=self.step(f"{name}: training", how.rounds),
         )  # fmt: skip
 
     def _retrained(self, original: Run) -> Run:
         rounds = self.settings.rounds
         return unlearn(
-            original, self.request, method="retrain", rounds=rounds, engine=self.engine, keep_history=False,
+            original, self.request, method="retrain", rounds=rounds, engine=self.engine, block=self.block, keep_history=False,
             erase_history=False, out=self.folder / "retrain", resume=True, show=self.step("retrain", rounds),
         )  # fmt: skip
 

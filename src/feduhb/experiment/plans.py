@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,7 +14,7 @@ from feduhb.engines import engine_named
 from feduhb.errors import ConfigError
 from feduhb.experiment.conduct import Task, at_home, carry_out, participants
 from feduhb.experiment.config import to_toml
-from feduhb.experiment.runs import HISTORY, EngineMaker, Run
+from feduhb.experiment.runs import HISTORY, EngineMaker, Run, block_of
 from feduhb.experiment.settings import Config, FederationSettings, TrainSettings, UnlearnSettings
 from feduhb.history import DiskHistory
 from feduhb.methods import FedEraser
@@ -58,7 +57,8 @@ def carried_out(
 
     with watched(show, label, run.scheduled) as tell:
         state, records = carry_out(replace(task, begun=begin), resume=resume, show=tell)
-    return replace(run, state=state, rounds=tuple(records))
+    block = about["block"] if about["name"] == "stacked" else None
+    return replace(run, state=state, rounds=tuple(records), block=block)
 
 
 def only_weights(run: Run) -> Run:
@@ -72,14 +72,14 @@ def only_weights(run: Run) -> Run:
     return replace(run, state=at_home(state))
 
 
-def engine_of(run: Run, *, block: int | None = None) -> Engine:
-    """Make the engine that a run's clients train on; ``block`` is for one whose bits depend on it."""
+def engine_of(run: Run) -> Engine:
+    """Make the engine that a run's clients train on, with its block where bits depend on that."""
     settings, federation = run.settings, run.federation
     local = Local(batch_size=settings.batch_size, lr=settings.lr, loss=federation.loss, l2=settings.l2)
     if run.engine == "own":
         raise ConfigError("this run was made by an engine of your own; give it again: engine=...")
     if isinstance(run.engine, str):
-        return engine_named(run.engine, federation, local, block=block)
+        return engine_named(run.engine, federation, local, block=run.block)
     return run.engine(federation, local)
 
 
@@ -90,16 +90,10 @@ def made_by(engine: Engine) -> str:
     return f"{about['name']}, {about['device']}, {about['precision']}{blocks}, torch {torch.__version__}"
 
 
-def block_of(folder: RunFolder) -> int | None:
-    """Give the block that a run was begun with, whatever memory is free now; None where bits do not depend on it."""
-    found = re.search(r", blocks of (\d+),", str(folder.config().get("made_by", "")))
-    return int(found[1]) if found else None
-
-
 def _task(run: Run, unlearn: UnlearnSettings | None) -> Task:
     settings, federation = run.settings, run.federation
     folder = RunFolder(run.folder) if run.folder else None
-    engine = engine_of(run, block=block_of(folder) if folder and folder.exists() else None)
+    engine = engine_of(replace(run, block=block_of(folder)) if folder and folder.exists() else run)
     if settings.keep_history and run.folder is None:
         raise ConfigError("a history is kept on disk; say in which folder: out='runs/first'")
     about = run.original.about

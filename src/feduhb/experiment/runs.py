@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,6 +44,7 @@ class Run:
     forgot: Request | None = None
     folder: Path | None = None
     engine: str | EngineMaker = "auto"
+    block: int | None = None  # clients trained at once, where bits depend on that
     scheduled: int  # rounds at most
     stop: StopRule = never
 
@@ -108,9 +110,16 @@ def open_run(
         forgot=Request.parse(config.unlearn.forget) if config.unlearn else None,
         folder=files.path,
         engine=config.train.engine,
+        block=block_of(files),
         scheduled=config.unlearn.rounds if config.unlearn else config.train.rounds,
         stop=(config.unlearn and config.unlearn.stop) or never,
     )
+
+
+def block_of(folder: RunFolder) -> int | None:
+    """Give the block that a run was begun with, whatever memory is free now; None where bits do not depend on it."""
+    found = re.search(r", blocks of (\d+),", str(folder.config().get("made_by", "")))
+    return int(found[1]) if found else None
 
 
 def method_for(name: str, settings: TrainSettings, **changes: Any) -> Method[Any]:

@@ -191,7 +191,8 @@ def _jobs(
         if not file.exists():
             inner = shadow_federation(federation, candidates, shadow, deal)
             plan = bench.planned(inner, like.method, file.stem, like)
-            yield Job(replace(plan, folder=None, engine=alone or bench.engine), candidates, file)
+            plan = replace(plan, folder=None, engine=alone or bench.engine, block=None)
+            yield Job(plan, candidates, file)
 
 
 def train_and_ask(job: Job) -> None:
