@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from feduhb.flower.client import client_app, introduced
     from feduhb.flower.engine import FlowerEngine
     from feduhb.flower.identity import Roster, key_id
+    from feduhb.flower.remote import Remote, connected
     from feduhb.flower.serving import Outcome
     from feduhb.flower.strategies import FedEraser, FedRecover, FedUHB, Retrain, Train
     from feduhb.flower.wire import fresh_arrays
@@ -26,6 +27,7 @@ _HOMES = {
     "client": ("client_app", "introduced"),
     "engine": ("FlowerEngine",),
     "identity": ("Roster", "key_id"),
+    "remote": ("Remote", "connected"),
     "serving": ("Outcome",),
     "strategies": ("FedEraser", "FedRecover", "FedUHB", "Retrain", "Train"),
     "wire": ("fresh_arrays",),
@@ -33,8 +35,8 @@ _HOMES = {
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
-    "ExtraError", "FedEraser", "FedRecover", "FedUHB", "FlowerEngine", "Outcome", "Retrain", "Roster", "Train",
-    "client_app", "fresh_arrays", "introduced", "key_id",
+    "ExtraError", "FedEraser", "FedRecover", "FedUHB", "FlowerEngine", "Outcome", "Remote", "Retrain", "Roster", "Train",
+    "client_app", "connected", "fresh_arrays", "introduced", "key_id",
 ]  # fmt: skip
 
 

@@ -44,6 +44,8 @@ def client_app(
     loss: Loss = nn.functional.cross_entropy,
     cache: Place | None = None,
     on_leave: OnLeave | None = None,
+    device: str = "cpu",
+    threads: int = 1,
 ) -> ClientApp:
     """Build the ClientApp of a federation: ``app = client_app(model=..., data=...)`` in a module that Flower is told of.
 
@@ -56,10 +58,11 @@ def client_app(
         cache: a folder, or a function of the context that names one, to keep the loaded tensors in; each partition has its own
             in it. It is deleted when the client is told to leave.
         on_leave: called with the context then, to delete whatever else the client keeps.
+        device, threads: to train with; bits are promised to be those of an in-process run on the CPU with one thread.
 
     Training is the reference engine's, on batches drawn at (seed, client, round, epoch): the very updates of an in-process run.
     """
-    side = _Side(model, Keeper(data, cache), held_out, loss)
+    side = _Side(model, Keeper(data, cache), held_out, loss, device, threads)
     app = ClientApp()
     app.train()(side.train)
     app.evaluate()(side.evaluate)
@@ -100,6 +103,8 @@ class _Side:
     keeper: Keeper
     held_out: Loader | None
     loss: Loss
+    device: str
+    threads: int
 
     def train(self, message: Message, context: Context) -> Message:
         """Do the work of a message, or refuse it in words that reach the server."""
@@ -129,7 +134,7 @@ class _Side:
         )
         layout = Layout.of_module(own.fresh_model())
         work = Work(layout.flat(_arrays(message)), int(told.get("epochs", 1)))
-        (block,) = Loop(own, local).train(work, [client], turn)
+        (block,) = Loop(own, local, device=self.device, threads=self.threads).train(work, [client], turn)
         update = block.values[0]
         answer = (UPDATE, update) if told.get(ANSWER) == UPDATE else (ARRAYS, work.params - update)
         metrics = MetricRecord({EXAMPLES: len(examples)})

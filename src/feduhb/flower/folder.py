@@ -45,7 +45,7 @@ def described(
     keep_history: bool,
 ) -> str:
     """Write a run's config.toml: what must be the same for it to be resumed."""
-    settings = _settings(method)
+    settings = settings_of(method)
     sampled = {} if clients_per_round is None else {"clients_per_round": clients_per_round}
     train = {
         "rounds": rounds,
@@ -100,7 +100,7 @@ def same_request(folder: RunFolder, method: Method[Any], request: Request | None
     if (found.get("method"), found.get("forget"), found.get("settings")) != (
         method.name,
         str(request),
-        _settings(method),
+        settings_of(method),
     ):
         raise RunFolderError(
             f"{folder.path} holds a finished run of another request or other settings; choose another checkpoint folder"
@@ -134,7 +134,7 @@ def finish(
             "method": method.name,
             "exact": method.exact,
             "needs": method.needs,
-            "settings": _settings(method),
+            "settings": settings_of(method),
             "rounds": len(records),
             "scheduled_rounds": scheduled,
             "stopped": why_ended(records),
@@ -218,7 +218,8 @@ def sole_writer(folder: RunFolder | None) -> Generator[None]:
         yield
 
 
-def _settings(method: Method[Any]) -> dict[str, Any]:
+def settings_of(method: Method[Any]) -> dict[str, Any]:
+    """Give a method's settings as a config spells them."""
     found = {field.name: getattr(method, field.name) for field in fields(method)}  # pyright: ignore[reportArgumentType]
     return {
         key: value if isinstance(value, int | float | str) else spelling(value)

@@ -95,7 +95,7 @@ def serve(order: Order, grid: Grid, initial: ArrayRecord) -> Outcome:
     folder = None if options.checkpoint is None else RunFolder(Path(options.checkpoint))
     for known in filter(None, (options.trained, options.checkpoint)):
         engine.roster.names.update(files.names(Path(known)))
-    _wait(engine, options)
+    wait(engine, options)
     return _served(order, engine, engine.request(), folder, engine.layout.flat(initial))
 
 
@@ -169,7 +169,7 @@ def _told(outcome: Outcome, engine: FlowerEngine, params: Tensor, records: Seque
     return ended
 
 
-def _wait(engine: FlowerEngine, options: Options) -> None:
+def wait(engine: FlowerEngine, options: Options) -> None:
     """Wait until the clients who shall begin are connected: in simulation all of them."""
     end = time.monotonic() + options.timeout
     while True:
@@ -195,7 +195,7 @@ def _participants(method: Method[Any], engine: FlowerEngine, options: Options) -
         return method.clients  # pyright: ignore[reportAttributeAccessIssue]
 
     def taking_part(round: int) -> Sequence[ClientId]:
-        _wait(engine, replace(options, min_clients=options.min_replies))
+        wait(engine, replace(options, min_clients=options.min_replies))
         here = list(engine.clients())
         count = options.clients_per_round
         return here if count is None else sample_clients(options.seed, round, here, min(count, len(here)))

@@ -17,6 +17,7 @@ from feduhb.core.aggregate import Aggregate, weighted_mean
 from feduhb.core.types import Method
 from feduhb.data.request import Forget, as_request
 from feduhb.errors import ConfigError
+from feduhb.flower.folder import settings_of
 from feduhb.flower.serving import Evaluate, Options, Order, Outcome, log, serve
 from feduhb.stopping import StopRule, dynamic_stop, never
 
@@ -51,6 +52,10 @@ class Owned(Options, Strategy):
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ConfigError(f"{name} is {value}; give {least} or more")
+        if self.clients_per_round and self.min_replies and self.min_replies > self.clients_per_round:
+            raise ConfigError(
+                f"min_replies is {self.min_replies}, but only {self.clients_per_round} clients are asked each round; lower it"
+            )
 
     def method(self) -> Method[Any]:
         """Make the server's rule."""
@@ -100,7 +105,8 @@ class Owned(Options, Strategy):
         """Log what is about to happen."""
         request = self.forgotten()
         without = "" if request is None else f" without {as_request(request)}"
-        log.info("%s%s: %s", type(self).__name__, without, self.method())
+        settings = ", ".join(f"{key} {value}" for key, value in settings_of(self.method()).items())
+        log.info("%s%s: %s", type(self).__name__, without, settings)
 
     def owns_its_loop(self, *_: Any, **__: Any) -> NoReturn:
         """Refuse to be driven by another loop than `start`."""
