@@ -202,15 +202,14 @@ def test_in_simulation_each_is_asked_once_which_partition_it_holds():
     assert outcome.rounds[0].asked == ("c00", "c02", "c03", "c04")
 
 
-def test_in_simulation_everyone_is_waited_for():
-    grid = staged(FEDERATION)
-    late = grid.seats.pop(104)
+def test_in_simulation_everyone_is_waited_for(monkeypatch):
+    grid, looks = staged(FEDERATION), []
 
-    def arrives(message):
-        if message.metadata.message_type == "query.feduhb_who":
-            grid.seats[104] = late
+    def nodes():
+        looks.append(1)
+        return [100, 101, 102, 103, 104] if len(looks) > 7 else [100, 101]
 
-    grid.before = arrives
+    monkeypatch.setattr(grid, "get_node_ids", nodes)
     assert len(strategy("c01").start(grid, start(), 1).rounds[0].asked) == 4
 
 
