@@ -217,7 +217,7 @@ def test_whoever_is_still_missing_after_the_timeout_is_an_error():
     grid = staged(FEDERATION, keyed=True)
     with pytest.raises(
         AnswerError,
-        match=r"4 clients who take part are connected after 0.6 s, but 5 are needed to begin \(.*\); start the others",
+        match=r"4 clients who take part are connected after 0.6 s, but 5 are needed \(.*\); start the others",
     ):
         strategy("bee", min_clients=5).start(grid, start(), 1)
 

@@ -161,12 +161,23 @@ def test_scores_come_from_the_server_and_from_the_clients(federation):
     outcome = flower.Train(epochs=1, evaluate_every=2, **told(federation)).start(
         staged(federation), arrays(federation), 3, evaluate_fn=evaluate
     )
-    assert seen == [1, 2, 3] == sorted(outcome.evaluate_metrics_serverapp)
+    assert seen == [0, 1, 2, 3] == sorted(outcome.evaluate_metrics_serverapp)
     assert set(outcome.evaluate_metrics_clientapp) == {2}
     assert set(outcome.rounds[1].scores) == {"norm", "clients_loss", "clients_accuracy"}
     assert 0 <= outcome.rounds[1].scores["clients_accuracy"] <= 1
     norm = outcome.params.double().square().sum().item()
     assert outcome.evaluate_metrics_serverapp[3]["norm"] == pytest.approx(norm)
+
+
+def test_scores_that_are_no_numbers_stay_out_of_the_records(federation, tmp_path):
+    def evaluate(number, _):
+        return MetricRecord({"loss": float("nan"), "each": [1.0, 2.0], "count": number})
+
+    outcome = flower.Train(epochs=1, checkpoint=tmp_path, **told(federation)).start(
+        staged(federation), arrays(federation), 1, evaluate_fn=evaluate
+    )
+    assert outcome.rounds[0].scores == {"count": 1.0}
+    assert outcome.evaluate_metrics_serverapp[1]["each"] == [1.0, 2.0]
 
 
 def test_another_loop_cannot_drive_it(federation):

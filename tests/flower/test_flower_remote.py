@@ -126,7 +126,7 @@ def test_requests_that_cannot_be():
         far.without("bea")
     with pytest.raises(RequestError, match="nobody would remain"):
         far.without(list(NAMES))
-    with pytest.raises(AnswerError, match="6 are needed to begin"):
+    with pytest.raises(AnswerError, match="6 are needed"):
         remote(staged(FEDERATION), min_clients=6, timeout=0.3)
 
 

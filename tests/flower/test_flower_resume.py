@@ -7,6 +7,7 @@ import sys
 
 import pytest
 import torch
+from flwr.app import MetricRecord
 
 import feduhb
 from federations import ragged
@@ -178,6 +179,19 @@ def test_two_servers_never_write_one_folder(tmp_path):
     assert len(unlearning(tmp_path).start(staged(FEDERATION), start(), 2).rounds) == 2
 
 
+def test_scores_of_earlier_rounds_are_there_after_a_resume(tmp_path):
+    def evaluate(number, _):
+        return MetricRecord({"number": float(number)})
+
+    with pytest.raises(Killed):
+        unlearning(tmp_path, evaluate_every=1).start(killed_in_round(2), start(), 3, evaluate_fn=evaluate)
+    again = unlearning(tmp_path, evaluate_every=1).start(staged(FEDERATION), start(), 3, evaluate_fn=evaluate)
+    assert {t: dict(found) for t, found in again.evaluate_metrics_serverapp.items()} == {
+        t: {"number": float(t)} for t in (1, 2, 3)
+    }
+    assert set(again.rounds[0].scores) == {"number", "clients_loss", "clients_accuracy"}
+
+
 def test_who_was_left_out_is_written_down_and_read_again(tmp_path):
     bad = answering(app_of(FEDERATION), lambda _: (_ for _ in ()).throw(RuntimeError("no")))
     grid = staged(FEDERATION, apps={"cat": bad})
@@ -216,6 +230,13 @@ def test_an_unlearning_erases_the_trainings_history_from_the_leavers_first_round
     assert first[leaver] > 0
     unlearning(None, leaver, trained=tmp_path / "first").start(staged(FEDERATION), start(), 1)
     assert history.rounds == list(range(first[leaver]))
+
+
+def test_it_is_erased_before_anybody_is_asked(tmp_path):
+    train_first(tmp_path / "first", 2)
+    with pytest.raises(Killed):
+        unlearning(None, trained=tmp_path / "first").start(killed_in_round(0), start(), 1)
+    assert DiskHistory(tmp_path / "first" / "history").rounds == []
 
 
 @pytest.mark.parametrize("forget", [{"bee": [0]}, "class:1"])

@@ -141,7 +141,7 @@ def connected(
         seed=seed, partitions=partitions, min_clients=min_clients, min_replies=min_replies, timeout=timeout, max_norm=max_norm
     )  # fmt: skip
     scout = FlowerEngine(grid, fresh_arrays(model, seed), partitions=partitions, timeout=timeout)
-    wait(scout, options)
+    wait(scout, min_clients, timeout)
     held = test if isinstance(test, Examples) else Examples.of(*test)
     place = Elsewhere(held.x, held.y, torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64))
     clients = dict.fromkeys(scout.clients(), place)

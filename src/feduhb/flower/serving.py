@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +19,16 @@ from torch import Tensor
 
 from feduhb.core.seeds import sample_clients
 from feduhb.core.types import ClientId, Engine, Local, Method
-from feduhb.data.request import Forget, Request
-from feduhb.errors import AnswerError, ConfigError, HistoryError, RequestError, RunFolderError
+from feduhb.data.request import Forget
+from feduhb.errors import AnswerError, ConfigError, RequestError
 from feduhb.flower import folder as files
 from feduhb.flower.engine import FlowerEngine
+from feduhb.flower.past import Past
 from feduhb.flower.post import PAUSE, post
 from feduhb.flower.wire import LEAVE, Layout
 from feduhb.history import DiskHistory, Recorded
-from feduhb.methods.replaying import bound, replays
+from feduhb.methods.replaying import replays
+from feduhb.methods.retrain import Plain
 from feduhb.records import Round, RunFolder, why_ended
 from feduhb.run.checkpoint import load_params
 from feduhb.run.loop import Participants, run
@@ -34,6 +38,8 @@ from feduhb.stopping import StopRule
 
 log = logging.getLogger("flwr.feduhb")
 Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
+Rounds = Iterator[tuple[Any, Round]]
+BY_CLIENTS = "clients_"  # before the name of a score that the clients gave
 
 
 @dataclass(repr=False)
@@ -92,90 +98,81 @@ def serve(order: Order, grid: Grid, initial: ArrayRecord) -> Outcome:
         grid, initial, options.local, seed=options.seed, forget=order.forget, partitions=options.partitions,
         min_replies=options.min_replies, timeout=options.timeout, max_norm=options.max_norm, config=order.config,
     )  # fmt: skip
-    folder = None if options.checkpoint is None else RunFolder(Path(options.checkpoint))
     for known in filter(None, (options.trained, options.checkpoint)):
         engine.roster.names.update(files.names(Path(known)))
-    wait(engine, options)
-    return _served(order, engine, engine.request(), folder, engine.layout.flat(initial))
-
-
-def _served(
-    order: Order, engine: FlowerEngine, request: Request | None, folder: RunFolder | None, start: Tensor
-) -> Outcome:
-    options = order.options
-    past = _past(options, request, start, order.method)
-    if folder is not None and past is not None and replays(order.method) and folder.finished():
-        _erase(past, request)
-        return _replayed(order, engine, request, folder)
-    method = (
-        order.method
-        if past is None or not replays(order.method)
-        else bound(order.method, past, _there(past, request))
-    )
-    scheduled = method.rounds or order.rounds
-    text = files.described(
-        method, order.stop, request, options.local, start, rounds=scheduled, seed=options.seed,
-        clients_per_round=options.clients_per_round, keep_history=options.keep_history,
-    )  # fmt: skip
+    wait(engine, options.min_clients, options.timeout)
+    start, request = engine.layout.flat(initial), engine.request()
+    past = Past.of(options.trained, request, start)
+    folder = None if options.checkpoint is None else RunFolder(Path(options.checkpoint))
     with files.sole_writer(folder):
-        state, records = (
-            (method.init(start), []) if folder is None else files.begin(folder, text, method.init(start))
-        )
-        if folder is not None:
+        if folder is not None and folder.finished() and replays(order.method):
+            files.same_request(folder, order.method, request)
+            state, records = Plain(load_params(folder.state_path)), folder.rounds()
             engine.left_out.update(files.left_out(folder.path, len(records)))
-            files.note(folder.path, files.NAMES, engine.roster.names)
-        if past is not None and not replays(method):
-            _erase(past, request)
-        outcome = Outcome(
-            arrays=engine.layout.arrays(state.params), names=engine.roster.names, left_out=engine.left_out
-        )
-        if folder is None or not folder.finished():
-            leaving = _farewell(engine, options) if request is not None else {}
-            stream = run(
-                method, _recorded(engine, options, folder, text), _participants(method, engine, options), state,
-                rounds=scheduled, stop=order.stop, first=len(records), moved=[r.moved for r in records],
-            )  # fmt: skip
-            stream = _scored(stream, engine, order, outcome)
-            for new, record in shown(stream if folder is None else saved(stream, folder), _teller(scheduled)):
-                state = new
-                records.append(record)
-                if folder is not None:
-                    files.note(folder.path, files.NAMES, engine.roster.names)
-                    files.note(folder.path, files.LEFT_OUT, engine.left_out)
-            if folder is not None:
-                files.finish(folder, method, state, records, scheduled, engine)
-            _farewells(engine, leaving)
-        if past is not None:
-            _erase(past, request)
+            outcome = Outcome()
+        else:
+            method = past.given_to(order.method, start)
+            state, records, outcome = _carried_out(replace(order, method=method), engine, past, folder, start)
+        past.erase()
     return _told(outcome, engine, state.params, records)
 
 
-def _replayed(order: Order, engine: FlowerEngine, request: Request | None, folder: RunFolder) -> Outcome:
-    """Give what a replay came to that has ended, and so took its history with it."""
-    files.same_request(folder, order.method, request)
-    records = folder.rounds()
-    outcome = Outcome(names=engine.roster.names, left_out=files.left_out(folder.path, len(records)))
-    return _told(outcome, engine, load_params(folder.state_path), records)
+def _carried_out(
+    order: Order, engine: FlowerEngine, past: Past, folder: RunFolder | None, start: Tensor
+) -> tuple[Any, list[Round], Outcome]:
+    """Run what is left of a run, from its folder's last checkpoint if it has one."""
+    options, method, outcome = order.options, order.method, Outcome()
+    scheduled = method.rounds or order.rounds
+    text = files.described(
+        method, order.stop, past.request, options.local, start, rounds=scheduled, seed=options.seed,
+        clients_per_round=options.clients_per_round, keep_history=options.keep_history,
+    )  # fmt: skip
+    state, records = method.init(start), []
+    if folder is not None:
+        state, records = files.begin(folder, text, state)
+        engine.left_out.update(files.left_out(folder.path, len(records)))
+        files.note(folder.path, files.NAMES, engine.roster.names)
+        if folder.finished():
+            return state, records, outcome
+    if not replays(method):
+        past.erase()
+    leaving = _farewell(engine, options) if past.request is not None else {}
+    stream = run(
+        method, _recorded(engine, options, method, folder, text), _participants(method, engine, options), state,
+        rounds=scheduled, stop=order.stop, first=len(records), moved=[r.moved for r in records], on_bad="drop",
+    )  # fmt: skip
+    stream = _scored(stream, engine, order, outcome, start)
+    if folder is not None:
+        stream = _noted(saved(stream, folder), folder, engine)
+    for new, record in shown(stream, partial(_say, scheduled)):
+        state = new
+        records.append(record)
+    if folder is not None:
+        files.finish(folder, method, state, records, scheduled, engine)
+    _farewells(engine, leaving)
+    return state, records, outcome
 
 
 def _told(outcome: Outcome, engine: FlowerEngine, params: Tensor, records: Sequence[Round]) -> Outcome:
     for record in records:
-        if record.scores and record.round + 1 not in outcome.evaluate_metrics_serverapp:
-            outcome.evaluate_metrics_serverapp[record.round + 1] = MetricRecord(dict(record.scores))
+        own = {key: value for key, value in record.scores.items() if not key.startswith(BY_CLIENTS)}
+        if own:
+            outcome.evaluate_metrics_serverapp.setdefault(record.round + 1, MetricRecord(dict(own)))
     ended = replace(
-        outcome, arrays=engine.layout.arrays(params), rounds=tuple(records), stopped=why_ended(records)
-    )
+        outcome, arrays=engine.layout.arrays(params), rounds=tuple(records), stopped=why_ended(records),
+        left_out=engine.left_out, names=engine.roster.names,
+    )  # fmt: skip
     log.info("%s rounds: %s", len(records), ended.stopped)
     return ended
 
 
-def wait(engine: FlowerEngine, options: Options) -> None:
-    """Wait until the clients who shall begin are connected: in simulation all of them."""
-    end = time.monotonic() + options.timeout
+def wait(engine: FlowerEngine, needed: int | None, timeout: float) -> None:
+    """Wait until so many who take part are connected, one at least; in simulation all of them."""
+    end = time.monotonic() + timeout
     while True:
         here = engine.clients()
         everyone = engine.roster.expected is None or len(engine.roster.look()) >= engine.roster.expected
-        if everyone and len(here) >= (options.min_clients or 1):
+        if everyone and len(here) >= (needed or 1):
             return
         if everyone and engine.roster.expected is not None and not here:
             raise RequestError(
@@ -183,8 +180,8 @@ def wait(engine: FlowerEngine, options: Options) -> None:
             )
         if time.monotonic() > end:
             raise AnswerError(
-                f"{len(here)} clients who take part are connected after {options.timeout:g} s, but {options.min_clients or 1} are needed "
-                f"to begin ({', '.join(map(engine.roster.called, here)) or 'none'}); start the others, or lower min_clients"
+                f"{len(here)} clients who take part are connected after {timeout:g} s, but {needed or 1} are needed "
+                f"({', '.join(map(engine.roster.called, here)) or 'none'}); start the others, or lower min_clients and min_replies"
             )
         time.sleep(PAUSE)
 
@@ -195,7 +192,7 @@ def _participants(method: Method[Any], engine: FlowerEngine, options: Options) -
         return method.clients  # pyright: ignore[reportAttributeAccessIssue]
 
     def taking_part(round: int) -> Sequence[ClientId]:
-        wait(engine, replace(options, min_clients=options.min_replies))
+        wait(engine, options.min_replies, options.timeout)
         here = list(engine.clients())
         count = options.clients_per_round
         return here if count is None else sample_clients(options.seed, round, here, min(count, len(here)))
@@ -203,59 +200,16 @@ def _participants(method: Method[Any], engine: FlowerEngine, options: Options) -
     return taking_part
 
 
-def _past(
-    options: Options, request: Request | None, start: Tensor, method: Method[Any]
-) -> DiskHistory | None:
-    """Open the training that shall forget: see that this run begins where it began, and find what it kept."""
-    if options.trained is None:
-        if replays(method):
-            raise HistoryError(
-                f"{method.name} replays stored updates; say which training kept them: trained=FOLDER, its checkpoint"
-            )
-        return None
-    folder = RunFolder(Path(options.trained))
-    config = folder.config()
-    if config.get("flower", {}).get("start") != files.digest(start):
-        raise RunFolderError(
-            f"these initial arrays are not the ones that the training in {folder.path} began with, and nothing of what it learned may "
-            "flow in; draw them again: feduhb.flower.fresh_arrays(model, seed) with the training's seed"
-        )
-    history = DiskHistory(folder.path / files.HISTORY)
-    if not replays(method):
-        return history if history.rounds else None
-    if options.keep_history:
+def _recorded(
+    engine: FlowerEngine, options: Options, method: Method[Any], folder: RunFolder | None, config: str
+) -> Engine:
+    """Let the engine keep a history where one is wanted."""
+    if not options.keep_history:
+        return engine
+    if replays(method):
         raise ConfigError(
             f"what {method.name} asks of clients is no history to replay; keep one with FedUHB or Retrain"
         )
-    if request is not None and (request.rows or request.classes):
-        raise RequestError(
-            f"{method.name} replays whole clients' updates and cannot take rows or a class out of them; use FedUHB or Retrain"
-        )
-    finished = options.checkpoint is not None and RunFolder(Path(options.checkpoint)).finished()
-    if not finished:  # a finished replay took its history with it
-        history.check(files.owner(config), start.numel(), len(folder.rounds()))
-    return history
-
-
-def _there(history: DiskHistory, request: Request | None) -> list[ClientId]:
-    """Name everyone of a history who remains."""
-    gone = set() if request is None else set(request.clients)
-    return sorted({client for t in history.rounds for client in history.clients(t)} - gone)
-
-
-def _erase(history: DiskHistory, request: Request | None) -> None:
-    """Delete a history from the leavers' first round on; all of it where a class is forgotten, whoever held it."""
-    if request is None:
-        return
-    everyone = {client for t in history.rounds for client in history.clients(t)} if request.classes else set()
-    freed = history.forget([*request.clients, *request.rows, *everyone])
-    if freed:
-        log.info("erased %s bytes of history in %s", freed, history.folder)
-
-
-def _recorded(engine: FlowerEngine, options: Options, folder: RunFolder | None, config: str) -> Engine:
-    if not options.keep_history:
-        return engine
     if folder is None:
         raise ConfigError("a history is kept on disk; say in which folder: checkpoint=FOLDER")
     history = DiskHistory(folder.path / files.HISTORY)
@@ -263,33 +217,44 @@ def _recorded(engine: FlowerEngine, options: Options, folder: RunFolder | None, 
     return Recorded(engine, history)
 
 
-def _scored(
-    stream: Iterator[tuple[Any, Round]], engine: FlowerEngine, order: Order, outcome: Outcome
-) -> Iterator[tuple[Any, Round]]:
+def _scored(rounds: Rounds, engine: FlowerEngine, order: Order, outcome: Outcome, start: Tensor) -> Rounds:
     """Score the models of rounds: by the user's function on the server, and by the clients every so many rounds."""
-    every = order.options.evaluate_every
-    for state, record in stream:
-        began, number, scores = time.perf_counter(), record.round + 1, {}
-        if order.evaluate is not None:
-            found = order.evaluate(number, engine.layout.arrays(state.params))
-            if found is not None:
-                outcome.evaluate_metrics_serverapp[number] = found
-                scores.update({key: value for key, value in found.items() if isinstance(value, int | float)})
-        if every and number % every == 0:
-            mean = engine.mean_scores(state.params)
-            outcome.evaluate_metrics_clientapp[number] = MetricRecord(dict(mean))
-            scores.update({f"clients_{key}": value for key, value in mean.items()})
+
+    def on_server(number: int, params: Tensor) -> dict[str, float]:
+        found = None if order.evaluate is None else order.evaluate(number, engine.layout.arrays(params))
+        if found is None:
+            return {}
+        outcome.evaluate_metrics_serverapp[number] = found
+        return {key: float(value) for key, value in found.items() if isinstance(value, int | float)}
+
+    def by_clients(number: int, params: Tensor) -> dict[str, float]:
+        every = order.options.evaluate_every
+        if not every or number % every:
+            return {}
+        mean = engine.mean_scores(params)
+        outcome.evaluate_metrics_clientapp[number] = MetricRecord(dict(mean))
+        return {BY_CLIENTS + key: value for key, value in mean.items()}
+
+    for state, record in rounds:
+        began, number = time.perf_counter(), record.round + 1
+        if number == 1:
+            on_server(0, start)
+        found = {**on_server(number, state.params), **by_clients(number, state.params)}
+        scores = {key: value for key, value in found.items() if math.isfinite(value)}
         yield state, replace(record, scores=scores, evaluate_seconds=time.perf_counter() - began)
 
 
-def _teller(rounds: int) -> Callable[[Round], None]:
-    def tell(record: Round) -> None:
-        asked, answered = len(record.asked), len(record.answered)
-        log.info(
-            "round %s of %s: %s of %s answered, %s", record.round + 1, rounds, answered, asked, told(record)
-        )
+def _noted(rounds: Rounds, folder: RunFolder, engine: FlowerEngine) -> Rounds:
+    """Keep names and who was left out beside the records."""
+    for state, record in rounds:
+        files.note(folder.path, files.NAMES, engine.roster.names)
+        files.note(folder.path, files.LEFT_OUT, engine.left_out)
+        yield state, record
 
-    return tell
+
+def _say(rounds: int, record: Round) -> None:
+    asked, answered = len(record.asked), len(record.answered)
+    log.info("round %s of %s: %s of %s answered, %s", record.round + 1, rounds, answered, asked, told(record))
 
 
 def _farewell(engine: FlowerEngine, options: Options) -> dict[str, ClientId]:
