@@ -15,13 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hospitals import audit, data
-from hospitals.server import TRAINED
-from loopback import Deployment, FederationError, Simulation
-
 import feduhb
 from feduhb.flower import key_id
 from feduhb.records import Round, RunFolder, why_ended
+from hospitals import audit, data
+from hospitals.server import TRAINED
+from loopback import Deployment, FederationError, Simulation, scrub
 
 HERE = Path(__file__).resolve().parent
 APP = HERE / "app"
@@ -97,6 +96,8 @@ def story(hospitals: Hospitals, forget: str, rounds: int) -> Story:
     if isinstance(hospitals, Deployment):
         sent = [kind for run, kind in messages(hospitals, forget) if run == str(erasure)]
         print(f"It was connected all the while. By its own log it was sent: {', '.join(sent) or 'nothing'}")
+        scrub(hospitals.database)
+        print("What hospitals had sent is out of the SuperLink's database files")
     found = _audited(hospitals, leaver, rounds)
     print(f"\n{found}\n")
     return Story(training, erasure, found)

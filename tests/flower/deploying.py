@@ -16,12 +16,15 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "flower-hospitals"
 sys.path.insert(0, str(EXAMPLE))
 
 import story  # noqa: E402
+from hospitals.server import EPOCHS, LOCAL  # noqa: E402
 from loopback import COMPLETED, FederationError  # noqa: E402
 from loopback.keys import node_key  # noqa: E402
 
 __all__ = [
     "COMPLETED",
+    "EPOCHS",
     "EXAMPLE",
+    "LOCAL",
     "FederationError",
     "descendants",
     "gone",

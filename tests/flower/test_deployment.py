@@ -10,9 +10,21 @@ import torch
 
 pytest.importorskip("flwr")
 
+from feduhb.core.flat import flatten
+from feduhb.core.types import Work
+from feduhb.engines import Loop
 from feduhb.records import RunFolder
 from feduhb.run.checkpoint import load_params
-from flower.deploying import COMPLETED, FederationError, island, kill_serverapp, node_key, story
+from flower.deploying import (
+    COMPLETED,
+    EPOCHS,
+    LOCAL,
+    FederationError,
+    island,
+    kill_serverapp,
+    node_key,
+    story,
+)
 
 LEAVER, STAYS, DIES = "hospital-c", "hospital-a", "hospital-b"
 ROUNDS = 2
@@ -90,6 +102,25 @@ def test_the_deployed_models_are_those_of_the_loop_in_one_process(told):
     assert told.audit.accuracy["unlearned"].test > 0.85
 
 
+def sent(hospitals, name):
+    """A hospital's first update, in any run: all begin at the same weights."""
+    ids = story.ids_of(hospitals)
+    whole = story.audit.federation(hospitals.folder / "data", ids)
+    (answer,) = Loop(whole, LOCAL).train(Work(flatten(whole.fresh_model()), EPOCHS), [ids[name]], 0)
+    return answer.values[0].numpy().tobytes()[:64]
+
+
+def copies(hospitals, some):
+    """How often some bytes stand in the files of the SuperLink's database."""
+    files = hospitals.database.parent.glob(f"{hospitals.database.name}*")
+    return sum(file.read_bytes().count(some) for file in files)
+
+
+@pytest.mark.usefixtures("told")
+def test_after_the_erasure_nothing_that_the_leaver_sent_is_in_the_superlinks_database(hospitals):
+    assert copies(hospitals, sent(hospitals, LEAVER)) == 0
+
+
 @pytest.mark.usefixtures("told")
 def test_a_key_that_was_not_registered_is_refused(hospitals, tmp_path):
     node_key(tmp_path / "stranger")
@@ -154,6 +185,16 @@ def test_a_round_whose_supernode_was_killed_completes_with_the_others(hospitals)
 def test_a_supervisor_that_tries_again_brings_a_killed_supernode_back(hospitals):
     hospitals.bring_back(DIES)
     assert hospitals.nodes()[DIES] == "online"
+
+
+@pytest.mark.usefixtures("told")
+def test_what_was_sent_stays_in_the_database_until_it_is_scrubbed(hospitals):
+    """The control of the test above; and the SuperLink does not mind."""
+    update = sent(hospitals, STAYS)
+    assert copies(hospitals, update) > 0
+    story.scrub(hospitals.database)
+    assert copies(hospitals, update) == 0
+    assert set(hospitals.nodes()) == set(hospitals.members)
 
 
 CONNECT = """

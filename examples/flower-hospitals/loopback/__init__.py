@@ -2,6 +2,7 @@
 
 from loopback.deployment import Deployment
 from loopback.running import COMPLETED, FederationError
+from loopback.scrubbing import scrub
 from loopback.simulation import Simulation
 
-__all__ = ["COMPLETED", "Deployment", "FederationError", "Simulation"]
+__all__ = ["COMPLETED", "Deployment", "FederationError", "Simulation", "scrub"]

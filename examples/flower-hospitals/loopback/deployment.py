@@ -27,6 +27,7 @@ class Deployment(Running):
         super().__init__(folder, **others)
         self.members = members
         self.secret = self.folder / "superexec.secret"
+        self.database = self.folder / "superlink.db"
         self.ids: dict[str, str] = {}  # names by node id
 
     def start(self) -> None:
@@ -54,7 +55,7 @@ class Deployment(Running):
             "superlink", "flower-superlink",
             "--host", HOST, "--port", self.address.rpartition(":")[2],
             "--ssl-ca-certfile", self.tls("ca.crt"), "--ssl-certfile", self.tls("server.crt"), "--ssl-keyfile", self.tls("server.key"),
-            "--enable-supernode-auth", "--database", str(self.folder / "superlink.db"),
+            "--enable-supernode-auth", "--database", str(self.database),
             "--isolation", "process", "--superexec-auth-secret-file", str(self.secret),
         )  # fmt: skip
         self.awaited("superlink", "Uvicorn running on")
