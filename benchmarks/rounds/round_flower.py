@@ -30,10 +30,10 @@ def train(message: Message, context: Context) -> Message:
     torch.set_num_threads(1)
     task, client = Task.read(FOLDER), int(context.node_config["partition-id"])
     model = paper_cnn((1, 28, 28), 10)
-    model.load_state_dict(message.content["arrays"].to_torch_state_dict())
+    model.load_state_dict(message.content.array_records["arrays"].to_torch_state_dict())
     x, y = (torch.from_numpy(part) for part in task.part(client))
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
-    for positions in task.batches(client, int(message.content["config"]["server-round"])):
+    for positions in task.batches(client, int(str(message.content.config_records["config"]["server-round"]))):
         optimizer.zero_grad()
         cross_entropy(model(x[positions]), y[positions]).backward()
         optimizer.step()

@@ -80,6 +80,18 @@ def test_in_deployment_clients_are_keys_and_nobody_is_asked_who_it_is():
     assert 101 not in grid.trained()
 
 
+def test_the_log_speaks_of_registered_names(caplog):
+    grid = staged(FEDERATION, keyed=True)
+    grid.seats[104].app = lambda *_: None
+    with caplog.at_level("INFO", logger="flwr.feduhb"):
+        strategy("bee").start(grid, start(), 1)
+    told = [record.getMessage() for record in caplog.records]
+    elk = ids(grid)["elk"]
+    assert f"round 1: elk ({elk}) is left out: no answer within 0.6 s" in told
+    (line,) = (line for line in told if line.startswith("round 1 of 1: 3 of 4 answered ("))
+    assert set(line.partition("(")[2].partition(")")[0].split(", ")) == {"ant", "cat", "dog"}
+
+
 @pytest.mark.parametrize("spelled", ["name", "id"])
 def test_a_leaver_may_be_named_by_its_registered_name_or_its_key(spelled):
     grid = staged(FEDERATION, keyed=True)

@@ -45,7 +45,9 @@ class FlowerEngine:
     """Trains the clients of a Flower federation, wherever they are.
 
     What is malformed (names, shapes, NaN, infinity, an absurd norm) is left out and noted under the client's name in
-    ``left_out``; so is everyone who was asked and did not answer.
+    ``left_out``; so is everyone who was asked and did not answer. The answers of a round are held together, for the length
+    of one is judged by the others. `feduhb.train` and `feduhb.unlearn` get one from `feduhb.flower.connected`, which sees to it
+    that clients are told of the rows they must drop.
 
     Args:
         grid: the federation.

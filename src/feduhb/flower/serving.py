@@ -39,6 +39,7 @@ from feduhb.stopping import StopRule
 log = logging.getLogger("flwr.feduhb")
 Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
 Rounds = Iterator[tuple[Any, Round]]
+SHOWN = 8  # clients that a line of the log names
 BY_CLIENTS = "clients_"  # before the name of a score that the clients gave
 
 
@@ -144,7 +145,7 @@ def _carried_out(
     stream = _scored(stream, engine, order, outcome, start)
     if folder is not None:
         stream = _noted(saved(stream, folder), folder, engine)
-    for new, record in shown(stream, partial(_say, scheduled)):
+    for new, record in shown(stream, partial(_say, engine, scheduled)):
         state = new
         records.append(record)
     if folder is not None:
@@ -252,9 +253,13 @@ def _noted(rounds: Rounds, folder: RunFolder, engine: FlowerEngine) -> Rounds:
         yield state, record
 
 
-def _say(rounds: int, record: Round) -> None:
-    asked, answered = len(record.asked), len(record.answered)
-    log.info("round %s of %s: %s of %s answered, %s", record.round + 1, rounds, answered, asked, told(record))
+def _say(engine: FlowerEngine, rounds: int, record: Round) -> None:
+    """Say who answered, by name where they are few."""
+    few = len(record.answered) <= SHOWN
+    names = [engine.roster.names.get(client, client) for client in record.answered]
+    who = f" ({', '.join(names)})" if names and few else ""
+    count = f"{len(record.answered)} of {len(record.asked)} answered{who}"
+    log.info("round %s of %s: %s, %s", record.round + 1, rounds, count, told(record))
 
 
 def _farewell(engine: FlowerEngine, options: Options) -> dict[str, ClientId]:
