@@ -28,7 +28,7 @@ from flower.deploying import (
 
 LEAVER, STAYS, DIES = "hospital-c", "hospital-a", "hospital-b"
 ROUNDS = 2
-TIMEOUT = 40  # seconds a round waits for the dead
+TIMEOUT = 30  # seconds a round waits for the dead
 
 
 @pytest.fixture(scope="module")
