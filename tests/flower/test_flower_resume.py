@@ -222,6 +222,17 @@ def test_unlearning_begins_where_training_began_or_not_at_all(tmp_path):
     assert len(unlearning(None, trained=tmp_path / "first").start(staged(FEDERATION), start(), 2).rounds) == 2
 
 
+def test_a_start_that_nothing_is_held_against_is_taken_on_the_callers_word_and_the_log_says_so(
+    tmp_path, caplog
+):
+    unlearning(None).start(staged(FEDERATION), start(), 1)
+    assert "a fresh draw is taken on your word; trained=FOLDER would check it" in caplog.text
+    caplog.clear()
+    train_first(tmp_path / "first", 1)
+    unlearning(None, trained=tmp_path / "first").start(staged(FEDERATION), start(), 1)
+    assert "taken on your word" not in caplog.text
+
+
 def test_an_unlearning_erases_the_trainings_history_from_the_leavers_first_round_on(tmp_path):
     train_first(tmp_path / "first", 6, clients_per_round=2)
     history = DiskHistory(tmp_path / "first" / "history")

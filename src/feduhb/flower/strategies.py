@@ -95,6 +95,10 @@ class Owned(Options, Strategy):
         if evaluate_config:
             log.warning("evaluate_config is not sent: clients are told what to score by the model alone")
         self.summary()
+        if self.forgotten() is not None and self.trained is None:
+            log.warning(
+                "that the initial arrays are a fresh draw is taken on your word; trained=FOLDER would check it"
+            )
         order = Order(
             method=self.method(), stop=self.rule(), forget=self.forgotten(), options=options, rounds=num_rounds,
             evaluate=evaluate_fn, config=dict(train_config or {}),
