@@ -5,7 +5,8 @@
     unlearned  = feduhb.unlearn(trained, forget=["c00", "c01"])
     print(feduhb.audit(unlearned, trained))
 
-Names are loaded when first used, so that reading records or reports does not import torch.
+Names are loaded when first used, so that reading records or reports does not import torch. `feduhb.flower`, for federations on
+real machines, is a room of its own with an extra: pip install 'feduhb[flower]'.
 """
 
 from __future__ import annotations
@@ -60,6 +61,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "flower":
+        return importlib.import_module("feduhb.flower")
     if name not in _HOME:
         raise AttributeError(f"feduhb has no {name!r}; it has {', '.join(__all__)}")
     return getattr(importlib.import_module(_HOME[name]), name)

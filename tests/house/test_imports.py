@@ -24,6 +24,9 @@ MAY_IMPORT = {
     "run": STANDARD | {"core", "records", "stopping", "torch", "safetensors", "rich"},
     "evaluate": STANDARD
     | {"core", "data", "methods", "engines", "run", "models", "torch", "numpy", "sklearn", "threadpoolctl"},
+    "flower": STANDARD
+    | {"records", "stopping", "core", "data", "history", "methods", "engines", "run", "evaluate"}
+    | {"torch", "numpy", "safetensors", "tomli_w", "flwr", "cryptography"},
     "report": STANDARD | {"records", "stopping", "cells", "matplotlib", "plotly", "rich", "numpy"},
     "experiment": STANDARD
     | {
@@ -104,10 +107,25 @@ def test_the_package_works_without_the_extras():
     modules = [
         ".".join(("feduhb", *p.relative_to(SOURCE).with_suffix("").parts)).removesuffix(".__init__")
         for p in SOURCE.rglob("*.py")
+        if room_of(p) != "flower"
     ]
     code = (
         f"import sys\nfor name in {extras}: sys.modules[name] = None\n"
         f"import importlib, feduhb\nfor name in {modules}: importlib.import_module(name)\n"
         "for name in feduhb.__all__: getattr(feduhb, name)"
     )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(
+    "typed", ["import feduhb.flower", "import feduhb; feduhb.flower", "import feduhb.flower.client"]
+)
+def test_a_room_without_its_extra_says_what_to_install(typed):
+    code = f"import sys; sys.modules['flwr'] = None\n{typed}"
+    ended = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    assert "feduhb.flower needs Flower; install it: pip install 'feduhb[flower]'" in ended.stderr
+
+
+def test_the_front_door_opens_the_flower_room_without_importing_it_before():
+    code = "import sys, feduhb; assert 'flwr' not in sys.modules; assert feduhb.flower.FedUHB; assert 'flwr' in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

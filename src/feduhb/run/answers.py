@@ -35,24 +35,24 @@ def checked(
             waiting.remove(client)
         if not block.clients:
             continue
-        faults = _faults(block, params, max_norm)
-        if not any(faults):
+        found = faults(block, params, max_norm)
+        if not any(found):
             yield block
             continue
         if on_bad == "raise":
-            row = next(i for i, fault in enumerate(faults) if fault)
+            row = next(i for i, fault in enumerate(found) if fault)
             who = "the sum of all clients" if block.summed else f"client {block.clients[row]}"
             raise AnswerError(
-                f"{who} answered round {round} with {faults[row]}; nothing of that round was averaged in: "
+                f"{who} answered round {round} with {found[row]}; nothing of that round was averaged in: "
                 "the last good checkpoint is kept. Look at that client's data, or lower lr, step_size or momentum"
             )
-        sound = [i for i, fault in enumerate(faults) if not fault]
+        sound = [i for i, fault in enumerate(found) if not fault]
         if sound:
             rows = torch.tensor(sound)
             yield Updates(tuple(block.clients[i] for i in sound), block.values[rows], block.weights[rows])
 
 
-def _faults(block: Updates, params: Tensor, max_norm: float) -> list[str | None]:
+def faults(block: Updates, params: Tensor, max_norm: float) -> list[str | None]:
     """Say for each row what is wrong with it, or None."""
     if block.values.shape[1:] != params.shape:
         return [f"{block.values.shape[1]} numbers instead of {params.numel()}"] * len(block.values)

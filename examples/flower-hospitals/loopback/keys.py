@@ -1,0 +1,60 @@
+"""Certificates and keys, made with the commands an operator would type."""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+import subprocess
+from pathlib import Path
+
+DAYS = "30"
+
+
+def certificates(folder: Path, host: str) -> None:
+    """Make an authority and a server certificate that names ``host``, unless they are there."""
+    if (folder / "server.crt").exists():
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    openssl = _found("openssl")
+    curve = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
+    _run(
+        openssl, "req", "-x509", *curve, "-days", DAYS, "-subj", "/CN=federation",
+        "-keyout", "ca.key", "-out", "ca.crt", cwd=folder,
+    )  # fmt: skip
+    _run(
+        openssl, "req", *curve, "-subj", "/CN=superlink", "-addext", f"subjectAltName=IP:{host}",
+        "-keyout", "server.key", "-out", "server.csr", cwd=folder,
+    )  # fmt: skip
+    _run(
+        openssl, "x509", "-req", "-in", "server.csr", "-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial",
+        "-copy_extensions", "copy", "-days", DAYS, "-out", "server.crt", cwd=folder,
+    )  # fmt: skip
+
+
+def node_key(path: Path) -> None:
+    """Make a SuperNode's key pair, PATH and PATH.pub, unless it is there."""
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _run(_found("ssh-keygen", "openssh-client"), "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-C", path.name, "-f", str(path), cwd=path.parent)  # fmt: skip
+
+
+def secret(file: Path) -> None:
+    """Make the secret that the SuperLink and its SuperExec share, unless it is there."""
+    if not file.exists():
+        file.touch(mode=0o600)
+        file.write_bytes(secrets.token_bytes(32))
+
+
+def _found(program: str, package: str = "") -> str:
+    found = shutil.which(program)
+    if found is None:
+        raise FileNotFoundError(
+            f"{program} is not installed; on Debian: apt-get install {package or program}"
+        )
+    return found
+
+
+def _run(*command: str, cwd: Path) -> None:
+    ended = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+    if ended.returncode:
+        raise RuntimeError(f"{' '.join(command)} failed: {ended.stderr.strip()}")

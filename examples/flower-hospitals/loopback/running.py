@@ -1,0 +1,179 @@
+"""What a deployment and a simulation have in common: programs on loopback, and `flwr` to hand runs in."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+from loopback.programs import Program
+
+T = TypeVar("T")
+
+HOST = "127.0.0.1"
+CONNECTION = "federation"  # the name under which `flwr` knows the SuperLink
+QUIET = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+COMPLETED = "finished:completed"
+PATIENCE = 300.0  # seconds until what is waited for counts as failed
+PAUSE = 0.3  # seconds between two looks
+
+
+class FederationError(RuntimeError):
+    """Something did not come up, or ended badly; the words name the log to read."""
+
+
+class Running:
+    """A federation on this machine; leaving the block stops everything that was started in it.
+
+    Args:
+        folder: where everything goes that it writes.
+        environment: variables for every program, over this process's own.
+        prefix: words before every command, such as `nsenter --net=FILE`.
+    """
+
+    submitting: tuple[str, ...] = ()  # more words for `flwr run`
+
+    def __init__(
+        self, folder: Path, *, environment: Mapping[str, str] | None = None, prefix: Sequence[str] = ()
+    ) -> None:
+        self.folder = folder.resolve()
+        self.prefix = tuple(prefix)
+        self.address = f"{HOST}:{free_port()}"
+        self.programs: dict[str, Program] = {}
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        own = {**QUIET, "FLWR_HOME": str(self.folder / "flwr"), "PATH": path}
+        self.environment = {**os.environ, **own, **(environment or {})}
+
+    def __enter__(self) -> Self:
+        try:
+            (self.folder / "logs").mkdir(parents=True, exist_ok=True)
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Bring everything up."""
+        raise NotImplementedError
+
+    def stop(self) -> None:
+        """Stop everything this object started: SuperNodes say farewell to the SuperLink before it goes."""
+        programs = list(self.programs.values())[::-1]
+        try:
+            for program in programs[:-1]:
+                program.ask_to_end()
+            for program in programs:
+                program.stop()
+        finally:  # a second Ctrl-C while it waits
+            for program in programs:
+                program.kill()
+
+    def connect(self, *settings: str) -> None:
+        """Tell `flwr` how to reach the SuperLink."""
+        home = self.folder / "flwr"
+        home.mkdir(exist_ok=True)
+        lines = (f"[superlink.{CONNECTION}]", f'address = "{self.address}"', *settings)
+        (home / "config.toml").write_text("\n".join(lines) + "\n")
+
+    def launch(self, name: str, *command: str) -> Program:
+        """Start a program whose log is NAME.log; a second of that name goes on in the same log."""
+        log = self.folder / "logs" / f"{name}.log"
+        self.programs[name] = Program(name, (*self.prefix, *command), log, self.environment, self.folder)
+        return self.programs[name]
+
+    def flwr(self, *words: str) -> Any:
+        """Run `flwr` and give its answer, read as JSON."""
+        ended = self._flwr(*words, "--format", "json")
+        answer = _json(ended.stdout)
+        if ended.returncode or not answer.get("success"):
+            raise FederationError(f"flwr {' '.join(words)} failed: {(ended.stdout + ended.stderr).strip()}")
+        return answer
+
+    def _flwr(self, *words: str) -> subprocess.CompletedProcess[str]:
+        command = (*self.prefix, "flwr", *words)
+        return subprocess.run(
+            command,
+            env=self.environment,
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=PATIENCE,
+        )
+
+    def submit(self, app: Path, config: Mapping[str, Any]) -> int:
+        """Hand in a run and give its number."""
+        settings = " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
+        answer = self.flwr("run", str(app), CONNECTION, "--run-config", settings, *self.submitting)
+        return int(answer["run-id"])
+
+    def status(self, run: int) -> str:
+        """Give what the SuperLink says of a run: `flwr run --stream` ends well when the run did not."""
+        return self.flwr("list", CONNECTION, "--run-id", str(run))["runs"][0]["status"]
+
+    def wait(self, run: int) -> None:
+        """Wait until a run has ended, and refuse any other end than a good one."""
+
+        def ended() -> str | None:
+            self._flwr(
+                "log", str(run), CONNECTION, "--stream"
+            )  # returns when the run ends, or the SuperLink does
+            status = self.status(run)
+            return status if status.startswith("finished") else None
+
+        status = self.poll(ended, f"run {run} to end")
+        if status != COMPLETED:
+            raise FederationError(f"run {run} ended as {status}:\n{self.log(run)[-3000:]}")
+
+    def log(self, run: int) -> str:
+        """Give what a run's ServerApp printed and logged; the SuperLink keeps it."""
+        return self._flwr("log", str(run), CONNECTION, "--show").stdout
+
+    def awaited(self, name: str, words: str) -> None:
+        """Wait until a program has said something since it was started."""
+        self.poll(lambda: words in self.programs[name].said(), f"{name} to say {words!r}", name)
+
+    def poll(self, look: Callable[[], T], what: str, *needed: str) -> T:
+        """Look until there is something to see; give up when a program it needs has ended."""
+        until = time.monotonic() + PATIENCE
+        while not (seen := look()):
+            for program in (self.programs[name] for name in needed):
+                if not program.running:
+                    raise FederationError(
+                        f"{program.name} ended while waiting for {what}:\n{program.text()[-3000:]}"
+                    )
+            if time.monotonic() > until:
+                raise FederationError(
+                    f"waited {PATIENCE:.0f} s for {what}; read the logs in {self.folder / 'logs'}"
+                )
+            time.sleep(PAUSE)
+        return seen
+
+
+def free_port() -> int:
+    """Give a port of loopback that nobody uses."""
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return probe.getsockname()[1]
+
+
+def _json(text: str) -> dict[str, Any]:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return {}

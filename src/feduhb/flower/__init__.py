@@ -1,0 +1,60 @@
+"""The house over a Flower federation: strategies, an engine, a client app.
+
+    strategy = feduhb.flower.FedUHB(forget=["hospital-1"], checkpoint="/srv/runs/without-1", trained="/srv/runs/first")
+    outcome  = strategy.start(grid, feduhb.flower.fresh_arrays(model, seed=1), num_rounds=40)
+
+It needs the extra: pip install 'feduhb[flower]'. Names are loaded when first used, so that a client's process, which
+starts anew for every message, does not load the server's side.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from feduhb.errors import FeduhbError
+
+if TYPE_CHECKING:
+    from feduhb.flower.client import client_app, introduced
+    from feduhb.flower.engine import FlowerEngine
+    from feduhb.flower.identity import Roster, key_id
+    from feduhb.flower.remote import Remote, connected
+    from feduhb.flower.serving import Outcome
+    from feduhb.flower.strategies import FedEraser, FedRecover, FedUHB, Retrain, Train
+    from feduhb.flower.wire import fresh_arrays
+
+_HOMES = {
+    "client": ("client_app", "introduced"),
+    "engine": ("FlowerEngine",),
+    "identity": ("Roster", "key_id"),
+    "remote": ("Remote", "connected"),
+    "serving": ("Outcome",),
+    "strategies": ("FedEraser", "FedRecover", "FedUHB", "Retrain", "Train"),
+    "wire": ("fresh_arrays",),
+}
+_HOME = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "ExtraError", "FedEraser", "FedRecover", "FedUHB", "FlowerEngine", "Outcome", "Remote", "Retrain", "Roster", "Train",
+    "client_app", "connected", "fresh_arrays", "introduced", "key_id",
+]  # fmt: skip
+
+
+class ExtraError(FeduhbError, ImportError):
+    """A part of `feduhb` whose packages are not installed."""
+
+
+try:
+    importlib.import_module("flwr")
+except ImportError:
+    raise ExtraError("feduhb.flower needs Flower; install it: pip install 'feduhb[flower]'") from None
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"feduhb.flower has no {name!r}; it has {', '.join(__all__)}")
+    return getattr(importlib.import_module(f"feduhb.flower.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,239 @@
+"""The run folder of a strategy: where a ServerApp that was killed goes on, and what a report reads."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import platform
+import tomllib
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import asdict, fields
+from hashlib import sha256
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+import torch
+from torch import Tensor
+
+from feduhb.core.aggregate import spelling
+from feduhb.core.types import ClientId, Engine, Local, Method
+from feduhb.data.request import Request
+from feduhb.errors import CheckpointError, RunFolderError
+from feduhb.history import DiskHistory
+from feduhb.methods.replaying import replays
+from feduhb.methods.retrain import Plain
+from feduhb.records import Round, RunFolder, why_ended, write_atomically
+from feduhb.run.checkpoint import load_state, save_state, state_fields
+from feduhb.stopping import DynamicStop, StopRule
+
+HISTORY, NAMES, LEFT_OUT = "history", "names.json", "left_out.json"
+
+
+def described(
+    method: Method[Any],
+    stop: StopRule,
+    request: Request | None,
+    local: Local,
+    start: Tensor,
+    *,
+    rounds: int,
+    seed: int,
+    clients_per_round: int | None,
+    keep_history: bool,
+) -> str:
+    """Write a run's config.toml: what must be the same for it to be resumed."""
+    settings = settings_of(method)
+    sampled = {} if clients_per_round is None else {"clients_per_round": clients_per_round}
+    train = {
+        "rounds": rounds,
+        "epochs": settings["epochs"],
+        "batch_size": local.batch_size,
+        "lr": local.lr,
+        "l2": local.l2,
+        "aggregate": settings.get("aggregate", "weighted_mean"),
+        "engine": "flower",
+        "keep_history": keep_history,
+        **sampled,
+    }
+    config = {"seed": seed, "made_by": "flower", "train": train, "flower": {"start": digest(start)}}
+    if request is not None:
+        rule = asdict(stop) if isinstance(stop, DynamicStop) else {}
+        judged = {"stop": {key: value for key, value in rule.items() if value is not None}} if rule else {}
+        unlearn = {"forget": str(request), "method": method.name, "rounds": rounds, "settings": settings}
+        config["unlearn"] = {**unlearn, **judged}
+    return tomli_w.dumps(config)
+
+
+def begin(folder: RunFolder, config: str, fresh: Any) -> tuple[Any, list[Round]]:
+    """Lay out the folder, or find where its run stands: the state after its last finished round, and all records."""
+    if not folder.exists():
+        folder.create(config)
+        return fresh, []
+    if difference := _difference(folder.config(), tomllib.loads(config)):
+        raise RunFolderError(
+            f"{folder.path} was begun with {difference}; resubmit with the same settings, or choose another checkpoint folder"
+        )
+    if not folder.state_path.exists():
+        if len(folder.rounds()) > 1:
+            raise CheckpointError(
+                f"{folder.path} has rounds but no checkpoint; restore {folder.STATE} from a backup, or delete the folder and run again"
+            )
+        folder.keep([])
+        return fresh, []
+    over = set(state_fields(folder.state_path)) == {"params"}
+    state, done = load_state(folder.state_path, Plain(fresh.params) if over else fresh)
+    records = folder.rounds()
+    if len(records) < done:
+        raise RunFolderError(
+            f"{folder.rounds_path} holds {len(records)} rounds, its checkpoint {done}; delete {folder.path} and run again"
+        )
+    folder.keep(records[:done])
+    return state, records[:done]
+
+
+def same_request(folder: RunFolder, method: Method[Any], request: Request | None) -> None:
+    """Refuse a finished replay of another request or by another method, whose history is gone."""
+    found = folder.config().get("unlearn", {})
+    if (found.get("method"), found.get("forget"), found.get("settings")) != (
+        method.name,
+        str(request),
+        settings_of(method),
+    ):
+        raise RunFolderError(
+            f"{folder.path} holds a finished run of another request or other settings; choose another checkpoint folder"
+        )
+
+
+def finish(
+    folder: RunFolder,
+    method: Method[Any],
+    state: Any,
+    records: Sequence[Round],
+    scheduled: int,
+    engine: Engine,
+) -> None:
+    """Write result.json. What a replaying method remembers of the history goes with the run."""
+    kept, read = DiskHistory(folder.path / HISTORY), getattr(method, "history", None)
+    if replays(method):
+        save_state(folder.state_path, Plain(state.params), len(records))
+    everyone = sorted({client for record in records for client in record.asked})
+    full = len(everyone) * len(records)
+    summed = (
+        "client_epochs",
+        "bytes_down",
+        "bytes_up",
+        "client_seconds",
+        "server_seconds",
+        "evaluate_seconds",
+    )
+    folder.finish(
+        {
+            "method": method.name,
+            "exact": method.exact,
+            "needs": method.needs,
+            "settings": settings_of(method),
+            "rounds": len(records),
+            "scheduled_rounds": scheduled,
+            "stopped": why_ended(records),
+            "clients": everyone,
+            "parameters": state.params.numel(),
+            "weights_sha256": digest(state.params),
+            "client_rounds": sum(len(record.answered) for record in records),
+            "client_rounds_saved": 1 - sum(len(r.asked) for r in records) / full if full else 0.0,
+            "history_bytes_read": read.bytes if read is not None else 0,
+            "history_bytes_kept": kept.bytes if kept.rounds else 0,
+            **{name: sum(getattr(record, name) for record in records) for name in summed},
+            "scores": dict(records[-1].scores) if records else {},
+            "engine": dict(engine.about),
+            "versions": {
+                "feduhb": version("feduhb"),
+                "torch": torch.__version__,
+                "python": platform.python_version(),
+            },
+            "finished": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        }
+    )
+
+
+def digest(params: Tensor) -> str:
+    """Name weights by their SHA-256."""
+    return sha256(params.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()
+
+
+def owner(config: Mapping[str, Any]) -> str:
+    """Name a run by its config, so that a history knows whose it is."""
+    return sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()
+
+
+def names(folder: Path) -> dict[ClientId, str]:
+    """Read the registered names that a run has met."""
+    return _json(folder / NAMES)
+
+
+def left_out(folder: Path, before: int) -> dict[int, dict[ClientId, str]]:
+    """Read who was left out of the rounds before this one, and why."""
+    return {int(t): found for t, found in _json(folder / LEFT_OUT).items() if int(t) < before}
+
+
+def note(folder: Path, name: str, values: Mapping[Any, Any]) -> None:
+    """Write a small file beside the records, where it says something new."""
+    text = json.dumps(values, indent=2, sort_keys=True) + "\n"
+    path = folder / name
+    if not path.exists() or path.read_text(encoding="utf-8") != text:
+        write_atomically(path, text.encode())
+
+
+def _json(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        return {}
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        raise RunFolderError(
+            f"{path} is damaged; delete it: only names and reasons for people are lost"
+        ) from None
+
+
+@contextlib.contextmanager
+def sole_writer(folder: RunFolder | None) -> Generator[None]:
+    """Let one ServerApp at a time write a run folder. The lock goes with its process, however that ends."""
+    if folder is None:
+        yield
+        return
+    try:
+        import fcntl
+    except ImportError:  # not on Windows
+        yield
+        return
+    with folder.lock_file() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise RunFolderError(
+                f"another ServerApp is writing {folder.path}; wait for it or stop it, or choose another checkpoint folder"
+            ) from None
+        yield
+
+
+def settings_of(method: Method[Any]) -> dict[str, Any]:
+    """Give a method's settings as a config spells them."""
+    found = {field.name: getattr(method, field.name) for field in fields(method)}  # pyright: ignore[reportArgumentType]
+    return {
+        key: value if isinstance(value, int | float | str) else spelling(value)
+        for key, value in found.items()
+        if key not in {"history", "clients"}  # what a method works on, not how
+    }
+
+
+def _difference(old: Mapping[str, Any], new: Mapping[str, Any], table: str = "") -> str | None:
+    for key in sorted({*old, *new}):
+        a, b, name = old.get(key), new.get(key), f"{table}{key}"
+        if isinstance(a, Mapping) and isinstance(b, Mapping):
+            if inner := _difference(a, b, f"{name}."):
+                return inner
+        elif a != b:
+            return f"{name} = {a!r}, not {b!r}"
+    return None

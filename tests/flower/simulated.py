@@ -1,0 +1,93 @@
+"""An app for Flower's own simulation: 20 clients of mnist-5k, three of whom can be told to send nonsense.
+
+Run as a program it simulates both stories and leaves what came out in the folder it is given.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+
+import feduhb
+from feduhb import flower
+
+CLIENTS, SEED, ROUNDS, LEAVERS = 20, 1, 3, ("c00", "c07")
+CULPRITS = {"c03": "nan", "c04": "shape", "c05": "norm"}
+
+
+@cache
+def federation() -> feduhb.Federation:
+    """The federation that both the simulation and the test load."""
+    return feduhb.load("mnist-5k", clients=CLIENTS, partition="dirichlet:0.5", seed=SEED)
+
+
+def data(context: Context) -> Any:
+    """A partition is a client, in the order of their names."""
+    return federation().clients[sorted(federation().clients)[int(context.node_config["partition-id"])]]
+
+
+def spoilt(update: ArrayRecord, how: str) -> ArrayRecord:
+    """Make nonsense of an update."""
+    values = {name: array.numpy().copy() for name, array in update.items()}
+    first = next(iter(values))
+    if how == "nan":
+        values[first].flat[0] = np.nan
+    values = {name: value * 1e6 for name, value in values.items()} if how == "norm" else values
+    values[first] = values[first][:-1] if how == "shape" else values[first]
+    return ArrayRecord({name: Array(value) for name, value in values.items()})
+
+
+client = flower.introduced(ClientApp())
+
+
+@client.train()
+def train(message: Message, context: Context) -> Message:
+    """Train as our own client app does, and spoil the answer where the message says so."""
+    reply = flower.client_app(model=federation().model, data=data)(message, context)
+    config = message.content["config"]
+    how = CULPRITS.get(str(config["client"])) if config.get("spoil") else None
+    if how is None:
+        return reply
+    update = spoilt(reply.content.array_records["update"], how)
+    return Message(RecordDict({"update": update, "metrics": reply.content["metrics"]}), reply_to=message)
+
+
+server = ServerApp()
+
+
+@server.main()
+def main(grid: Grid, context: Context) -> None:  # noqa: ARG001
+    """Unlearn twice: with honest clients, and with three that are not."""
+    out, told = Path(os.environ["FEDUHB_SIMULATED"]), {}
+    arrays = flower.fresh_arrays(federation().model, SEED)
+    stories = (("honest", ROUNDS, None), ("spoilt", 2, ConfigRecord({"spoil": True})))
+    for name, rounds, config in stories:
+        strategy = flower.FedUHB(LEAVERS, epochs=1, seed=SEED, stop=feduhb.never, timeout=120)
+        outcome = strategy.start(grid, arrays, rounds, train_config=config)
+        torch.save(outcome.params, out / f"{name}.pt")
+        told[name] = {
+            "left_out": outcome.left_out,
+            "asked": outcome.rounds[-1].asked,
+            "answered": outcome.rounds[-1].answered,
+        }
+    (out / "told.json").write_text(json.dumps(told))
+
+
+if __name__ == "__main__":
+    from flwr.simulation import run_simulation
+
+    os.environ["FEDUHB_SIMULATED"] = sys.argv[1]
+    from flower import simulated  # by its name, so that actors can import what they are sent
+
+    resources = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
+    run_simulation(simulated.server, simulated.client, CLIENTS, backend_config=resources)

@@ -1,0 +1,218 @@
+"""Real programs on loopback: TLS, keys, a database; and what happens when each of them dies.
+
+One federation serves all tests of this file, in the order in which they stand: the story first, then the crashes.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("flwr")
+
+from feduhb.core.flat import flatten
+from feduhb.core.types import Work
+from feduhb.engines import Loop
+from feduhb.records import RunFolder
+from feduhb.run.checkpoint import load_params
+from flower.deploying import (
+    COMPLETED,
+    EPOCHS,
+    LOCAL,
+    FederationError,
+    island,
+    kill_serverapp,
+    node_key,
+    story,
+)
+
+LEAVER, STAYS, DIES = "hospital-c", "hospital-a", "hospital-b"
+ROUNDS = 2
+TIMEOUT = 30  # seconds a round waits for the dead
+
+
+@pytest.fixture(scope="module")
+def network():
+    with island() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def hospitals(network, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("hospitals")
+    with story.deployed(folder, prefix=network.prefix if network else ()) as federation:
+        yield federation
+
+
+@pytest.fixture(scope="module")
+def told(hospitals):
+    """Train with three, forget one, audit."""
+    return story.story(hospitals, LEAVER, ROUNDS)
+
+
+def weights(hospitals, run):
+    return load_params(RunFolder(hospitals.folder / "runs" / run).state_path)
+
+
+def lines(hospitals, run):
+    return RunFolder(hospitals.folder / "runs" / run).rounds_path.read_text().splitlines()
+
+
+def one_round_done(hospitals, run):
+    hospitals.poll(lambda: story.rounds_of(hospitals, run), f"the first round of {run}")
+    return lines(hospitals, run)[0]
+
+
+@pytest.mark.usefixtures("told")
+def test_training_asks_everyone_and_unlearning_all_but_the_leaver(hospitals):
+    ids = story.ids_of(hospitals)
+    for record in story.rounds_of(hospitals, "trained"):
+        assert set(record.asked) == set(record.answered) == set(ids.values())
+    unlearned = story.rounds_of(hospitals, "unlearned")
+    assert [record.round for record in unlearned] == list(range(ROUNDS))
+    for record in unlearned:
+        assert set(record.asked) == set(record.answered) == {ids[STAYS], ids[DIES]}
+
+
+def test_the_leavers_own_log_shows_no_training_message_while_it_stays_connected(hospitals, told):
+    assert hospitals.programs[LEAVER].running
+    assert hospitals.nodes()[LEAVER] == "online"
+    kinds = {run: [] for run in (str(told.training), str(told.erasure))}
+    for run, kind in story.messages(hospitals, LEAVER):
+        kinds[run].append(kind)
+    assert kinds[str(told.training)].count("train") == ROUNDS
+    assert "train" not in kinds[str(told.erasure)]
+    others = [kind for run, kind in story.messages(hospitals, STAYS) if run == str(told.erasure)]
+    assert others.count("train") == ROUNDS
+
+
+def test_the_leaver_was_told_and_its_cache_is_gone(hospitals, told):
+    assert (str(told.erasure), "query") in [
+        (run, kind.partition(".")[0]) for run, kind in story.messages(hospitals, LEAVER)
+    ]
+    caches = {name: (hospitals.folder / "data" / f"{name}.cache").exists() for name in hospitals.members}
+    assert caches == {STAYS: True, DIES: True, LEAVER: False}
+
+
+def test_the_deployed_models_are_those_of_the_loop_in_one_process(told):
+    """The audit trains and unlearns again in process, with noise for the leaver's data and without it."""
+    assert told.audit.exactness is not None
+    for check in told.audit.exactness.checks:
+        assert check.largest_difference <= 1e-5, check.says
+    assert told.audit.accuracy["unlearned"].test > 0.85
+
+
+def sent(hospitals, name):
+    """A hospital's first update, in any run: all begin at the same weights."""
+    ids = story.ids_of(hospitals)
+    whole = story.audit.federation(hospitals.folder / "data", ids)
+    (answer,) = Loop(whole, LOCAL).train(Work(flatten(whole.fresh_model()), EPOCHS), [ids[name]], 0)
+    return answer.values[0].numpy().tobytes()[:64]
+
+
+def copies(hospitals, some):
+    """How often some bytes stand in the files of the SuperLink's database."""
+    files = hospitals.database.parent.glob(f"{hospitals.database.name}*")
+    return sum(file.read_bytes().count(some) for file in files)
+
+
+@pytest.mark.usefixtures("told")
+def test_after_the_erasure_nothing_that_the_leaver_sent_is_in_the_superlinks_database(hospitals):
+    assert copies(hospitals, sent(hospitals, LEAVER)) == 0
+
+
+@pytest.mark.usefixtures("told")
+def test_a_key_that_was_not_registered_is_refused(hospitals, tmp_path):
+    node_key(tmp_path / "stranger")
+    stranger = hospitals.start_supernode("stranger", tmp_path / "stranger")
+    assert stranger.process.wait(60) != 0
+    assert "Exit Code: 305" in stranger.text()
+    assert "Receiving" not in stranger.text()
+    assert set(hospitals.nodes()) == set(hospitals.members)
+
+
+@pytest.mark.usefixtures("told")
+def test_a_serverapp_that_was_killed_goes_on_after_its_last_finished_round(hospitals):
+    first = story.submit(hospitals, "killed", rounds=ROUNDS, forget=LEAVER)
+    before = one_round_done(hospitals, "killed")
+    kill_serverapp(hospitals.programs["superexec"].process.pid)
+    assert len(lines(hospitals, "killed")) < ROUNDS
+    second = story.submit(hospitals, "killed", rounds=ROUNDS, forget=LEAVER)
+    hospitals.wait(second)
+    assert first != second
+    assert lines(hospitals, "killed")[0] == before
+    assert [record.round for record in story.rounds_of(hospitals, "killed")] == list(range(ROUNDS))
+    assert torch.equal(weights(hospitals, "killed"), weights(hospitals, "unlearned"))
+
+
+def test_a_superlink_that_was_killed_comes_back_with_its_database_and_nothing_checkpointed_is_lost(
+    hospitals, told
+):
+    """The run goes on: the ServerApp is no child of the SuperLink. Were it lost, it would be handed in again."""
+    settings = {"rounds": ROUNDS, "forget": LEAVER, "timeout": TIMEOUT, "min-replies": 2}
+    run = story.submit(hospitals, "cut", **settings)
+    before = one_round_done(hospitals, "cut")
+    hospitals.programs["superlink"].kill()
+    hospitals.start_superlink()
+    assert hospitals.status(told.erasure) == COMPLETED
+    assert set(hospitals.nodes()) == set(hospitals.members)
+    try:
+        hospitals.wait(run)
+    except FederationError:
+        hospitals.wait(story.submit(hospitals, "cut", **settings))
+    assert lines(hospitals, "cut")[0] == before
+    assert torch.equal(weights(hospitals, "cut"), weights(hospitals, "unlearned"))
+
+
+@pytest.mark.usefixtures("told")
+def test_a_round_whose_supernode_was_killed_completes_with_the_others(hospitals):
+    ids = story.ids_of(hospitals)
+    run = story.submit(hospitals, "bereft", rounds=1, forget=LEAVER, timeout=TIMEOUT)
+    asked = (str(run), "train")
+    hospitals.poll(lambda: asked in story.messages(hospitals, DIES), f"{DIES} to be asked", DIES)
+    hospitals.programs[DIES].kill()
+    at_once = hospitals.start_supernode(DIES)
+    assert at_once.process.wait(60) != 0
+    assert "Exit Code: 305" in at_once.said()  # the SuperLink takes its old session for alive
+    hospitals.wait(run)
+    (record,) = story.rounds_of(hospitals, "bereft")
+    assert set(record.asked) == {ids[STAYS], ids[DIES]}
+    assert record.answered == (ids[STAYS],)
+    assert weights(hospitals, "bereft").isfinite().all()
+
+
+@pytest.mark.usefixtures("told")
+def test_a_supervisor_that_tries_again_brings_a_killed_supernode_back(hospitals):
+    hospitals.bring_back(DIES)
+    assert hospitals.nodes()[DIES] == "online"
+
+
+@pytest.mark.usefixtures("told")
+def test_what_was_sent_stays_in_the_database_until_it_is_scrubbed(hospitals):
+    """The control of the test above; and the SuperLink does not mind."""
+    update = sent(hospitals, STAYS)
+    assert copies(hospitals, update) > 0
+    story.scrub(hospitals.database)
+    assert copies(hospitals, update) == 0
+    assert set(hospitals.nodes()) == set(hospitals.members)
+
+
+CONNECT = """
+import contextlib, socket
+with contextlib.suppress(OSError): socket.create_connection(("192.0.2.1", 443))
+"""
+LOOK_UP = """
+import contextlib, socket
+with contextlib.suppress(OSError): socket.getaddrinfo("api.flower.ai", 443)
+"""
+
+
+@pytest.mark.usefixtures("told")
+def test_nobody_tried_to_leave_loopback(network):
+    if network is None:
+        pytest.skip("a network namespace needs root, unshare, nsenter and mount")
+    assert network.attempts() == 0
+    for control in (CONNECT, LOOK_UP):
+        before = network.attempts()
+        network.run(control)
+        assert network.attempts() > before

@@ -1,0 +1,136 @@
+"""The example as a person uses it: the script, Ctrl-C, the simulation, and what the guide says to type."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import tomllib
+import types
+from pathlib import Path
+
+import pytest
+from torch import nn
+
+pytest.importorskip("flwr")
+
+from flwr.clientapp import ClientApp
+from flwr.serverapp import ServerApp
+
+import feduhb.flower
+from flower.deploying import EXAMPLE, descendants, gone, story
+
+GUIDE = (Path(__file__).parents[2] / "docs" / "flower.md").read_text()
+
+
+def test_scripts_that_are_told_to_end_stop_everything_they_started(tmp_path):
+    """By Ctrl-C, and by a supervisor's SIGTERM."""
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    with contextlib.ExitStack() as stack:
+        scripts = [stack.enter_context(script(tmp_path / number.name)) for number in numbers]
+        for running, number in zip(scripts, numbers, strict=True):
+            assert next(iter(running.stdout or ())).startswith("up on 127.0.0.1:")
+            started = descendants(running.pid)
+            running.send_signal(number)
+            assert running.wait(60) == 128 + number
+            assert gone(started)
+            for program, count in (("flower-superlink", 1), ("flower-superexec", 4), ("flower-supernode", 3)):
+                assert sum(f"/{program} " in words for words in started.values()) == count
+
+
+@contextlib.contextmanager
+def script(folder):
+    command = [sys.executable, EXAMPLE / "story.py", "--out", folder]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
+        try:
+            yield running
+        finally:
+            running.terminate()
+
+
+def test_the_example_in_a_simulation(tmp_path):
+    """The very apps of the deployment; and Flower's SuperLink does not stay behind."""
+    with story.simulated(tmp_path) as hospitals:
+        told = story.story(hospitals, "hospital-c", rounds=1)
+        started = descendants(hospitals.programs["superlink"].process.pid)
+    assert told.audit.exactness is not None
+    for check in told.audit.exactness.checks:
+        assert check.largest_difference <= 1e-5, check.says
+    (record,) = story.rounds_of(hospitals, "unlearned")
+    assert record.answered == ("hospital-a", "hospital-b")
+    assert gone(started)
+
+
+def test_the_app_folder_holds_settings_and_no_code():
+    (file,) = (path for path in (EXAMPLE / "app").rglob("*") if path.is_file())
+    app = tomllib.loads(file.read_text())["tool"]["flwr"]["app"]
+    assert set(app["components"].values()) == {"hospitals.server:app", "hospitals.client:app"}
+
+
+def commands(program):
+    """Every command of the guide that runs a program, in words."""
+    joined = "\n".join(re.findall(r"```sh\n(.*?)```", GUIDE, re.DOTALL)).replace("\\\n", " ")
+    lines = (line.partition(" #")[0] for line in joined.splitlines())
+    return [words for line in lines if (words := shlex.split(line)) and words[0] == program]
+
+
+@pytest.mark.parametrize(
+    ("program", "started"),
+    [
+        ("flower-superlink", "superlink"),
+        ("flower-superexec", "superexec"),
+        ("flower-supernode", "hospital-a"),
+    ],
+)
+def test_the_guide_names_the_options_that_are_tested(program, started, tmp_path, monkeypatch):
+    hospitals = story.deployed(tmp_path)
+    launched = {}
+    monkeypatch.setattr(hospitals, "launch", lambda name, *words: launched.update({name: words}))
+    monkeypatch.setattr(hospitals, "awaited", lambda *_: None)
+    monkeypatch.setattr(hospitals, "register", lambda _: None)
+    hospitals.start()
+    (written,) = commands(program)
+    assert launched[started][0] == program
+    assert {w for w in written if w.startswith("--")} == {w for w in launched[started] if w.startswith("--")}
+
+
+def test_the_guides_keys_and_certificates_can_be_made_as_written(tmp_path):
+    for words in (*commands("openssl"), *commands("ssh-keygen")):
+        subprocess.run(words, cwd=tmp_path, check=True, capture_output=True)
+    assert {"ca.crt", "server.crt", "server.key", "superexec.secret", "hospital-a", "hospital-a.pub"} <= {
+        path.name for path in tmp_path.iterdir()
+    }
+    shown = subprocess.run(
+        ["openssl", "x509", "-in", "server.crt", "-noout", "-ext", "subjectAltName"],
+        cwd=tmp_path, check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    assert "192.0.2.10" in shown.stdout
+
+
+def test_the_guides_python_is_real(monkeypatch):
+    """Both apps are built from the text as it stands; what would need a grid is compiled and its names are looked up."""
+    mine = types.ModuleType("mine")
+    mine.__dict__.update(Net=lambda: nn.Linear(2, 2), load=lambda _: None)
+    monkeypatch.setitem(sys.modules, "mine", mine)
+    server, client, experiment = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
+    made = dict(vars(mine))
+    for code, kind in ((server, ServerApp), (client, ClientApp)):
+        exec(compile(code, "docs/flower.md", "exec"), made)  # noqa: S102
+        assert isinstance(made["app"], kind)
+    compile(experiment, "docs/flower.md", "exec")
+    named = set(re.findall(r"feduhb\.flower\.(\w+)", GUIDE)) | set(re.findall(r"`(\w+)\(grid", GUIDE))
+    assert named >= {"connected", "FlowerEngine", "introduced", "key_id"}
+    assert all(hasattr(feduhb.flower, name) for name in named)
+
+
+def test_the_guides_settings_are_the_strategies_own():
+    (table,) = re.findall(r"\| setting \|.*?\n\n", GUIDE, re.DOTALL)
+    named = {
+        name for line in table.strip().splitlines()[2:] for name in re.findall(r"`(\w+)`", line.split("|")[1])
+    }
+    assert len(named) >= 11
+    assert named <= {field.name for field in dataclasses.fields(feduhb.flower.FedUHB)}

@@ -1,0 +1,218 @@
+"""The server's mathematics is that of `feduhb.methods`: every strategy gives the bits of the in-process run."""
+
+import pytest
+import torch
+from flwr.app import ConfigRecord, MetricRecord
+
+import feduhb
+from federations import ragged
+from feduhb import flower
+from feduhb.core.flat import flatten
+from feduhb.core.seeds import sample_clients
+from feduhb.errors import ConfigError
+from feduhb.run import run
+from feduhb.stopping import StopRule
+from flower.gridding import staged
+
+LOCAL = feduhb.Local(batch_size=4, lr=0.05)
+NAMES = ("ant", "bee", "cat", "dog", "elk")
+
+
+@pytest.fixture
+def federation():
+    return ragged()
+
+
+def arrays(federation):
+    return flower.fresh_arrays(federation.model, federation.seed)
+
+
+def told(federation, **more):
+    return {"seed": federation.seed, "local": LOCAL, "partitions": NAMES, "timeout": 5, **more}
+
+
+def in_process(federation, method, rounds, stop: StopRule = feduhb.never):
+    state, records = method.init(flatten(federation.fresh_model())), []
+    for new, record in run(
+        method, feduhb.Loop(federation, LOCAL), list(federation.clients), state, rounds=rounds, stop=stop
+    ):
+        state = new
+        records.append(record)
+    return state.params, records
+
+
+def test_feduhb_is_the_in_process_run_bit_for_bit(federation):
+    outcome = flower.FedUHB(["bee"], momentum=0.5, epochs=2, stop=feduhb.never, **told(federation)).start(
+        staged(federation), arrays(federation), 4
+    )
+    wanted, records = in_process(federation.without(["bee"]), feduhb.FedUHB(momentum=0.5, epochs=2), 4)
+    assert torch.equal(outcome.params, wanted)
+    assert [r.moved for r in outcome.rounds] == [r.moved for r in records]
+    assert {r.asked for r in outcome.rounds} == {("ant", "cat", "dog", "elk")}
+    assert outcome.stopped == "all 4 scheduled rounds were run"
+
+
+def test_training_and_retraining(federation):
+    trained = flower.Train(epochs=1, **told(federation)).start(staged(federation), arrays(federation), 3)
+    assert torch.equal(trained.params, in_process(federation, feduhb.Retrain(epochs=1), 3)[0])
+    again = flower.Retrain(["ant"], epochs=1, **told(federation)).start(
+        staged(federation), arrays(federation), 3
+    )
+    assert torch.equal(again.params, in_process(federation.without(["ant"]), feduhb.Retrain(epochs=1), 3)[0])
+
+
+def test_full_batch_gradients(federation):
+    outcome = flower.FedUHB("bee", epochs=0, step_size=0.1, stop=feduhb.never, **told(federation)).start(
+        staged(federation), arrays(federation), 3
+    )
+    wanted, _ = in_process(federation.without(["bee"]), feduhb.FedUHB(step_size=0.1, epochs=0), 3)
+    assert torch.equal(outcome.params, wanted)
+
+
+def test_a_robust_rule(federation):
+    outcome = flower.FedUHB(
+        "bee", epochs=1, aggregate=feduhb.median, stop=feduhb.never, **told(federation)
+    ).start(staged(federation), arrays(federation), 2)
+    wanted, _ = in_process(federation.without(["bee"]), feduhb.FedUHB(epochs=1, aggregate=feduhb.median), 2)
+    assert torch.equal(outcome.params, wanted)
+
+
+def test_the_stop_rule_ends_a_run_and_says_why(federation):
+    stop = feduhb.dynamic_stop(100.0)
+    outcome = flower.FedUHB("bee", epochs=1, stop=stop, **told(federation)).start(
+        staged(federation), arrays(federation), 9
+    )
+    _, records = in_process(federation.without(["bee"]), feduhb.FedUHB(epochs=1), 9, stop)
+    assert len(outcome.rounds) == len(records) == 3
+    assert outcome.stopped.startswith("movement ")
+    assert outcome.rounds[-1].stopped == records[-1].stopped
+
+
+def test_auto_is_the_papers_rule_with_the_methods_momentum():
+    assert flower.FedUHB("a", momentum=0.3).rule() == feduhb.dynamic_stop(0.6, momentum=0.3)
+    assert flower.FedUHB("a", stop=feduhb.never).rule() == feduhb.never
+    assert flower.Retrain("a").rule() == feduhb.never
+
+
+def test_rows_travel_to_their_client_alone_and_are_dropped_there(federation):
+    grid, request = staged(federation), {"cat": [0, 5], "dog": [3]}
+    outcome = flower.FedUHB(request, epochs=2, stop=feduhb.never, **told(federation)).start(
+        grid, arrays(federation), 3
+    )
+    wanted, _ = in_process(federation.without(request), feduhb.FedUHB(epochs=2), 3)
+    assert torch.equal(outcome.params, wanted)
+    rows = {
+        (node, tuple(config.get("forget-rows", ()))) for node, kind, config in grid.sent if kind == "train"
+    }
+    assert rows == {(100, ()), (101, ()), (102, (0, 5)), (103, (3,)), (104, ())}
+
+
+def test_a_class_is_dropped_by_everyone(federation):
+    outcome = flower.FedUHB("class:1", epochs=1, stop=feduhb.never, **told(federation)).start(
+        staged(federation), arrays(federation), 2
+    )
+    remaining = federation.without("class:1")
+    assert torch.equal(outcome.params, in_process(remaining, feduhb.FedUHB(epochs=1), 2)[0])
+    absent = set(federation.clients) - set(remaining.clients)
+    assert set(outcome.left_out.get(0, {})) == absent
+
+
+@pytest.mark.parametrize(
+    ("strategy", "method"),
+    [
+        (flower.FedEraser, feduhb.FedEraser(epochs=2)),
+        (flower.FedRecover, feduhb.FedRecover(warmup=3, correction=2, final=1, epochs=2)),
+    ],
+)
+def test_methods_that_replay_a_history(federation, strategy, method, tmp_path):
+    grid, first = staged(federation), tmp_path / "first"
+    flower.Train(epochs=2, checkpoint=first, keep_history=True, **told(federation)).start(
+        grid, arrays(federation), 6
+    )
+    settings = {key: getattr(method, key) for key in method.__slots__ if key not in {"history", "clients"}}
+    outcome = strategy(["bee"], trained=first, **settings, **told(federation)).start(grid, arrays(federation))
+
+    trained = feduhb.train(
+        federation, 6, epochs=2, batch_size=4, lr=0.05, engine="loop", out=tmp_path / "own", keep_history=True
+    )
+    wanted = feduhb.unlearn(trained, ["bee"], method=method)
+    assert torch.equal(outcome.params, wanted.params)
+    assert [r.asked for r in outcome.rounds] == [r.asked for r in wanted.rounds]
+
+
+def test_sampling_is_seeded_by_client_and_round_and_never_takes_a_leaver(federation):
+    outcome = flower.FedUHB(
+        "bee", epochs=1, clients_per_round=2, stop=feduhb.never, **told(federation)
+    ).start(grid := staged(federation), arrays(federation), 6)
+    remaining = sorted(federation.without("bee").clients)
+    assert [set(r.asked) for r in outcome.rounds] == [
+        set(sample_clients(7, t, remaining, 2)) for t in range(6)
+    ]
+    assert 101 not in grid.trained()
+
+
+def test_scores_come_from_the_server_and_from_the_clients(federation):
+    seen = []
+
+    def evaluate(number, given):
+        seen.append(number)
+        return MetricRecord({"norm": float(sum((a.numpy() ** 2).sum() for a in given.values()))})
+
+    outcome = flower.Train(epochs=1, evaluate_every=2, **told(federation)).start(
+        staged(federation), arrays(federation), 3, evaluate_fn=evaluate
+    )
+    assert seen == [0, 1, 2, 3] == sorted(outcome.evaluate_metrics_serverapp)
+    assert set(outcome.evaluate_metrics_clientapp) == {2}
+    assert set(outcome.rounds[1].scores) == {"norm", "clients_loss", "clients_accuracy"}
+    assert 0 <= outcome.rounds[1].scores["clients_accuracy"] <= 1
+    norm = outcome.params.double().square().sum().item()
+    assert outcome.evaluate_metrics_serverapp[3]["norm"] == pytest.approx(norm)
+
+
+def test_scores_that_are_no_numbers_stay_out_of_the_records(federation, tmp_path):
+    def evaluate(number, _):
+        return MetricRecord({"loss": float("nan"), "each": [1.0, 2.0], "count": number})
+
+    outcome = flower.Train(epochs=1, checkpoint=tmp_path, **told(federation)).start(
+        staged(federation), arrays(federation), 1, evaluate_fn=evaluate
+    )
+    assert outcome.rounds[0].scores == {"count": 1.0}
+    assert outcome.evaluate_metrics_serverapp[1]["each"] == [1.0, 2.0]
+
+
+def test_another_loop_cannot_drive_it(federation):
+    strategy = flower.FedUHB("bee")
+    with pytest.raises(ConfigError, match="FedUHB owns its loop and cannot be wrapped; call its start"):
+        strategy.configure_train(1, arrays(federation), ConfigRecord(), staged(federation))
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"momentum": 1.0}, "momentum is 1.0; give at least 0 and below 1"),
+        ({"clients_per_round": 0}, "clients_per_round is 0; give 1 or more"),
+        (
+            {"clients_per_round": 2, "min_replies": 3},
+            "min_replies is 3, but only 2 clients are asked each round",
+        ),
+        ({"min_clients": 0}, "min_clients is 0; give 1 or more"),
+        ({"evaluate_every": -1}, "evaluate_every is -1; give 0 or more"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused_when_made(settings, words):
+    with pytest.raises(ConfigError, match=words):
+        flower.FedUHB("bee", **settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"min_replies": 0}, "min_replies is 0; give 1 or more"),
+        ({"timeout": 0.0}, "timeout is 0.0; give a positive number of seconds"),
+        ({"max_norm": -1.0}, "max_norm is -1.0; give a positive number"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused_at_the_start(federation, settings, words):
+    strategy = flower.FedUHB("bee", **{**told(federation), **settings})
+    with pytest.raises(ConfigError, match=words):
+        strategy.start(staged(federation), arrays(federation), 1)

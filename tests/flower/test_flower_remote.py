@@ -1,0 +1,136 @@
+"""`feduhb.train` and `feduhb.unlearn` over a grid: the same runs, folders and words as in process."""
+
+import pytest
+import torch
+
+import feduhb
+from federations import ragged
+from feduhb import flower
+from feduhb.errors import AnswerError, DataError, RequestError
+from feduhb.history import DiskHistory
+from flower.gridding import answering, app_of, staged
+
+NAMES = ("ant", "bee", "cat", "dog", "elk")
+FEDERATION = ragged()
+SETTINGS = {"epochs": 1, "batch_size": 8, "lr": 0.05}
+
+
+def remote(grid, **more):
+    settings = {"seed": 7, "partitions": NAMES, "timeout": 5, **more}
+    return flower.connected(grid, FEDERATION.test, FEDERATION.model, **settings)
+
+
+def trained_here(out=None, **more):
+    return feduhb.train(FEDERATION, 4, engine="loop", out=out, **SETTINGS, **more)
+
+
+def trained_there(grid, out=None, **more):
+    far = remote(grid)
+    return feduhb.train(far, 4, engine=far.engine, out=out, **SETTINGS, **more)
+
+
+def test_training_is_that_of_the_process():
+    here, there = trained_here(), trained_there(staged(FEDERATION))
+    assert torch.equal(there.params, here.params)
+    assert [r.scores for r in there.rounds] == [r.scores for r in here.rounds]
+
+
+@pytest.mark.parametrize("forget", [["bee", "elk"], {"dog": [0, 7, 9]}, "class:2", "bee,dog:0-3"])
+def test_unlearning_is_too(forget):
+    grid = staged(FEDERATION)
+    here = feduhb.unlearn(trained_here(), forget, rounds=3, stop=feduhb.never)
+    there = feduhb.unlearn(trained_there(grid), forget, rounds=3, stop=feduhb.never)
+    assert torch.equal(there.params, here.params)
+
+
+def test_two_requests_one_after_the_other():
+    here = feduhb.unlearn(feduhb.unlearn(trained_here(), {"dog": [0]}, rounds=2), {"dog": [5]}, rounds=2)
+    there = trained_there(staged(FEDERATION))
+    there = feduhb.unlearn(feduhb.unlearn(there, {"dog": [0]}, rounds=2), {"dog": [5]}, rounds=2)
+    assert torch.equal(there.params, here.params)
+
+
+def test_a_leaver_gets_no_training_message_from_then_on():
+    grid = staged(FEDERATION)
+    run = trained_there(grid)
+    grid.sent.clear()
+    feduhb.unlearn(run, ["bee"], rounds=2)
+    assert grid.trained() == {100, 102, 103, 104}
+
+
+def test_by_registered_name_in_deployment():
+    grid = staged(FEDERATION, keyed=True)
+    run = trained_there(grid)
+    grid.sent.clear()
+    unlearned = feduhb.unlearn(run, ["bee"], rounds=2)
+    assert grid.trained() == {100, 102, 103, 104}
+    assert flower.key_id(grid.seats[101].key) not in unlearned.rounds[0].asked
+
+
+def test_what_was_forgotten_before_stays_forgotten():
+    grid = staged(FEDERATION)
+    far = remote(grid, forget="bee,dog:0-3")
+    run = feduhb.train(far, 3, engine=far.engine, **SETTINGS)
+    here = feduhb.train(FEDERATION.without("bee,dog:0-3"), 3, engine="loop", **SETTINGS)
+    assert torch.equal(run.params, here.params)
+
+
+def test_folders_histories_and_replays(tmp_path):
+    grid = staged(FEDERATION)
+    run = trained_there(grid, tmp_path / "first", keep_history=True)
+    unlearned = feduhb.unlearn(run, ["bee"], method=feduhb.FedEraser(epochs=1), out=tmp_path / "without")
+    here = trained_here(tmp_path / "here", keep_history=True)
+    assert torch.equal(
+        unlearned.params, feduhb.unlearn(here, ["bee"], method=feduhb.FedEraser(epochs=1)).params
+    )
+    assert DiskHistory(tmp_path / "first" / "history").rounds == []
+    opened = feduhb.open_run(tmp_path / "first", remote(grid))
+    assert torch.equal(opened.params, run.params)
+
+
+def test_a_run_is_resumed(tmp_path):
+    def stop(record):
+        if record.round == 1:
+            raise KeyboardInterrupt
+
+    far = remote(staged(FEDERATION))
+    with pytest.raises(KeyboardInterrupt):
+        feduhb.train(far, 4, engine=far.engine, out=tmp_path / "run", show=stop, **SETTINGS)
+    again = feduhb.train(far, 4, engine=far.engine, out=tmp_path / "run", resume=True, **SETTINGS)
+    assert torch.equal(again.params, trained_here().params)
+
+
+def test_bad_answers_are_left_out_here_too():
+    def poisoned(_):
+        raise RuntimeError
+
+    grid = staged(FEDERATION, apps={"cat": answering(app_of(FEDERATION), poisoned)})
+    run = trained_there(grid)
+    assert run.rounds[0].answered == ("ant", "bee", "dog", "elk")
+    assert torch.equal(
+        run.params, feduhb.train(FEDERATION.without("cat"), 4, engine="loop", **SETTINGS).params
+    )
+
+
+def test_the_clients_examples_are_not_here():
+    far = remote(staged(FEDERATION))
+    for look in (lambda e: e.all(), lambda e: e.targets, lambda e: e.batch(torch.tensor([0]))):
+        with pytest.raises(DataError, match="the clients' examples are not here but with the clients"):
+            look(far.clients["ant"])
+    assert repr(far) == "Remote(5 clients with their own data, 20 examples for testing, seed 7)"
+
+
+def test_requests_that_cannot_be():
+    far = remote(staged(FEDERATION))
+    with pytest.raises(RequestError, match="there is no client 'bea' to forget"):
+        far.without("bea")
+    with pytest.raises(RequestError, match="nobody would remain"):
+        far.without(list(NAMES))
+    with pytest.raises(AnswerError, match="6 are needed"):
+        remote(staged(FEDERATION), min_clients=6, timeout=0.3)
+
+
+def test_an_audit_that_needs_the_data_says_that_it_is_elsewhere():
+    run = trained_there(staged(FEDERATION))
+    with pytest.raises(DataError, match="what needs them, such as a membership attack, must run there"):
+        feduhb.audit(feduhb.unlearn(run, ["bee"], rounds=2), run)

@@ -1,0 +1,311 @@
+"""A checkpoint of our own: whatever dies, a run that is submitted again ends as if nothing had happened."""
+
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+from flwr.app import MetricRecord
+
+import feduhb
+from federations import ragged
+from feduhb import flower
+from feduhb.errors import CheckpointError, ConfigError, HistoryError, RequestError, RunFolderError
+from feduhb.history import DiskHistory
+from feduhb.records import RunFolder
+from feduhb.report import write_report
+from flower.gridding import answering, app_of, staged
+
+LOCAL = feduhb.Local(batch_size=8, lr=0.05)
+NAMES = ("ant", "bee", "cat", "dog", "elk")
+FEDERATION = ragged()
+
+
+class Killed(BaseException):
+    """What no handler catches."""
+
+
+def start(seed=7):
+    return flower.fresh_arrays(FEDERATION.model, seed)
+
+
+def told(**more):
+    return {"epochs": 1, "seed": 7, "local": LOCAL, "partitions": NAMES, "timeout": 5, **more}
+
+
+def unlearning(folder, forget="bee", **more):
+    return flower.FedUHB(forget, checkpoint=folder, stop=feduhb.never, **told(**more))
+
+
+def killed_in_round(number):
+    """A grid whose server is killed while it sends the messages of a round, one of them sent."""
+    grid, count = staged(FEDERATION), []
+
+    def before(message):
+        if message.metadata.message_type == "train" and message.content["config"]["round"] == number:
+            count.append(1)
+            if len(count) > 1:
+                raise Killed
+
+    grid.before = before
+    return grid
+
+
+def train_first(folder, rounds=6, **more):
+    return flower.Train(checkpoint=folder, keep_history=True, **told(**more)).start(
+        staged(FEDERATION), start(), rounds
+    )
+
+
+@pytest.mark.parametrize("number", [0, 1, 3])
+def test_a_run_that_was_killed_goes_on_after_its_last_finished_round(number, tmp_path):
+    calm = unlearning(None).start(staged(FEDERATION), start(), 5)
+    with pytest.raises(Killed):
+        unlearning(tmp_path).start(killed_in_round(number), start(), 5)
+    grid = staged(FEDERATION)
+    again = unlearning(tmp_path).start(grid, start(), 5)
+    assert torch.equal(again.params, calm.params)
+    assert [r.moved for r in again.rounds] == [r.moved for r in calm.rounds]
+    trained = [config["round"] for _, kind, config in grid.sent if kind == "train"]
+    assert sorted(set(trained)) == list(range(number, 5))
+
+
+def test_a_run_goes_on_though_its_leaver_has_gone_for_good(tmp_path):
+    """Its name is known from the first submission, so that the request is still the same."""
+    grid = staged(FEDERATION, keyed=True)
+    more = {
+        "epochs": 1,
+        "seed": 7,
+        "local": LOCAL,
+        "timeout": 5,
+        "checkpoint": tmp_path,
+        "stop": feduhb.never,
+    }
+
+    def killed(message):
+        if message.metadata.message_type == "train" and message.content["config"]["round"] == 1:
+            raise Killed
+
+    grid.before = killed
+    with pytest.raises(Killed):
+        flower.FedUHB("bee", **more).start(grid, start(), 3)
+    grid.before = lambda _: None
+    del grid.seats[101]
+    assert len(flower.FedUHB("bee", **more).start(grid, start(), 3).rounds) == 3
+
+
+def test_killed_between_record_and_checkpoint(tmp_path):
+    calm = unlearning(None).start(staged(FEDERATION), start(), 3)
+    with pytest.raises(Killed):
+        unlearning(tmp_path).start(killed_in_round(2), start(), 3)
+    folder = RunFolder(tmp_path)
+    folder.append(calm.rounds[2])
+    again = unlearning(tmp_path).start(staged(FEDERATION), start(), 3)
+    assert torch.equal(again.params, calm.params)
+    assert len(folder.rounds()) == 3
+
+
+def test_the_stop_rule_needs_nothing_special(tmp_path):
+    rule = feduhb.dynamic_stop(100.0)
+    calm = flower.FedUHB("bee", stop=rule, **told()).start(staged(FEDERATION), start(), 9)
+    with pytest.raises(Killed):
+        flower.FedUHB("bee", stop=rule, checkpoint=tmp_path, **told()).start(killed_in_round(2), start(), 9)
+    again = flower.FedUHB("bee", stop=rule, checkpoint=tmp_path, **told()).start(
+        staged(FEDERATION), start(), 9
+    )
+    assert (again.stopped, len(again.rounds)) == (calm.stopped, len(calm.rounds))
+    assert torch.equal(again.params, calm.params)
+
+
+def test_a_finished_run_asks_nobody_again(tmp_path):
+    first = unlearning(tmp_path).start(staged(FEDERATION), start(), 3)
+    grid = staged(FEDERATION)
+    again = unlearning(tmp_path).start(grid, start(), 3)
+    assert torch.equal(again.params, first.params)
+    assert again.rounds == first.rounds
+    assert again.stopped == first.stopped
+    assert {kind for _, kind, _ in grid.sent} == {"query.feduhb_who"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "rounds", "words"),
+    [
+        ({"momentum": 0.5}, 4, "unlearn.settings.momentum = 0.9, not 0.5"),
+        ({"forget": "cat"}, 4, "unlearn.forget = 'bee', not 'cat'"),
+        ({"seed": 8}, 4, "seed = 7, not 8"),
+        ({"local": feduhb.Local(lr=0.1, batch_size=8)}, 4, "train.lr = 0.05, not 0.1"),
+        ({"clients_per_round": 2}, 4, "train.clients_per_round = None, not 2"),
+        ({}, 5, "train.rounds = 4, not 5"),
+    ],
+)
+def test_other_settings_are_refused(changes, rounds, words, tmp_path):
+    with pytest.raises(Killed):
+        unlearning(tmp_path).start(killed_in_round(1), start(), 4)
+    with pytest.raises(RunFolderError, match=f"was begun with {words}; resubmit with the same settings"):
+        unlearning(tmp_path, **changes).start(staged(FEDERATION), start(), rounds)
+
+
+def test_another_fresh_model_is_refused(tmp_path):
+    with pytest.raises(Killed):
+        unlearning(tmp_path).start(killed_in_round(1), start(), 4)
+    with pytest.raises(RunFolderError, match=r"was begun with flower\.start = "):
+        unlearning(tmp_path).start(staged(FEDERATION), start(seed=8), 4)
+
+
+def test_a_damaged_or_missing_checkpoint_is_told(tmp_path):
+    with pytest.raises(Killed):
+        unlearning(tmp_path).start(killed_in_round(3), start(), 4)
+    (tmp_path / "state.safetensors").write_bytes(b"")
+    with pytest.raises(CheckpointError, match="is damaged; restore it"):
+        unlearning(tmp_path).start(staged(FEDERATION), start(), 4)
+    (tmp_path / "state.safetensors").unlink()
+    with pytest.raises(CheckpointError, match="has rounds but no checkpoint"):
+        unlearning(tmp_path).start(staged(FEDERATION), start(), 4)
+
+
+def test_two_servers_never_write_one_folder(tmp_path):
+    RunFolder(tmp_path).lock_file().close()
+    code = f"import fcntl; f = open({str(tmp_path / '.lock')!r}, 'wb'); fcntl.flock(f, fcntl.LOCK_EX); print('held', flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "held\n"
+        with pytest.raises(RunFolderError, match="another ServerApp is writing"):
+            unlearning(tmp_path).start(staged(FEDERATION), start(), 2)
+        other.communicate("\n")
+    assert len(unlearning(tmp_path).start(staged(FEDERATION), start(), 2).rounds) == 2
+
+
+def test_scores_of_earlier_rounds_are_there_after_a_resume(tmp_path):
+    def evaluate(number, _):
+        return MetricRecord({"number": float(number)})
+
+    with pytest.raises(Killed):
+        unlearning(tmp_path, evaluate_every=1).start(killed_in_round(2), start(), 3, evaluate_fn=evaluate)
+    again = unlearning(tmp_path, evaluate_every=1).start(staged(FEDERATION), start(), 3, evaluate_fn=evaluate)
+    assert {t: dict(found) for t, found in again.evaluate_metrics_serverapp.items()} == {
+        t: {"number": float(t)} for t in (1, 2, 3)
+    }
+    assert set(again.rounds[0].scores) == {"number", "clients_loss", "clients_accuracy"}
+
+
+def test_who_was_left_out_is_written_down_and_read_again(tmp_path):
+    bad = answering(app_of(FEDERATION), lambda _: (_ for _ in ()).throw(RuntimeError("no")))
+    grid = staged(FEDERATION, apps={"cat": bad})
+    first = unlearning(tmp_path).start(grid, start(), 2)
+    assert first.left_out == {t: {"cat": "it failed: RuntimeError('no')"} for t in (0, 1)}
+    assert json.loads((tmp_path / "left_out.json").read_text()) == {
+        str(t): found for t, found in first.left_out.items()
+    }
+    assert unlearning(tmp_path).start(staged(FEDERATION), start(), 2).left_out == first.left_out
+
+
+def test_a_report_reads_the_folder(tmp_path):
+    train_first(tmp_path / "first", 2)
+    unlearning(tmp_path / "without").start(staged(FEDERATION), start(), 2)
+    write_report([tmp_path / "first", tmp_path / "without"], tmp_path / "report")
+    assert "FedUHB" in (tmp_path / "report" / "report.html").read_text()
+
+
+def test_unlearning_begins_where_training_began_or_not_at_all(tmp_path):
+    trained = train_first(tmp_path / "first", 2)
+    with pytest.raises(
+        RunFolderError,
+        match=r"nothing of what it learned may flow in; draw them again: feduhb.flower.fresh_arrays",
+    ):
+        unlearning(None, trained=tmp_path / "first").start(staged(FEDERATION), trained.arrays, 2)
+    with pytest.raises(RunFolderError, match="is not a run folder"):
+        unlearning(None, trained=tmp_path / "nowhere").start(staged(FEDERATION), start(), 2)
+    assert len(unlearning(None, trained=tmp_path / "first").start(staged(FEDERATION), start(), 2).rounds) == 2
+
+
+def test_a_start_that_nothing_is_held_against_is_taken_on_the_callers_word_and_the_log_says_so(
+    tmp_path, caplog
+):
+    unlearning(None).start(staged(FEDERATION), start(), 1)
+    assert "a fresh draw is taken on your word; trained=FOLDER would check it" in caplog.text
+    caplog.clear()
+    train_first(tmp_path / "first", 1)
+    unlearning(None, trained=tmp_path / "first").start(staged(FEDERATION), start(), 1)
+    assert "taken on your word" not in caplog.text
+
+
+def test_an_unlearning_erases_the_trainings_history_from_the_leavers_first_round_on(tmp_path):
+    train_first(tmp_path / "first", 6, clients_per_round=2)
+    history = DiskHistory(tmp_path / "first" / "history")
+    first = {c: t for t in reversed(history.rounds) for c in history.clients(t)}
+    leaver = max(first, key=lambda client: first[client])
+    assert first[leaver] > 0
+    unlearning(None, leaver, trained=tmp_path / "first").start(staged(FEDERATION), start(), 1)
+    assert history.rounds == list(range(first[leaver]))
+
+
+def test_it_is_erased_before_anybody_is_asked(tmp_path):
+    train_first(tmp_path / "first", 2)
+    with pytest.raises(Killed):
+        unlearning(None, trained=tmp_path / "first").start(killed_in_round(0), start(), 1)
+    assert DiskHistory(tmp_path / "first" / "history").rounds == []
+
+
+@pytest.mark.parametrize("forget", [{"bee": [0]}, "class:1"])
+def test_rows_and_classes_erase_it_too(forget, tmp_path):
+    train_first(tmp_path / "first", 2)
+    unlearning(None, forget, trained=tmp_path / "first").start(staged(FEDERATION), start(), 1)
+    assert DiskHistory(tmp_path / "first" / "history").rounds == []
+
+
+@pytest.mark.parametrize("strategy", [flower.FedEraser, flower.FedRecover])
+def test_a_replay_that_was_killed_ends_as_if_it_were_not_and_takes_its_history_along(strategy, tmp_path):
+    train_first(tmp_path / "first", 8)
+    shutil.copytree(tmp_path / "first", tmp_path / "copy")
+    calm = strategy("bee", trained=tmp_path / "copy", **told()).start(staged(FEDERATION), start())
+    place = {"trained": tmp_path / "first", "checkpoint": tmp_path / "run"}
+    with pytest.raises(Killed):
+        strategy("bee", **place, **told()).start(killed_in_round(2), start())
+    assert DiskHistory(tmp_path / "first" / "history").rounds == list(range(8))
+    again = strategy("bee", **place, **told()).start(staged(FEDERATION), start())
+    assert torch.equal(again.params, calm.params)
+    assert DiskHistory(tmp_path / "first" / "history").rounds == []
+    finished = strategy("bee", **place, **told()).start(staged(FEDERATION), start())
+    assert torch.equal(finished.params, calm.params)
+    assert finished.rounds == again.rounds
+    with pytest.raises(RunFolderError, match="holds a finished run of another request or other settings"):
+        strategy("cat", **place, **told()).start(staged(FEDERATION), start())
+
+
+def test_what_a_replay_cannot_do_is_refused_in_words(tmp_path):
+    with pytest.raises(
+        HistoryError, match="federaser replays stored updates; say which training kept them: trained=FOLDER"
+    ):
+        flower.FedEraser("bee", **told()).start(staged(FEDERATION), start())
+    flower.Train(checkpoint=tmp_path / "bare", **told()).start(staged(FEDERATION), start(), 1)
+    with pytest.raises(HistoryError, match="there is no history in"):
+        flower.FedEraser("bee", trained=tmp_path / "bare", **told()).start(staged(FEDERATION), start())
+    train_first(tmp_path / "first", 2)
+    with pytest.raises(RequestError, match="federaser replays whole clients' updates and cannot take rows"):
+        flower.FedEraser({"bee": [0]}, trained=tmp_path / "first", **told()).start(
+            staged(FEDERATION), start()
+        )
+    with pytest.raises(ConfigError, match="what federaser asks of clients is no history to replay"):
+        flower.FedEraser("bee", trained=tmp_path / "first", keep_history=True, **told()).start(
+            staged(FEDERATION), start()
+        )
+
+
+def test_a_history_needs_a_folder():
+    with pytest.raises(
+        ConfigError, match="a history is kept on disk; say in which folder: checkpoint=FOLDER"
+    ):
+        flower.Train(keep_history=True, **told()).start(staged(FEDERATION), start(), 1)
+
+
+def test_a_history_holds_no_answer_that_was_left_out(tmp_path):
+    def poisoned(_):
+        raise RuntimeError
+
+    grid = staged(FEDERATION, apps={"cat": answering(app_of(FEDERATION), poisoned)})
+    flower.Train(checkpoint=tmp_path, keep_history=True, **told()).start(grid, start(), 1)
+    assert DiskHistory(tmp_path / "history").clients(0) == ("ant", "bee", "dog", "elk")

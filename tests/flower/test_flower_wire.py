@@ -1,0 +1,134 @@
+"""Models on the wire: there and back without a bit lost, and nothing taken for a model that is none."""
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+import feduhb
+from federations import ragged, small_cnn
+from feduhb import flower
+from feduhb.core.flat import flatten
+from feduhb.errors import ModelError
+from feduhb.flower.wire import Layout, MalformedError, weighted
+from toys import quick
+
+SHAPES = st.dictionaries(
+    st.text(min_size=1, max_size=6), st.lists(st.integers(1, 4), max_size=3), min_size=1, max_size=4
+)
+
+
+@quick
+@given(SHAPES, st.sampled_from([np.float32, np.float64]), st.integers(0, 9))
+def test_there_and_back(shapes, kind, seed):
+    draw = np.random.default_rng(seed)
+    arrays = ArrayRecord(
+        {name: Array(draw.normal(size=shape).astype(kind)) for name, shape in shapes.items()}
+    )
+    layout = Layout.of(arrays)
+    flat = layout.flat(arrays)
+    assert flat.shape == (sum(int(np.prod(shape)) for shape in shapes.values()),)
+    again = layout.arrays(flat)
+    assert list(again) == list(arrays)
+    assert all(np.array_equal(a.numpy(), arrays[name].numpy()) for name, a in again.items())
+    assert torch.equal(layout.flat(again), flat)
+
+
+def test_arrays_are_read_by_name_not_by_place():
+    layout = Layout({"a": (1,), "b": (2,)}, torch.float32)
+    given_ = {"b": Array(np.array([2.0, 3.0], np.float32)), "a": Array(np.array([1.0], np.float32))}
+    assert layout.flat(ArrayRecord(given_)).tolist() == [1.0, 2.0, 3.0]
+
+
+def test_a_fresh_model_is_that_of_the_federation():
+    federation = ragged(seed=11)
+    arrays = flower.fresh_arrays(federation.model, 11)
+    assert torch.equal(Layout.of(arrays).flat(arrays), flatten(federation.fresh_model()))
+    assert list(arrays) == [name for name, _ in federation.fresh_model().named_parameters()]
+    other = flower.fresh_arrays(federation.model, 12)
+    assert not torch.equal(Layout.of(other).flat(other), flatten(federation.fresh_model()))
+
+
+def test_a_fresh_model_keeps_nothing_of_the_modules_weights():
+    trained = small_cnn()
+    with torch.no_grad():
+        for p in trained.parameters():
+            p.fill_(99.0)
+    arrays = flower.fresh_arrays(trained, 3)
+    assert all(abs(a.numpy()).max() < 2 for a in arrays.values())
+
+
+def test_shared_weights_travel_once():
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a = nn.Linear(3, 3)
+            self.b = nn.Linear(3, 3)
+            self.b.weight = self.a.weight
+
+        def forward(self, x):
+            return self.b(self.a(x))
+
+    arrays = flower.fresh_arrays(Tied, 0)
+    assert list(arrays) == ["a.weight", "a.bias", "b.bias"]
+
+
+def test_statistics_of_the_clients_data_are_refused():
+    arrays = ArrayRecord(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)).state_dict())
+    with pytest.raises(
+        ModelError, match=r"array 1.running_mean gathers statistics of the clients' data.*use GroupNorm"
+    ):
+        Layout.of(arrays)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "words"),
+    [
+        ({}, "the initial arrays are empty; draw them"),
+        (
+            {"a": np.zeros(2, np.int64)},
+            r"the arrays have the types \['int64'\]; convert the model to one float type",
+        ),
+        ({"a": np.zeros(2, np.float32), "b": np.zeros(2)}, r"\['float32', 'float64'\]; convert"),
+    ],
+)
+def test_what_is_no_model_is_refused(arrays, words):
+    with pytest.raises(ModelError, match=words):
+        Layout.of(ArrayRecord({name: Array(value) for name, value in arrays.items()}))
+
+
+def test_another_precision_is_read_into_ours():
+    layout = Layout({"a": (2,)}, torch.float64)
+    read = layout.flat(ArrayRecord({"a": Array(np.array([0.5, 0.25], np.float16))}))
+    assert read.dtype == torch.float64
+    assert read.tolist() == [0.5, 0.25]
+
+
+def test_an_unknown_array_is_malformed():
+    layout = Layout({"a": (1,)}, torch.float32)
+    with pytest.raises(MalformedError, match="an unknown array b"):
+        layout.flat(ArrayRecord({"a": Array(np.zeros(1)), "b": Array(np.zeros(1))}))
+
+
+def test_scores_are_averaged_by_examples_over_those_who_gave_them():
+    answers = [
+        RecordDict({"metrics": MetricRecord({"num-examples": 1, "loss": 4.0, "accuracy": 1.0})}),
+        RecordDict({"metrics": MetricRecord({"num-examples": 3, "loss": 0.0})}),
+        RecordDict({"metrics": MetricRecord({"num-examples": 5, "loss": float("nan")})}),
+        RecordDict({"metrics": MetricRecord({"num-examples": -2, "loss": 100.0})}),
+        RecordDict({}),
+    ]
+    assert weighted(answers) == {"accuracy": 1.0, "loss": 1.0}
+
+
+def test_the_room_lists_what_it_has():
+    assert set(dir(flower)) == set(flower.__all__)
+    assert all(getattr(flower, name).__doc__ for name in flower.__all__)
+    with pytest.raises(
+        AttributeError, match=r"feduhb\.flower has no 'FedHUB'; it has ExtraError, FedEraser, "
+    ):
+        _ = flower.FedHUB
+    assert feduhb.flower is flower
