@@ -28,10 +28,11 @@ def train(message: Message, context: Context) -> Message:
     torch.set_num_threads(1)
     task, client = Task.read(str(context.run_config["task"])), int(context.node_config["partition-id"])
     model = paper_cnn((1, 28, 28), 10)
-    model.load_state_dict(message.content["arrays"].to_torch_state_dict())
+    arrays, config = message.content.array_records["arrays"], message.content.config_records["config"]
+    model.load_state_dict(arrays.to_torch_state_dict())
     x, y = (torch.from_numpy(part) for part in task.part(client))
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
-    for positions in task.batches(client, int(message.content["config"]["server-round"])):
+    for positions in task.batches(client, int(str(config["server-round"]))):
         optimizer.zero_grad()
         cross_entropy(model(x[positions]), y[positions]).backward()
         optimizer.step()
