@@ -104,7 +104,9 @@ class Cell:
     place: Place
     runs: Mapping[str, Track]
     misr: Mapping[str, Mapping[str, tuple[float, float]]]
-    made: Mapping[str, Any]  # command, commit, engine, device, precision, versions, finished, seconds, alone
+    made: Mapping[
+        str, Any
+    ]  # command, commit, engine (with its precision), device, versions, finished, seconds of the last try, alone
 
     def write(self, folder: Path) -> Path:
         """Write the cell's file, whole or not at all."""
@@ -156,7 +158,9 @@ def _track(told: Mapping[str, Any]) -> Track:
 
 def _spelled(told: Mapping[str, Any]) -> str:
     """Spell as JSON, one line for each run, so that a cell's file can be looked at."""
-    runs = ",\n".join(f"{json.dumps(name)}: {json.dumps(track)}" for name, track in told["runs"].items())
+    runs = ",\n".join(
+        f"{json.dumps(name)}: {json.dumps(track, allow_nan=False)}" for name, track in told["runs"].items()
+    )
     rest = ",\n".join(
         f"{json.dumps(key)}: {json.dumps(told[key], allow_nan=False)}" for key in ("place", "made", "misr")
     )

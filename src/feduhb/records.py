@@ -127,6 +127,19 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
+def locked(file: IO[bytes]) -> bool:
+    """Lock an open file for this process; False where another has it. Where the system knows no locks, everybody has it."""
+    try:
+        import fcntl
+    except ImportError:  # not on Windows
+        return True
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
 @dataclass(frozen=True, slots=True)
 class RunFolder:
     """The files of one run, read and written without torch."""

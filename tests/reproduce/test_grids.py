@@ -47,6 +47,8 @@ def test_without_a_size_all_images_are_shared_out():
         ("backdoor = true", "backdoor = false", "two parts make the cell iid-40-s0"),
         ("clients = 5", 'clients = 5\nforget = "class:3"', "cannot forget; name clients"),
         ('["dirichlet:0.5"]', "[]", "a part has no partitions"),
+        ("clients = 5", "clients = 1", "forget names 'c01', who is not among c00 to c00"),
+        ("clients = 5", "clients = 2", "nobody would remain of 2 clients"),
     ],
 )
 def test_what_is_wrong_is_said_with_the_file(tmp_path, before, after, says):

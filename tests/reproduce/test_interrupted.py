@@ -30,8 +30,9 @@ def whole(place, tmp_path_factory):
     def step(what, rounds):  # noqa: ARG001
         return lambda record: seen.append((what, record.round))
 
-    path = make_cell(Job(place=place, out=tmp_path_factory.mktemp("whole"), engine="pool"), step)
-    return facts(path), seen
+    job = Job(place=place, out=tmp_path_factory.mktemp("whole"), engine="pool")
+    make_cell(job, step)
+    return facts(job.file), seen
 
 
 @pytest.mark.parametrize("share", [0.0, 0.2, 0.45, 0.7, 1.0])
@@ -54,8 +55,8 @@ def test_an_interruption_costs_nothing_but_time(place, whole, tmp_path, share):
         make_cell(job, step)
     assert not (tmp_path / "cells").exists()
     again = []
-    path = make_cell(job, lambda what, _: lambda record: again.append((what, record.round)))
-    assert facts(path) == expected
+    make_cell(job, lambda what, _: lambda record: again.append((what, record.round)))
+    assert facts(job.file) == expected
     finished = {what for what, _ in rounds[: last + 1]} - {rounds[last][0]}
     assert not finished & {what for what, _ in again}  # a run that had ended is not run again
 

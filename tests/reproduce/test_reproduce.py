@@ -10,11 +10,12 @@ from typer.testing import CliRunner
 
 from feduhb.cells import Cell
 from feduhb.cli import app
-from feduhb.errors import ConfigError, RunFolderError
+from feduhb.errors import ConfigError, RunFolderError, StorageError
 from feduhb.experiment import reproduce as module
-from feduhb.experiment.cell import ATTACKED, Job, make_cell
+from feduhb.experiment.cell import ATTACKED, Job, clear_away, make_cell
 from feduhb.experiment.grids import Part, read_grid
 from feduhb.experiment.reproduce import reproduce, standing
+from feduhb.records import locked
 from reproduce.small import TEXT, facts, one_cell, written
 
 METHODS = {"retrain", "federaser", "fedrecover", "fedrecover-corrected", "feduhb", "feduhb-on"}
@@ -147,7 +148,12 @@ def test_cells_of_other_settings_are_refused(made, tmp_path):
 
 @pytest.mark.parametrize(
     ("changes", "says"),
-    [({"workers": 0}, "workers is 0; give 1 or more"), ({"seeds": [7]}, "no seed 7; it has 0, 1")],
+    [
+        ({"workers": 0}, "workers is 0; give 1 or more"),
+        ({"seeds": [7]}, "no seed 7; it has 0, 1"),
+        ({"only": ["idd"]}, "no cell's name begins with 'idd'; they are called such as iid-40-s0"),
+        ({"engine": "steam"}, "no engine 'steam'"),
+    ],
 )
 def test_bad_arguments_are_refused_before_anything_is_made(tmp_path, changes, says):
     with pytest.raises(ConfigError, match=says):
@@ -158,7 +164,9 @@ def test_bad_arguments_are_refused_before_anything_is_made(tmp_path, changes, sa
 def test_a_run_that_diverges_is_a_result(tmp_path):
     part = Part(partitions=("iid",), per_client=(40,), steps=(1e30,))
     (place,) = one_cell(tmp_path, parts=(part,)).places()
-    cell = Cell.read(make_cell(Job(place=place, out=tmp_path, engine="pool")))
+    job = Job(place=place, out=tmp_path, engine="pool")
+    assert make_cell(job) == job.file
+    cell = Cell.read(job.file)
     broken = cell.runs["step-1e+30"]
     assert broken.failed is not None
     assert broken.rounds < 6
@@ -171,3 +179,62 @@ def test_run_folders_are_kept_on_request(tmp_path):
     (place,) = one_cell(tmp_path).places()
     make_cell(Job(place=place, out=tmp_path, engine="pool", keep=True))
     assert {path.name for path in (tmp_path / "work" / place.name).iterdir()} == METHODS | {"original"}
+
+
+def test_a_cell_that_another_process_is_at_is_left_to_it(tmp_path):
+    (place,) = one_cell(tmp_path).places()
+    job = Job(place=place, out=tmp_path, engine="pool")
+    job.work.parent.mkdir()
+    with job.work.with_name(f"{place.name}.lock").open("wb") as other:
+        assert locked(other)
+        assert make_cell(job) is None
+        clear_away(job)
+    assert not job.file.exists()
+    assert not job.work.exists()
+
+
+def test_a_cell_that_was_done_meanwhile_is_not_done_again(made, tmp_path):
+    shutil.copytree(made[0] / "cells", tmp_path / "cells")
+    (place,) = one_cell(tmp_path).places()
+    before = (tmp_path / "cells" / f"{place.name}.json").stat().st_mtime_ns
+    assert make_cell(Job(place=place, out=tmp_path, engine="pool")) is None
+    assert (tmp_path / "cells" / f"{place.name}.json").stat().st_mtime_ns == before
+
+
+def test_what_a_kill_left_of_a_finished_cell_is_cleared_away(made, tmp_path):
+    folder = shutil.copytree(made[0], tmp_path / "paper")
+    left = folder / "work" / "iid-40-s0" / "original" / "history"
+    left.mkdir(parents=True)
+    reproduce(read_grid(written(tmp_path)), folder, engine="pool", show=None)
+    assert not left.exists()
+
+
+def test_one_cell_that_cannot_be_made_does_not_stop_the_others(tmp_path, monkeypatch):
+    tried = []
+
+    def sometimes(job, show):  # noqa: ARG001
+        tried.append(job.place.name)
+        if job.place.backdoor:
+            raise StorageError("the disk is full")
+
+    monkeypatch.setattr(module, "make_cell", sometimes)
+    with pytest.raises(RunFolderError) as told:
+        reproduce(read_grid(written(tmp_path)), tmp_path / "paper", engine="pool", show=None)
+    assert len(tried) == 6
+    assert str(told.value).startswith(
+        "2 of 6 cells could not be made, the others are done: iid-40-backdoor-s0: the disk is full; "
+    )
+
+
+@pytest.mark.parametrize("seeds", ["nan", "0.7", "x"])
+def test_seeds_that_are_no_numbers(tmp_path, seeds):
+    ended = CliRunner().invoke(
+        app, ["reproduce", str(written(tmp_path)), "--out", str(tmp_path), "--seeds", seeds]
+    )
+    assert ended.exit_code == 2
+    assert "feduhb: --seeds" in ended.stderr
+
+
+def test_when_a_cell_is_timed_is_no_setting(made, tmp_path):
+    grid = read_grid(written(tmp_path, TEXT.replace("timed = true", "timed = false")))
+    assert standing(grid, made[0]).missing == ()

@@ -105,8 +105,8 @@ def answering(json: bool) -> Generator[dict[str, Any]]:
         raise typer.Exit(2) from None
     except KeyboardInterrupt:
         typer.echo(
-            "feduhb: interrupted; finished rounds are kept: train, unlearn and compare go on with --resume; an audit goes on by itself, "
-            "or delete RUN/audit-work, whose models know the forgotten data",
+            "feduhb: interrupted; finished rounds are kept: train, unlearn and compare go on with --resume; audit and reproduce go on when started again, "
+            "or delete RUN/audit-work and FOLDER/work, whose models know the forgotten data",
             err=True,
         )
         raise typer.Exit(130) from None

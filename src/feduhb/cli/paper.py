@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from feduhb.cli.common import Data, Json, answering, numbers_of
+from feduhb.errors import ConfigError
 
 
 def reproduce(
@@ -80,12 +81,12 @@ def reproduce(
         path = grid_file(what, quick=quick)
         grid = read_grid(path)
         folder = out or Path("paper") / path.stem
+        chosen = {"seeds": _whole("--seeds", seeds), "only": only or ()}
         if missing:
-            found = standing(grid, folder)
+            found = standing(grid, folder, **chosen)
         else:
             found = run_grid(
-                grid, folder, data=data, engine=engine, workers=workers, only=only or (), keep=keep,
-                seeds=None if seeds is None else [int(seed) for seed in numbers_of("--seeds", seeds)],
+                grid, folder, data=data, engine=engine, workers=workers, keep=keep, **chosen,
                 command=_typed(what, quick, engine, workers), show="auto" if json else "lines",
             )  # fmt: skip
         written = write_paper(folder) if found.done and not missing else []
@@ -95,6 +96,14 @@ def reproduce(
         )  # fmt: skip
         if not json:
             typer.echo("\n".join([str(found), *map(str, written)]))
+
+
+def _whole(option: str, text: str | None) -> list[int] | None:
+    """Read whole numbers separated by commas."""
+    found = None if text is None else numbers_of(option, text)
+    if found and any(number != number or number % 1 for number in found):
+        raise ConfigError(f"{option} {text!r} are no whole numbers; write for example {option} 0,1")
+    return None if found is None else [int(number) for number in found]
 
 
 def _typed(what: str, quick: bool, engine: str, workers: int | None) -> str:

@@ -46,10 +46,16 @@ def engine_named(name: str, federation: Federation, local: Local, *, block: int 
     kind, colon, precision = name.partition(":")
     if kind == "stacked":
         return Stacked(federation, local, precision=precision if colon else PRECISIONS[0], block=block)
-    if name not in ENGINES:
-        more = ", ".join(f"stacked:{precision}" for precision in PRECISIONS[1:])
-        raise ConfigError(f"there is no engine {name!r}; choose one of auto, {', '.join(ENGINES)}, {more}")
+    check_engine(name)
     return ENGINES[name](federation, local)
+
+
+def check_engine(name: str) -> None:
+    """Refuse the name of an engine that there is not."""
+    precise = [f"stacked:{precision}" for precision in PRECISIONS]
+    if name not in {"auto", *ENGINES, *precise}:
+        more = ", ".join(precise[1:])
+        raise ConfigError(f"there is no engine {name!r}; choose one of auto, {', '.join(ENGINES)}, {more}")
 
 
 def chosen(federation: Federation, local: Local, *, block: int | None = None) -> Picked:
@@ -63,4 +69,4 @@ def chosen(federation: Federation, local: Local, *, block: int | None = None) ->
     return Picked(engine, f"there is a GPU here; {engine.why}")
 
 
-__all__ = ["ENGINES", "Loop", "Picked", "Pool", "Stacked", "chosen", "engine_named"]
+__all__ = ["ENGINES", "Loop", "Picked", "Pool", "Stacked", "check_engine", "chosen", "engine_named"]

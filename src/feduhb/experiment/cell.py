@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,7 +28,7 @@ from feduhb.experiment.provenance import commit, device_called
 from feduhb.experiment.runner import train_in
 from feduhb.experiment.runs import Run, method_for
 from feduhb.experiment.settings import FederationSettings, TrainSettings
-from feduhb.records import Round, RunFolder, why_ended
+from feduhb.records import Round, RunFolder, disk_errors, locked, why_ended
 from feduhb.run.progress import Step
 from feduhb.stopping import StopRule, dynamic_stop, never
 
@@ -64,6 +65,11 @@ class Job:
     keep: bool = False  # the run folders, with their histories
 
     @property
+    def file(self) -> Path:
+        """The cell's file."""
+        return self.out / "cells" / f"{self.place.name}.json"
+
+    @property
     def work(self) -> Path:
         """Where the cell's runs live until it is done."""
         return self.out / "work" / self.place.name
@@ -97,8 +103,32 @@ def plans(place: Place) -> dict[str, Planned]:
     }
 
 
-def make_cell(job: Job, show: Step = silent) -> Path:
-    """Make a cell from its start or from where an earlier try stood, write its file, and clear its runs away."""
+def make_cell(job: Job, show: Step = silent) -> Path | None:
+    """Make a cell from its start or from where an earlier try stood, write its file, and clear its runs away.
+
+    None where it is done already, or another process is at it.
+    """
+    with _held(job) as mine:
+        return _made(job, show) if mine and not job.file.exists() else None
+
+
+@contextlib.contextmanager
+def _held(job: Job) -> Generator[bool]:
+    """Hold a cell for this process alone; give whether that could be. The lock goes with its process, however that ends."""
+    with disk_errors(job.out):
+        job.work.parent.mkdir(parents=True, exist_ok=True)
+    with job.work.with_suffix(job.work.suffix + ".lock").open("wb") as file:
+        yield locked(file)
+
+
+def clear_away(job: Job) -> None:
+    """Delete what a cell's runs left, histories included, where another process is not at it."""
+    with _held(job) as mine:
+        if mine:
+            shutil.rmtree(job.work, ignore_errors=True)
+
+
+def _made(job: Job, show: Step) -> Path:
     began = time.perf_counter()
     place = job.place
     federation = build_federation(federation_of(place), place.seed, job.data)
@@ -142,7 +172,7 @@ def make_cell(job: Job, show: Step = silent) -> Path:
     )  # fmt: skip
     written = cell.write(job.out / "cells")
     if not job.keep:
-        shutil.rmtree(job.work)
+        shutil.rmtree(job.work, ignore_errors=True)
     return written
 
 

@@ -28,7 +28,7 @@ from feduhb.experiment.config import first_difference
 from feduhb.history import DiskHistory, Near, Recorded
 from feduhb.methods.replaying import replays
 from feduhb.methods.retrain import Plain
-from feduhb.records import Round, RunFolder, why_ended
+from feduhb.records import Round, RunFolder, locked, why_ended
 from feduhb.run.checkpoint import load_state, save_state, state_fields
 from feduhb.run.loop import Participants, run
 from feduhb.run.pipes import evaluated, saved, shown
@@ -173,18 +173,11 @@ def _sole_writer(folder: RunFolder | None) -> Generator[None]:
     if folder is None:
         yield
         return
-    try:
-        import fcntl
-    except ImportError:  # not on Windows
-        yield
-        return
     with folder.lock_file() as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        if not locked(file):
             raise RunFolderError(
                 f"another process is writing {folder.path}; wait for it, or choose another --out"
-            ) from None
+            )
         yield
 
 

@@ -8,7 +8,7 @@ from itertools import product
 from pathlib import Path
 
 from feduhb.cells import Place
-from feduhb.data.partition import read_partition
+from feduhb.data.partition import client_names, read_partition
 from feduhb.data.request import Request
 from feduhb.data.sources import DATASETS
 from feduhb.errors import ConfigError
@@ -63,6 +63,13 @@ class Grid:
             raise ConfigError(
                 f"forget = {self.forget!r} names rows or a class, which FedEraser and FedRecover cannot forget; name clients"
             )
+        everyone = client_names(self.clients)
+        if unknown := [client for client in request.clients if client not in everyone]:
+            raise ConfigError(
+                f"forget names {unknown[0]!r}, who is not among {everyone[0]} to {everyone[-1]}"
+            )
+        if len(set(request.clients)) == self.clients:
+            raise ConfigError(f"nobody would remain of {self.clients} clients; forget fewer")
         if not self.seeds or not self.parts:
             raise ConfigError("a grid needs seeds and [[parts]]; give at least one of each")
         names = [place.name for place in self.places()]

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from feduhb.cells import Cell, Place
 from feduhb.data.sources import dataset_named
-from feduhb.errors import ConfigError, RunFolderError
-from feduhb.experiment.cell import Job, make_cell, plans
+from feduhb.engines import check_engine
+from feduhb.errors import ConfigError, FeduhbError, RunFolderError
+from feduhb.experiment.cell import Job, clear_away, make_cell, plans, silent
 from feduhb.experiment.config import first_difference
 from feduhb.experiment.grids import Grid
 from feduhb.experiment.workers import spread
@@ -34,15 +36,22 @@ class Standing:
         return "\n".join(lines)
 
 
-def standing(grid: Grid, out: Path) -> Standing:
-    """Look which cells have their file; refuse files of a grid with other settings."""
+def standing(
+    grid: Grid, out: Path, *, seeds: Sequence[int] | None = None, only: Sequence[str] = ()
+) -> Standing:
+    """Look which cells have their file; refuse files of a grid with other settings.
+
+    Args:
+        seeds, only: of all cells those with these seeds, and whose names begin with one of these words.
+    """
     done, missing = [], []
-    for place in grid.places():
+    for place in _chosen(grid, seeds, only):
         path = out / "cells" / f"{place.name}.json"
         if not path.exists():
             missing.append(place)
             continue
-        if difference := first_difference(Cell.read(path).place.as_json(), place.as_json()):
+        told = replace(Cell.read(path).place, timed=place.timed).as_json()  # when it ran is no setting
+        if difference := first_difference(told, place.as_json()):
             raise RunFolderError(f"{path} was made with {difference}; choose another --out for this grid")
         done.append(place)
     return Standing(tuple(done), tuple(missing))
@@ -63,6 +72,8 @@ def reproduce(
 ) -> Standing:
     """Make the cells that are missing, one file each; give how far the grid is then.
 
+    A cell that cannot be made does not stop the others; it is told of at the end. One that another process is at is left to it.
+
     Args:
         workers: cells at once, in processes of their own; None takes several on a GPU and one elsewhere, where one cell
             keeps every core busy. Cells to be timed run alone.
@@ -72,28 +83,53 @@ def reproduce(
     """
     if workers is not None and workers < 1:
         raise ConfigError(f"workers is {workers}; give 1 or more")
-    if odd := sorted(set(seeds or ()) - set(grid.seeds)):
-        raise ConfigError(f"the grid has no seed {odd[0]}; it has {', '.join(map(str, grid.seeds))}")
-    wanted = [place for place in standing(grid, out).missing if _chosen(place, seeds, only)]
-    if wanted:
+    check_engine(engine)
+    before = standing(grid, out, seeds=seeds, only=only)
+    make = partial(Job, out=out, data=data, engine=engine, command=command, keep=keep)
+    if before.missing:
         dataset_named(grid.data, data)  # fetched, or refused, before anything is computed
+    for place in before.done:
+        if (job := make(place=place)).work.exists() and not keep:
+            clear_away(job)  # killed after its file was written
     at_once = workers or (AT_ONCE if _on_gpu(engine) else 1)
-    jobs = [
-        Job(place=place, out=out, data=data, engine=engine, command=command, keep=keep) for place in wanted
-    ]
+    jobs = [make(place=place) for place in before.missing]
     alone = [job for job in jobs if job.place.timed or at_once == 1]
     together = [replace(job, alone=False) for job in jobs if job not in alone]
+    failed: list[str] = []
     with stepped(show, "reproduce", sum(1 + len(plans(job.place)) for job in alone) + len(together)) as step:
         for job in alone:
-            make_cell(job, _named(step, job.place.name))
-        for path in spread(make_cell, together, at_once):
-            step(path.stem, 1)
-    return standing(grid, out)
+            failed += attempted(job, _named(step, job.place.name))
+        for job, why in zip(together, spread(attempted, together, at_once), strict=True):
+            step(job.place.name, 1)
+            failed += why
+    if failed:
+        raise RunFolderError(
+            f"{len(failed)} of {len(jobs)} cells could not be made, the others are done: {'; '.join(failed)}"
+        )
+    return standing(grid, out, seeds=seeds, only=only)
 
 
-def _chosen(place: Place, seeds: Sequence[int] | None, only: Sequence[str]) -> bool:
-    named = not only or any(place.name.startswith(word) for word in only)
-    return named and (seeds is None or place.seed in seeds)
+def attempted(job: Job, show: Step = silent) -> list[str]:
+    """Make a cell; give why it could not be, if it could not."""
+    try:
+        make_cell(job, show)
+    except FeduhbError as error:
+        return [f"{job.place.name}: {error}"]
+    return []
+
+
+def _chosen(grid: Grid, seeds: Sequence[int] | None, only: Sequence[str]) -> list[Place]:
+    """The cells that are asked for; refuse what no cell answers to."""
+    places = list(grid.places())
+    if odd := sorted(set(seeds or ()) - set(grid.seeds)):
+        raise ConfigError(f"the grid has no seed {odd[0]}; it has {', '.join(map(str, grid.seeds))}")
+    if odd := [word for word in only if not any(place.name.startswith(word) for place in places)]:
+        raise ConfigError(f"no cell's name begins with {odd[0]!r}; they are called such as {places[0].name}")
+    return [
+        place
+        for place in places
+        if (not only or place.name.startswith(tuple(only))) and (seeds is None or place.seed in seeds)
+    ]
 
 
 def _on_gpu(engine: str) -> bool:
