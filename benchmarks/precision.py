@@ -1,18 +1,23 @@
 """FedUHB's accuracy on MNIST, round by round, in float32, tf32 and bf16, with several seeds.
 
     FEDUHB_DATA=... python benchmarks/precision.py [--rounds 20] [--seeds 3] [--json FILE]
+    python benchmarks/precision.py --read results/benchmarks/precision-h200.json
 
 The paper's federation: 20 clients of 3,000 images, of which two are forgotten, so that 18 train; 5 epochs, batch 64. A precision
-costs nothing that can be seen if its curve differs from float32's, seed by seed, by no more than seeds differ from each other.
+costs nothing that can be seen if the mean of its seeds differs from that of float32's in no round by more than seeds account for: by fewer
+standard errors than chance gives (2.8 with three seeds each, at 95 %).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -20,6 +25,8 @@ import feduhb
 from feduhb.core.flat import flatten, with_params
 from feduhb.engines import Stacked
 from feduhb.run.loop import run
+
+Curves = Sequence[Sequence[float]]  # by seed, by round
 
 
 def curve(seed: int, precision: str, rounds: int) -> tuple[list[float], float]:
@@ -40,35 +47,59 @@ def curve(seed: int, precision: str, rounds: int) -> tuple[list[float], float]:
     return found, seconds
 
 
+def errors_apart(own: Curves, reference: Curves) -> float:
+    """How many standard errors, by the seeds' spread, the means of two precisions lie apart: the most over the rounds."""
+
+    def apart(mine: tuple[float, ...], theirs: tuple[float, ...]) -> float:
+        error = math.sqrt(statistics.variance(mine) / len(mine) + statistics.variance(theirs) / len(theirs))
+        return abs(statistics.mean(mine) - statistics.mean(theirs)) / error if error else 0.0
+
+    rounds = zip(zip(*own, strict=True), zip(*reference, strict=True), strict=True)
+    return max(apart(mine, theirs) for mine, theirs in rounds)
+
+
 def main() -> None:
-    """Run every seed in every precision, then compare."""
+    """Run every seed in every precision, or read what was found, then compare."""
     arguments = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     arguments.add_argument("--rounds", type=int, default=20)
     arguments.add_argument("--seeds", type=int, default=3)
     arguments.add_argument("--json", type=Path)
+    arguments.add_argument("--read", type=Path, help="compare what this file holds, and train nothing")
     given = arguments.parse_args()
+    if given.read:
+        report(json.loads(given.read.read_text()))
+        return
     curves = {
         precision: [curve(seed, precision, given.rounds) for seed in range(given.seeds)]
         for precision in ("float32", "tf32", "bf16")
     }
-    exact = [accuracies for accuracies, _ in curves["float32"]]
+    found = {
+        "accuracy": {precision: [own for own, _ in runs] for precision, runs in curves.items()},
+        "seconds": {precision: [seconds for _, seconds in runs] for precision, runs in curves.items()},
+    }
+    report(found)
+    if given.json:
+        given.json.write_text(json.dumps(found))
+
+
+def report(found: dict[str, Any]) -> None:
+    """Print a line for each precision."""
+    exact: Curves = found["accuracy"]["float32"]
     spread = statistics.mean(statistics.stdev(at) for at in zip(*exact, strict=True))
     print(f"float32: seeds differ by {spread:.4%} (standard deviation, mean over rounds)")
-    for precision, runs in curves.items():
+    for precision, runs in found["accuracy"].items():
         apart = [
             abs(a - b)
-            for (own, _), reference in zip(runs, exact, strict=True)
+            for own, reference in zip(runs, exact, strict=True)
             for a, b in zip(own, reference, strict=True)
         ]
-        last = statistics.mean(own[-1] for own, _ in runs)
-        seconds = statistics.mean(seconds for _, seconds in runs)
+        last = statistics.mean(own[-1] for own in runs)
         print(
-            f"{precision:8} last {last:.4%}, from float32 {statistics.mean(apart):.4%} (at most {max(apart):.4%}), {seconds:.1f} s"
+            f"{precision:8} last {last:.4%}, from float32 {statistics.mean(apart):.4%} (at most {max(apart):.4%}), "
+            f"means at most {errors_apart(runs, exact):.2f} standard errors apart"
         )
-    if given.json:
-        given.json.write_text(json.dumps({"spread": spread, "curves": curves}))
 
 
 if __name__ == "__main__":
