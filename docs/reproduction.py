@@ -14,6 +14,7 @@ from feduhb.report.paper import claims
 from feduhb.report.paper.claims_noticed import noticed
 from feduhb.report.paper.claims_parts import DATA
 from feduhb.report.paper.measures import UHB, UHB_ON, Spread, final, reached, stops
+from feduhb.report.paper.printed import CORRECTED
 from feduhb.report.paper.tables import tables
 from feduhb.report.words import listed
 
@@ -63,7 +64,9 @@ DIFFERS = """\
 - **MISR.** The attackers are cross-fitted: none is asked about an example that it was fitted on. The rate on test data stands beside every number.
 - **No held-out data.** Every image of a client is trained on; accuracy is measured on the data set's own test images.
 - **FedEraser and FedRecover** follow the algorithms as published ([methods](methods/index.md)). FedRecover stands here without periodic correction, as in the FedUHB
-  paper, and with it."""
+  paper, and with it. {settings}"""
+WHOLE = """\
+- **2 classes a client on MNIST** stand with 525 images a client and with all images of the data set: not every class has enough images for 3,000 a client."""
 
 
 def page(root: Path = ROOT) -> str:
@@ -75,7 +78,7 @@ def page(root: Path = ROOT) -> str:
     each = [EACH, *(f"### {topic}\n\n{text}" for topic, text in claims.topics(found).items())]
     ran = [part for data, cells in there.items() for part in _ran(data, cells, grids[data]["runs"])]
     measured = [part for data in there for part in _shown(root, data, grids[data])]
-    differs = ["## Where this differs from the paper", f"{DIFFERS}\n{_precision(there.values())}"]
+    differs = ["## Where this differs from the paper", f"{_differs(there)}\n{_precision(there.values())}"]
     seen = ["## What we noticed", "\n".join(f"- {line}" for line in noticed(evidence))]
     return (
         "\n\n".join([HEAD, *verdicts, *seen, *differs, "## What was run", *ran, AGAIN, *measured, *each])
@@ -176,6 +179,28 @@ def _shown(root: Path, data: str, grids: Mapping[str, Grid]) -> Iterator[str]:
 
 def _grid(grid: Grid) -> str:
     return "\n\n".join(part for part in (grid.markdown().rstrip(), grid.note, *grid.sentences) if part)
+
+
+def _differs(grids: Mapping[str, Sequence[Cell]]) -> str:
+    """Say where this differs, with the settings that stand in the cells."""
+    found = dict.fromkeys(told for cells in grids.values() for cell in cells if (told := _settings(cell)))
+    said = "The FedUHB paper gives neither FedRecover's T_w, T_f and s nor FedEraser's Δt and r."
+    lines = DIFFERS.format(settings=f"{said} Here they are {' or '.join(found)}." if found else said)
+    whole = [cell.place for cell in grids.get("mnist", ()) if cell.place.per_client is None]
+    return f"{lines}\n{WHOLE}" if whole else lines
+
+
+def _settings(cell: Cell) -> str:
+    runs = {
+        name: cell.runs[name].settings for name in ("fedrecover", CORRECTED, "federaser") if name in cell.runs
+    }
+    if len(runs) < 3 or not all(runs.values()):
+        return ""
+    plain, corrected, eraser = runs.values()
+    return (
+        f"T_w {plain['warmup']}, T_f {plain['final']}, s {plain['buffer']} and, where it is corrected, T_c {corrected['correction']}; "
+        f"Δt {eraser['interval']} and r {eraser['ratio']:g}"
+    )
 
 
 def _precision(grids: Iterable[Sequence[Cell]]) -> str:

@@ -24,6 +24,7 @@ def federation(
     *,
     data: str = "mnist",
     misr: Rates | None = None,
+    logistic: Rates | None = None,
     seeds: int = 3,
     alone: bool = True,
     apart: Mapping[int, Runs] | None = None,
@@ -36,6 +37,7 @@ def federation(
         tracks = {name: one if isinstance(one, Track) else track(one) for name, one in told.items()}
         whole = cell(place(seed=seed, data=data, momenta=(), steps=(), **where), alone=alone)
         rates = {"boosted trees": dict(misr)} if misr else whole.misr
+        rates = {**rates, "logistic regression": dict(logistic)} if logistic else rates
         found.append(replace(whole, runs={**whole.runs, **tracks}, misr=rates))
     return found  # fmt: skip
 

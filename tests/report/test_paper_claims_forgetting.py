@@ -1,4 +1,4 @@
-"""Claims on forgetting, the theorem and costs, judged both ways; and what was noticed."""
+"""Claims on forgetting, the theorem and costs, judged both ways."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
+from feduhb.cells import Cell
 from feduhb.report.paper import claims_forgetting, claims_theory
-from feduhb.report.paper.claims_noticed import noticed
 from feduhb.report.paper.claims_parts import CONDITIONS, FAILS, HOLDS, UNKNOWN, Evidence, Judged
-from report.cells import failing, falling, grid, track
+from report.cells import track
 from report.judging import audit, evidence, federation, rise, summed, theorem
 
 AUDITS = {"feduhb": audit(same=True), "federaser": audit(same=False), "fedrecover": audit(same=False)}
@@ -75,25 +75,77 @@ def test_levels_of_misr():
     assert judged(retrain=0.5, federaser=0.9).verdict == UNKNOWN
 
 
-def lower(**called: float) -> Judged:
-    cells = federation({}, misr=rates(**called))
+LOW = {"feduhb": 0.3, "federaser": 0.5, "fedrecover": 0.5, "original": 0.9, "retrain": 0.4}
+
+
+def lower(also: dict[str, float] | None = None, **called: float) -> Judged:
+    told = {**LOW, **called}
+    cells = federation({}, misr=rates(**told), logistic=rates(**{**told, **also}) if also else None)
     return claims_forgetting.lower(evidence(cells), data="mnist", than=("federaser", "fedrecover"))
 
 
 def test_a_lower_misr():
-    assert lower(feduhb=0.3, federaser=0.5, fedrecover=0.5, original=0.9).verdict == HOLDS
-    assert lower(feduhb=0.3, federaser=0.5, fedrecover=0.2, original=0.9).why == "than FedEraser only"
-    assert lower(feduhb=0.6, federaser=0.5, fedrecover=0.2, original=0.9).verdict == FAILS
+    assert lower().verdict == HOLDS
+    assert lower().measured.endswith("iid: -15.0 / +5.0 / +5.0 / +45.0 / -5.0 (boosted trees)")
+    assert lower(fedrecover=0.2).why == "lower than FedEraser's by boosted trees only"
+    assert lower(feduhb=0.6, fedrecover=0.2).verdict == FAILS
 
 
-def test_a_low_misr_means_nothing_where_the_original_has_retrains():
-    judged = lower(feduhb=0.3, federaser=0.5, fedrecover=0.5, original=0.64, retrain=0.6)
-    assert judged.verdict == HOLDS
-    assert (
-        judged.why
-        == "a low MISR means nothing for iid, where the original model's is less than 5 points above Retrain's"
+def test_a_misr_is_counted_from_chance():
+    """FedUHB's attacker says member less often to everything, which is not to forget."""
+    called = rates(**LOW) | {"feduhb": (0.3, 0.2)}
+    judged = claims_forgetting.lower(evidence(federation({}, misr=called)), data="mnist", than=("federaser",))
+    assert judged.verdict == FAILS
+    assert judged.brief == "over chance +10.0 points; the lowest of the others +5.0; the original model +45.0"
+
+
+def test_both_attackers_must_agree():
+    assert lower({"feduhb": 0.2}).verdict == HOLDS
+    torn = lower({"feduhb": 0.6})
+    told = "lower than FedEraser's by boosted trees and lower than FedRecover's by boosted trees only"
+    assert (torn.verdict, torn.why) == (CONDITIONS, told)
+    blind = lower({"original": 0.4})
+    assert (blind.verdict, blind.why) == (CONDITIONS, told)
+    assert "(logistic regression, which hardly tells the original from Retrain)" in blind.measured
+
+
+def test_where_the_original_has_retrains_misr_nothing_can_be_judged():
+    judged = lower(original=0.44)
+    assert judged.verdict == UNKNOWN
+    assert judged.why.startswith(
+        "nowhere can it be seen: where neither attacker sets the original model 5 points above"
     )
-    assert not lower(feduhb=0.3, federaser=0.5, fedrecover=0.5, original=0.66, retrain=0.6).why
+    assert lower(original=0.46).verdict == HOLDS
+    blind, seeing = rates(**{**LOW, "original": 0.44}), rates(**LOW)
+    two = [federation({}, misr=blind), federation({}, misr=seeing, per_client=3000)]
+    some = claims_forgetting.lower(evidence(*two), data="mnist", than=("federaser",))
+    assert some.verdict == CONDITIONS
+    assert some.why.startswith("for iid (3000); nothing is known of iid (525), where neither attacker")
+    worse = [
+        federation({}, misr=blind),
+        federation({}, misr=rates(**{**LOW, "feduhb": 0.8}), per_client=3000),
+    ]
+    none = claims_forgetting.lower(evidence(*worse), data="mnist", than=("federaser",))
+    assert none.verdict == FAILS
+    assert none.why.startswith("judged by iid (3000); nothing is known of iid (525)")
+
+
+def test_slightly_worse_than_on_mnist_and_better_than_retrain():
+    def judged(here: float, there: float) -> Judged:
+        cells = [
+            federation({}, misr=rates(**{**LOW, "feduhb": rate}), data=data)
+            for data, rate in (("mnist", there), ("cifar10", here))
+        ]
+        return claims_forgetting.lower(evidence(*cells), data="cifar10", than=("retrain",), among="mnist")
+
+    assert judged(0.3, 0.2).verdict == HOLDS
+    assert judged(0.3, 0.2).measured.endswith("iid: -15.0 / -5.0 / +45.0 / -25.0 (boosted trees)")
+    assert judged(0.3, 0.35).why == "lower than Retrain's by boosted trees only"
+    assert judged(0.5, 0.35).why == "higher than on MNIST by boosted trees only"
+    assert judged(0.5, 0.6).verdict == FAILS
+    alone = evidence(federation({}, misr=rates(**LOW), data="cifar10"))
+    told = claims_forgetting.lower(alone, data="cifar10", than=("retrain",), among="mnist")
+    assert (told.verdict, told.why) == (UNKNOWN, "no cell of MNIST is there")
 
 
 def planted(success: Mapping[str, float], data: str = "mnist") -> Evidence:
@@ -110,6 +162,8 @@ def test_the_backdoor_is_gone_or_is_not():
     assert judged.measured.endswith("iid: 90.0% / 3.0% / 2.0% / 4.0% / 5.0%")
     kept = claims_forgetting.removed(planted({**GONE, "federaser": 0.5}))
     assert kept.why == "true of FedUHB and FedRecover only"
+    low = claims_forgetting.removed(planted({**GONE, "feduhb": 0.001}))
+    assert (low.verdict, low.why) == (CONDITIONS, "prevented, but FedUHB's ASR is 0.1% and not 3.35%")
     high = dict.fromkeys(("feduhb", "federaser", "fedrecover"), 0.5)
     assert claims_forgetting.removed(planted({**GONE, **high})).verdict == FAILS
 
@@ -138,9 +192,11 @@ def test_exact_methods_below_the_approximate():
     assert claims_forgetting.below(planted(apart, "cifar10")).verdict == HOLDS
     assert (
         claims_forgetting.below(planted({**apart, "fedrecover": 0.01}, "cifar10")).why
-        == "than that of FedEraser only"
+        == "clearly FedUHB under FedEraser and Retrain under FedEraser only"
     )
-    assert claims_forgetting.below(planted({**apart, "feduhb": 0.3}, "cifar10")).verdict == FAILS
+    assert (
+        claims_forgetting.below(planted({**apart, "feduhb": 0.3, "retrain": 0.2}, "cifar10")).verdict == FAILS
+    )
 
 
 def test_the_bound():
@@ -183,11 +239,26 @@ def test_storage_is_one_model_against_a_history():
         return claims_theory.stored(evidence(federation({"feduhb": summed(history_bytes_read=own), **runs})))
 
     assert judged(0, 5e9).verdict == HOLDS
-    assert judged(0, 5e9).measured.endswith("MNIST: 1.00 / 5,000 / 5,000")
+    assert judged(0, 5e9).measured.endswith("MNIST iid: 1.00 / 800 / 5,000"), (
+        "40 rounds of 20 clients, a MB each"
+    )
     assert judged(1e6, 5e9).verdict == FAILS
     assert judged(0, 1e5).verdict == FAILS
-    kept = {"federaser": summed(history_bytes_read=5e9), "fedrecover": summed(history_bytes_read=1e5)}
-    assert claims_theory.stored(evidence(federation({"feduhb": summed(), **kept}))).verdict == FAILS
+    few = {"federaser": track(rise(5, rounds=10)), "fedrecover": summed(history_bytes_read=5e9)}
+    kept = claims_theory.stored(evidence(federation({"feduhb": summed(), **few})))
+    assert kept.measured.endswith("1.00 / 200 / 5,000"), "FedEraser keeps fewer rounds"
+    alone = federation({"feduhb": summed(), **few, "federaser": track([0.1])}, clients=1)
+    assert claims_theory.stored(evidence(alone)).verdict == FAILS
+
+
+def test_costs_are_ranges_over_all_federations():
+    runs = [
+        {"feduhb": track(rise(5, rounds=n)), "federaser": summed(), "fedrecover": summed()} for n in (20, 40)
+    ]
+    two = [federation(each, partition=name) for each, name in zip(runs, ("iid", "shards:2"), strict=True)]
+    assert claims_theory.sent(evidence(*two)).brief.startswith(
+        "720 to 1,440 MB; FedEraser 1,440, FedRecover 1,440"
+    )
 
 
 def test_bytes_sent():
@@ -207,53 +278,34 @@ def test_a_round_sends_more_or_does_not():
     assert more.verdict == HOLDS
 
 
-def test_what_was_noticed_is_made_from_the_numbers():
-    said = noticed(evidence(grid(seeds=range(2)), grid(sizes=(2500,), seeds=range(2), data="cifar10")))
-    assert any("stand as 0.611 to 1" in line and "a run of 24.4 rounds" in line for line in said)
-    assert any("a run of 29.6 rounds" in line for line in said)
-    assert any("saves 72% of the client rounds, with it 56%" in line for line in said)
-    assert any("with 525 images a client" in line and "the paper's is at 93.02%" in line for line in said)
-    assert any(line.startswith("CIFAR-10: the stop rule fires in 8 of 8 runs") for line in said)
+def test_cells_that_differ_in_the_forgotten_data_alone_must_agree():
+    def cells(**other: str) -> list[Cell]:
+        clean = federation({})
+        return [
+            *clean,
+            *(
+                replace(
+                    cell,
+                    place=replace(cell.place, backdoor=True),
+                    runs={
+                        name: replace(run, weights=other.get(name, run.weights))
+                        for name, run in cell.runs.items()
+                    },
+                )
+                for cell in clean
+            ),
+        ]
 
+    def judged(**other: str) -> Judged:
+        return claims_forgetting.exact(replace(evidence(cells(**other)), audits=AUDITS))
 
-def test_a_loss_that_turns_up_is_noticed():
-    up = track(rise(9), falling())
-    losses = (*[1.0] * 10, 0.5, *[0.6] * 29)
-    turned = replace(up, series={**up.series, "test_loss": losses})
-    (line,) = [line for line in noticed(evidence(federation({"feduhb-on": turned}))) if "test loss" in line]
-    assert "in 1 of 1 federations" in line
-    assert line.endswith("lowest at round 11.0 for iid, and ends more than 5% higher.")
-    late = replace(turned, series={**turned.series, "test_accuracy": tuple(rise(20))})
-    (line,) = [line for line in noticed(evidence(federation({"feduhb-on": late}))) if "test loss" in line]
-    assert line.endswith(
-        "The accuracy goes on rising in 1 of these: momentum makes a model confident, also where it is wrong."
+    fine = judged(federaser="cd", fedrecover="cd")
+    assert fine.verdict == HOLDS
+    assert fine.brief.endswith(
+        "3 of 3 of FedUHB, 3 of 3 of Retrain, 0 of 3 of FedEraser and 0 of 3 of FedRecover"
     )
-    flat = replace(up, series={**up.series, "test_loss": (0.5,) * 40})
-    assert not [line for line in noticed(evidence(federation({"feduhb-on": flat}))) if "test loss" in line]
-
-
-def test_what_compiling_cost_is_noticed():
-    first = track(rise(9))
-    late = replace(first, series={**first.series, "client_seconds": (31.75, *[1.75] * 39)})
-    (line,) = [
-        line
-        for line in noticed(evidence(federation({"retrain": late}, seeds=1)))
-        if "compile kernels" in line
-    ]
-    assert "30.0 s of Retrain went into rounds of more than 5 times their run's median" in line
-    assert "FedUHB" not in line
-    assert not [line for line in noticed(evidence(federation({}))) if "compile kernels" in line]
-
-
-def test_what_correction_changes():
-    runs = {"fedrecover": track(rise(5, 0.5), asked=5), "fedrecover-corrected": track(rise(5, 0.7), asked=9)}
-    (line,) = [line for line in noticed(evidence(federation(runs))) if "correction" in line]
-    assert line.endswith(
-        "saves 72% of the client rounds, with it 50%; correction changes the final accuracy by +20.0 points."
-    )
-    broken = [failing(cell, "fedrecover-corrected") for cell in federation(runs)]
-    assert not [line for line in noticed(evidence(broken)) if "correction" in line]
-
-
-def test_nothing_is_noticed_in_nothing():
-    assert noticed(Evidence({})) == []
+    assert "FedUHB: the same weights, bit for bit, 3 of 3 cells" in fine.measured
+    assert fine.measured.endswith("Retrain: 3 of 3 cells")
+    assert judged(federaser="cd").verdict == FAILS, "FedRecover has the same weights, too"
+    assert judged(federaser="cd", fedrecover="cd", feduhb="cd").verdict == FAILS
+    assert judged(federaser="cd", fedrecover="cd", retrain="cd").verdict == FAILS

@@ -17,6 +17,7 @@ from feduhb.report.paper.claims_parts import (
     everywhere,
     grouped,
     named,
+    quantile,
     ranged,
     read_evidence,
     several,
@@ -26,7 +27,16 @@ from feduhb.report.paper.measures import Spread
 from report.judging import federation
 
 
-def test_clearly_means_more_than_two_standard_errors():
+def test_clearly_is_students_quantile():
+    """Five seeds whose mean is 2.5 standard errors from 0: more than 2, and not enough."""
+    close = Spread((2.5 - 5**0.5, 2.5 + 5**0.5, 2.5 - 5**0.5, 2.5 + 5**0.5, 2.5))
+    assert close.mean == pytest.approx(2.5 * (close.sd or 0.0) / 5**0.5)
+    assert not clear(close)
+    assert clear(Spread(tuple(value + 0.3 for value in close.values)))
+    assert [quantile(n) for n in (1, 2, 3, 5, 11, 99)] == [12.706, 12.706, 4.303, 2.776, 2.228, 2.228]
+
+
+def test_clearly_above_zero():
     assert clear(Spread((0.01,)))
     assert not clear(Spread(()))
     assert not clear(Spread((-0.01,)))

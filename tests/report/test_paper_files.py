@@ -25,11 +25,22 @@ def test_tables_and_figures_are_written_beside_the_cells(tmp_path: Path):
     written = write_paper(folder)
     names = {path.name for path in written}
     figures = {"curves-525", "forgetting", "lambda-525"}
-    assert names == {"tables.md", "table-1.tex", *(f"{n}.{kind}" for n in figures for kind in ("png", "pdf"))}
+    assert names == {
+        "tables.md",
+        "summary.json",
+        "table-1.tex",
+        *(f"{n}.{kind}" for n in figures for kind in ("png", "pdf")),
+    }
     assert {path.name for path in folder.iterdir()} == names | {"cells"}
     assert (folder / "curves-525.png").read_bytes().startswith(b"\x89PNG")
     assert (folder / "curves-525.pdf").read_bytes().startswith(b"%PDF")
     assert (folder / "tables.md").read_text(encoding="utf-8").startswith("## What was run\n")
+    assert (
+        "\n\nThe cells were made by `feduhb reproduce mnist`.\n\n| federation |"
+        in (folder / "tables.md").read_text()
+    )
+    found = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    assert found == json.loads(json.dumps(summary(read_cells(folder / "cells"))))
     before = {path: path.read_bytes() for path in written}
     assert {path: path.read_bytes() for path in write_paper(str(folder))} == before, "the same bytes again"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from feduhb.records import write_atomically
 
 
 def write_paper(folder: Path | str) -> list[Path]:
-    """Write tables.md, table-1.tex and the figures (PNG, PDF) beside a grid's cells; give their paths.
+    """Write tables.md, summary.json (their numbers, unrounded), table-1.tex and the figures (PNG, PDF) beside a grid's cells; give their paths.
 
     Raises:
         RunFolderError: there is no finished cell, one is damaged, or they are of different experiments.
@@ -35,7 +36,8 @@ def _made(cells: Sequence[Cell]) -> dict[str, bytes]:
     from feduhb.report.paper.drawn import draw
     from feduhb.report.paper.tables import latex, markdown, tables
 
-    made = {"tables.md": markdown(cells).encode()}
+    numbers = json.dumps(summary(cells), allow_nan=False, ensure_ascii=False)
+    made = {"tables.md": markdown(cells).encode(), "summary.json": f"{numbers}\n".encode()}
     timed = tables(cells).get("table-1")
     if timed is not None:
         made["table-1.tex"] = latex(timed).encode()

@@ -13,7 +13,7 @@ from feduhb.report.paper import (
     claims_theory,
     claims_time,
 )
-from feduhb.report.paper.claims_parts import VERDICTS, Claim, Evidence, Judged, read_evidence
+from feduhb.report.paper.claims_parts import VERDICTS, Claim, Evidence, Judged, quantile, read_evidence
 from feduhb.report.words import listed
 
 CLAIMS: tuple[Claim, ...] = (
@@ -25,8 +25,9 @@ CLAIMS: tuple[Claim, ...] = (
     *claims_theory.CLAIMS,
 )
 CLEARLY = (
-    "“Clearly” means: the mean over seeds of the difference, taken seed by seed, is more than two of its standard errors; "
-    "with one seed, more than nothing."
+    "“Clearly” means: the mean over seeds of the difference, taken seed by seed, is more than Student's two-sided 95 % quantile "
+    f"times its standard error ({quantile(5):.3f} times with five seeds); with one seed, more than nothing. Claims are many, and "
+    "none of these quantiles is corrected for that."
 )
 
 

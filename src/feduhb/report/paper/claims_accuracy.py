@@ -14,21 +14,23 @@ from feduhb.report.paper.claims_parts import (
     Judged,
     Seen,
     across,
-    broke,
+    also,
     clear,
     gap,
+    grouped,
+    named,
     ordered,
     several,
     share,
 )
+from feduhb.report.paper.claims_recover import NEAR, THIRTY, thirty
 from feduhb.report.paper.federations import Federation
 from feduhb.report.paper.measures import UHB, final, over
-from feduhb.report.paper.printed import CORRECTED, LABELS
+from feduhb.report.paper.printed import LABELS
 
 TOPIC = "Accuracy"
 FOUR = (UHB, RETRAIN, "federaser", "fedrecover")
 SATISFIES = 0.05  # below the original model: what still satisfies
-THIRTY, NEAR = 0.30, 0.05  # the paper's accuracy, and how near is the same
 
 
 def satisfying(evidence: Evidence) -> Judged:
@@ -72,26 +74,24 @@ def _beaten(federation: Federation, run: str) -> bool:
     return not federation.tracks(run) or clear(over(federation, UHB, run))
 
 
-def thirty(evidence: Evidence) -> Judged:
-    """Judge whether FedRecover ends at about 30 % on CIFAR-10."""
-    lead = "Final accuracy of FedRecover (of the one that is corrected periodically)"
-    return across(evidence, CIFAR, _thirty, lead, ("{}", ".1%"))
-
-
-def _thirty(federation: Federation) -> Seen | None:
-    if not federation.has("fedrecover"):
-        return None
-    found, broken = final(federation, "fedrecover").mean, broke(federation)
-    told = f"{share(found)} ({share(final(federation, CORRECTED).mean)})"
-    told = f"{told}, {broken}" if broken else told
-    return Seen(found is not None and abs(found - THIRTY) <= NEAR, told, values=(found,))
-
-
 def declined(evidence: Evidence) -> Judged:
     """Judge whether the other three lose accuracy on CIFAR-10."""
     brief = ("FedUHB {} points, Retrain {}, FedEraser {}", "+.1f", "+.1f", "+.1f")
     lead = f"Points from the original model to {_names(FOUR[:3])}"
-    return across(evidence, CIFAR, _declined, lead, brief)
+    judged, among = across(evidence, CIFAR, _declined, lead, brief), evidence.clean(MNIST)
+    found = named(evidence.clean(CIFAR))
+    under = [name for name, one in found.items() if _under(one, among)]
+    if not among or not found:
+        return judged
+    true = "for all" if len(under) == len(found) else f"for {grouped(under)}" if under else "for none"
+    return also(judged, f"read as lower than on MNIST, it is true of all three {true}")
+
+
+def _under(federation: Federation, among: Sequence[Federation]) -> bool:
+    """Whether the three end lower than on the other data with the same partition and any number of images."""
+    like = [one for one in among if one.partition == federation.partition]
+    pairs = [(final(federation, run).mean, final(one, run).mean) for run in FOUR[:3] for one in like]
+    return bool(pairs) and all(a is not None and b is not None and a < b for a, b in pairs)
 
 
 def _declined(federation: Federation) -> Seen | None:
@@ -133,13 +133,14 @@ CLAIMS = [
     Claim(
         TOPIC, "IV-B.3, Fig. 3",
         "CIFAR-10: FedRecover reaches only around 30 %.",
-        f"Its mean final accuracy is within {100 * NEAR:g} points of {THIRTY:.0%}.",
+        f"Its mean accuracy is within {100 * NEAR:g} points of {THIRTY:.0%}: before its last exact rounds, which repair it, and at the end. Partly, if only "
+        "one of these.",
         thirty,
     ),
     Claim(
         TOPIC, "IV-B.3, Fig. 3",
         "CIFAR-10: the accuracy of the other three declines too.",
-        "Each ends clearly below the original model.",
+        "Each ends clearly below the original model. The paper does not say below what; lower than on MNIST is the other reading.",
         declined,
     ),
     Claim(

@@ -2,85 +2,113 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from functools import partial
 
 from feduhb.cells import RETRAIN
 from feduhb.report.paper.claims_parts import (
     CIFAR,
+    CLOSE,
     MNIST,
     Claim,
     Evidence,
     Judged,
     Seen,
     across,
+    also,
     at,
-    both,
-    broke,
     clear,
-    gap,
+    grouped,
     middle,
-    missing,
+    named,
     ordered,
     paired,
     several,
     share,
+    when,
 )
+from feduhb.report.paper.claims_recover import recovered, weaker
 from feduhb.report.paper.federations import Federation
-from feduhb.report.paper.measures import UHB, UHB_ON, Reached, final, over, reached
-from feduhb.report.paper.printed import LABELS
+from feduhb.report.paper.measures import UHB, UHB_ON, Reached, final, reached
+from feduhb.report.paper.printed import GOAL, LABELS
 from feduhb.report.paper.spelling import counts
 
 ROUNDS = 20  # "within approximately 20 rounds"
-CLOSE = 0.01  # of accuracy: what counts as having converged
 TOPIC = "Convergence"
 FASTER = (
-    "In every seed it reaches the final accuracy of the same seed's Retrain, in the mean in at most half of its rounds; "
-    "partly, if sooner than Retrain itself."
+    "In every seed it reaches the final accuracy of the same seed's Retrain, in the mean clearly sooner than Retrain itself; "
+    "partly, if a fixed accuracy, that of the paper's figures ({}), comes no sooner where Retrain has it at all."
 )
 
 
-def halved(evidence: Evidence, *, data: str) -> Judged:
-    """Judge whether FedUHB needs at most half of Retrain's rounds."""
-    lead = "Round at which FedUHB has Retrain's final accuracy"
-    return across(evidence, data, _halved, lead, ("Retrain's final accuracy at round {}", ".1f"))
+def sooner(evidence: Evidence, *, data: str) -> Judged:
+    """Judge whether FedUHB has Retrain's final accuracy, and that of the paper's figures, sooner than Retrain."""
+    goal = GOAL.get(data)
+    lead = "Round at which FedUHB has Retrain's final accuracy (Retrain itself)"
+    words = "Retrain's final accuracy at round {}, Retrain itself at {}"
+    if goal is None:
+        return across(evidence, data, _sooner, lead, (words, ".1f", ".1f"))
+    brief = (f"{words}; {goal:.0%} at {{}}, Retrain at {{}}", *[".1f"] * 4)
+    look = partial(_sooner, goal=goal)
+    return across(evidence, data, look, f"{lead} / {goal:.0%} (Retrain)", brief)
 
 
-def _halved(federation: Federation) -> Seen | None:
-    found = reached(federation, UHB)
+def _sooner(federation: Federation, *, goal: float | None = None) -> Seen | None:
+    found, theirs = (reached(federation, run) for run in (UHB, RETRAIN))
     if not found.n:
         return None
-    told = _spelled(found, federation)
-    if not found.all or _mean(found) <= federation.rounds / 2:
-        return Seen(found.all, told, values=(found.mean,))
-    sooner = _mean(found) < _mean(reached(federation, RETRAIN))
-    return Seen(None if sooner else False, told, "sooner, but in more than half of the rounds", (found.mean,))
+    told, values = (
+        f"{_spelled(found, federation)} ({_spelled(theirs, federation)})",
+        (found.mean, theirs.mean),
+    )
+    low, theirs_low = (reached(federation, run, goal) for run in (UHB, RETRAIN))
+    if goal is not None:
+        told = f"{told} / {_spelled(low, federation)} ({_spelled(theirs_low, federation)})"
+        values = (*values, low.mean, theirs_low.mean)
+    if not found.all or not _before(found, theirs, federation):
+        return Seen(False, told, values=values)
+    if goal is None or not theirs_low.hits or _before(low, theirs_low, federation):
+        return Seen(True, told, values=values)
+    return Seen(None, told, f"Retrain's final accuracy, yes, but {goal:.0%} not clearly sooner", values)
+
+
+def _before(one: Reached, other: Reached, federation: Federation) -> bool:
+    return clear(paired(when(federation, other), when(federation, one)))
 
 
 def _spelled(found: Reached, federation: Federation) -> str:
     late = found.n - found.hits
-    when = f"{counts(found.spread)} of {federation.rounds}" if found.hits else ""
+    said = f"{counts(found.spread)} of {federation.rounds}" if found.hits else ""
     never = f"never in {late} of {found.n} seeds" if late else ""
-    return ", ".join(part for part in (when, never) if part)
-
-
-def _mean(found: Reached) -> float:
-    return math.inf if found.mean is None else found.mean
+    return ", ".join(part for part in (said, never) if part)
 
 
 def settled(evidence: Evidence) -> Judged:
-    """Judge whether FedUHB has converged by round 20."""
-    lead = f"Accuracy of FedUHB, its rule off, at round {ROUNDS} / the last"
-    brief = (f"{{}} at round {ROUNDS}, {{}} at the last", ".1%", ".1%")
-    return across(evidence, MNIST, _settled, lead, brief)
+    """Judge whether FedUHB satisfies by round 20, and by the stricter reading has come to its end."""
+    lead = f"Accuracy of FedUHB, its rule off, at round {ROUNDS} / of Retrain at the last / of FedUHB at the last"
+    brief = (f"{{}} at round {ROUNDS}; at the last Retrain {{}}, FedUHB {{}}", ".1%", ".1%", ".1%")
+    judged = across(evidence, MNIST, _settled, lead, brief)
+    found = {name: one for name, one in named(evidence.clean(MNIST)).items() if _settled(one) is not None}
+    strict = [name for name, one in found.items() if _done(one)]
+    true = (
+        "everywhere" if len(strict) == len(found) else f"for {grouped(strict)} only" if strict else "nowhere"
+    )
+    return (
+        also(judged, f"by a stricter reading, within a point of its own last accuracy, {true}")
+        if found
+        else judged
+    )
 
 
 def _settled(federation: Federation) -> Seen | None:
-    soon, late = middle(at(federation, UHB_ON, ROUNDS)), final(federation, UHB_ON).mean
-    if late is None or federation.rounds <= ROUNDS:
+    soon, theirs = middle(at(federation, UHB_ON, ROUNDS)), final(federation, RETRAIN).mean
+    late = final(federation, UHB_ON).mean
+    if late is None or theirs is None or federation.rounds <= ROUNDS:
         return None
-    return Seen(soon >= late - CLOSE, ordered((share(soon), share(late))), values=(soon, late))
+    return Seen(soon >= theirs, ordered(map(share, (soon, theirs, late))), values=(soon, theirs, late))
+
+
+def _done(federation: Federation) -> bool:
+    return middle(at(federation, UHB_ON, ROUNDS)) >= (final(federation, UHB_ON).mean or 0.0) - CLOSE
 
 
 def behind(evidence: Evidence) -> Judged:
@@ -100,86 +128,24 @@ def _behind(federation: Federation) -> Seen | None:
     return several(ahead, ordered(map(share, means)), "true of {} only", means)
 
 
-def recovered(evidence: Evidence) -> Judged:
-    """Judge whether FedRecover converges sooner than Retrain and ends lower than FedUHB."""
-    lead = "Round at which FedRecover / Retrain comes within a point of its own last accuracy / points from FedUHB to FedRecover at the end"
-    brief = (
-        "within a point of its end at round {}, Retrain at {}; ends {} points from FedUHB",
-        ".1f",
-        ".1f",
-        "+.1f",
-    )
-    return across(evidence, MNIST, _recovered, lead, brief)
-
-
-def _recovered(federation: Federation) -> Seen | None:
-    broken = broke(federation)
-    soon, late = (_arrival(federation, run) for run in ("fedrecover", RETRAIN))
-    apart = over(federation, UHB, "fedrecover")
-    if not soon and broken:
-        return Seen(False, broken)
-    if not soon or not late or not apart.n:
-        return None
-    told = f"{middle(soon):.1f} / {middle(late):.1f} / {gap(over(federation, 'fedrecover', UHB))}"
-    buts = ("quick, but not behind", "behind, but not quick")
-    values = middle(soon), middle(late), -100 * (apart.mean or 0.0)
-    told = f"{told}, {broken}" if broken else told
-    return both(clear(paired(late, soon)), clear(apart), told, buts=buts, values=values)
-
-
-def _arrival(federation: Federation, run: str) -> dict[int, float]:
-    """The first round within a point of the run's own last accuracy, by seed."""
-    found = {seed: track.of("test_accuracy") for seed, track in federation.tracks(run).items()}
-    return {
-        seed: next(float(n) for n, value in enumerate(values, 1) if value >= values[-1] - CLOSE)
-        for seed, values in found.items()
-        if values
-    }
-
-
-def weaker(evidence: Evidence) -> Judged:
-    """Judge whether FedRecover is further behind Retrain on CIFAR-10 than on MNIST."""
-    among = evidence.clean(MNIST)
-    if not among:
-        return missing(MNIST)
-    lead = "Points from Retrain to FedRecover at the end, on CIFAR-10 / on MNIST"
-    brief = ("{} points from Retrain; on MNIST {}", "+.1f", "+.1f")
-    return across(evidence, CIFAR, partial(_weaker, among=among), lead, brief)
-
-
-def _weaker(federation: Federation, *, among: Sequence[Federation]) -> Seen | None:
-    broken, here = broke(federation), over(federation, "fedrecover", RETRAIN)
-    if broken and not here.n:
-        return Seen(True, broken)
-    like = [
-        there
-        for one in among
-        if one.partition == federation.partition and (there := over(one, "fedrecover", RETRAIN)).n
-    ]
-    if here.mean is None or not like:
-        return None
-    told = f"{gap(here)}{f', {broken}' if broken else ''} / {ordered(gap(there) for there in like)}"
-    least = min(there.mean or 0.0 for there in like)
-    return Seen(here.mean < least - CLOSE, told, values=(100 * here.mean, 100 * least))
-
-
 CLAIMS = [
     Claim(
         TOPIC, "abstract, IV-B.2, Fig. 2",
         "MNIST: FedUHB converges faster than Retrain.",
-        FASTER,
-        partial(halved, data=MNIST),
+        FASTER.format(f"{GOAL[MNIST]:.0%}"),
+        partial(sooner, data=MNIST),
     ),
     Claim(
         TOPIC, "IV-B.2, Fig. 2",
         "CIFAR-10: FedUHB goes on to converge best.",
-        FASTER,
-        partial(halved, data=CIFAR),
+        FASTER.partition("; ")[0] + ".",
+        partial(sooner, data=CIFAR),
     ),
     Claim(
         TOPIC, "IV-B.2, Fig. 2",
-        f"MNIST: FedUHB converges within about {ROUNDS} rounds.",
-        f"At round {ROUNDS} its mean accuracy is within {100 * CLOSE:g} point of that at the last round, the rule switched off.",
+        f"MNIST: FedUHB converges satisfactorily within about {ROUNDS} rounds.",
+        f"At round {ROUNDS} its mean accuracy, the rule switched off, is at least Retrain's at the last round. The paper says “satisfactory”: "
+        "that is how this reads it.",
         settled,
     ),
     Claim(
@@ -191,13 +157,15 @@ CLAIMS = [
     Claim(
         TOPIC, "IV-B.2, Fig. 2",
         "MNIST: FedRecover converges more quickly, but falls short of the best.",
-        "It comes within a point of its own last accuracy clearly sooner than Retrain does, and ends clearly below FedUHB.",
+        "It comes within a point of its own accuracy clearly sooner than Retrain does of its last, and is clearly below FedUHB: both before its last "
+        "exact rounds, in which every client trains again and repairs the estimates, and at the end. Partly, if only one of these.",
         recovered,
     ),
     Claim(
         TOPIC, "IV-B.2, Fig. 2",
         "FedRecover's convergence on CIFAR-10 is notably weaker than on MNIST.",
-        "It ends further below Retrain, by more than a point, than on MNIST with the same partition and any number of images, or breaks off.",
+        "It is further below Retrain, by more than a point, than on MNIST with the same partition and any number of images, or breaks off: before its last "
+        "exact rounds and at the end.",
         weaker,
     ),
 ]  # fmt: skip

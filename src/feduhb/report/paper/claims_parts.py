@@ -6,14 +6,14 @@ import json
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from feduhb.cells import Cell, read_cells
 from feduhb.errors import RunFolderError
 from feduhb.report.paper.federations import Federation, federations
-from feduhb.report.paper.measures import Spread
+from feduhb.report.paper.measures import Reached, Spread
 from feduhb.report.theorem import FILE as THEOREM
 from feduhb.report.theorem import Found as Theorem
 from feduhb.report.theorem import read_theorem
@@ -27,7 +27,9 @@ MNIST, CIFAR = DATA
 AUDITED = ("feduhb", "retrain", "federaser", "fedrecover")
 Brief = tuple[str, ...]  # words with a {} for each of a look's values, and how each is spelled
 NUMBER = "number"  # spelled to three digits
-ERRORS = 2  # standard errors of a paired difference, under which two methods are called equal
+CLOSE = 0.01  # of accuracy: what counts as having converged
+# Student's two-sided 95 % quantile by degrees of freedom, from 1 on; the last of them beyond, which is stricter
+QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +123,30 @@ def everywhere(
     return Judged("\n".join([head, *told]), *concluded(seen), ranged(brief, seen.values()))
 
 
+def able(
+    every: Mapping[str, Federation],
+    judged: Judged,
+    fit: Mapping[str, Federation],
+    nothing: str,
+    where: str,
+) -> Judged:
+    """Limit a verdict to the federations that are fit to be asked, and name the others."""
+    if not fit:
+        return replace(judged, verdict=UNKNOWN, why=nothing)
+    idle = [name for name in every if name not in fit]
+    if not idle:
+        return judged
+    said = judged.why or f"{'for' if judged.verdict == HOLDS else 'judged by'} {grouped(fit)}"
+    why = [said, f"nothing is known of {grouped(idle)}, {where}"]
+    verdict = CONDITIONS if judged.verdict == HOLDS else judged.verdict
+    return replace(judged, verdict=verdict, why="; ".join(why))
+
+
+def also(judged: Judged, *more: str) -> Judged:
+    """Add to why a verdict is what it is."""
+    return replace(judged, why="; ".join(part for part in (judged.why, *more) if part))
+
+
 def ranged(brief: Brief, seen: Iterable[Seen]) -> str:
     """Spell each value as a range over the federations; what was told, where no federation has values."""
     every, (words, *specs) = list(seen), brief
@@ -194,6 +220,11 @@ def _alike(seen: Mapping[str, Seen], names: Iterable[str]) -> dict[str, list[str
     return found
 
 
+def every_data(evidence: Evidence) -> dict[str, Federation]:
+    """Name the federations without a backdoor of all data sets."""
+    return {name: one for data in DATA for name, one in named(evidence.clean(data), data).items()}
+
+
 def named(found: Sequence[Federation], data: str = "") -> dict[str, Federation]:
     """Name federations as shortly as they can be told apart."""
     sizes = len({one.per_client for one in found}) > 1
@@ -225,17 +256,27 @@ def at(federation: Federation, run: str, round: int, series: str = "test_accurac
     return {seed: value for seed, value in found.items() if math.isfinite(value)}
 
 
+def when(federation: Federation, found: Reached) -> dict[int, float]:
+    """Give the round by seed; one more than were scheduled where it never comes."""
+    return {seed: float(n or federation.rounds + 1) for seed, n in found.rounds.items()}
+
+
 def paired(one: Mapping[int, float], other: Mapping[int, float]) -> Spread:
     """Give by how much one exceeds the other, seed by seed."""
     return Spread(tuple(one[seed] - other[seed] for seed in one if seed in other))
 
 
 def clear(difference: Spread) -> bool:
-    """Whether a difference is above 0 by more than its error over the seeds; with one seed, whether it is above 0."""
+    """Whether a difference is above 0 by Student's 95 % over the seeds; with one seed, whether it is above 0."""
     if not difference.values:
         return False
     error = (difference.sd or 0.0) / math.sqrt(difference.n)
-    return statistics.fmean(difference.values) > ERRORS * error
+    return statistics.fmean(difference.values) > quantile(difference.n) * error
+
+
+def quantile(seeds: int) -> float:
+    """Give how many standard errors of a mean over so many seeds are called clear."""
+    return QUANTILES[min(max(seeds - 1, 1), len(QUANTILES)) - 1]
 
 
 def middle(values: Mapping[int, float]) -> float:

@@ -7,16 +7,15 @@ from itertools import pairwise
 
 from feduhb.cells import RETRAIN
 from feduhb.report.paper.claims_parts import (
-    DATA,
     FAILS,
     HOLDS,
     UNKNOWN,
-    Brief,
     Claim,
     Evidence,
     Judged,
     Seen,
     concluded,
+    every_data,
     everywhere,
     ordered,
     several,
@@ -110,18 +109,23 @@ def _measured(evidence: Evidence, judge: Callable[[Found], Judged]) -> Judged:
 
 def stored(evidence: Evidence) -> Judged:
     """Judge whether FedUHB stores one model more, and the others a history."""
-    lead = "MB that FedUHB keeps beside its model / of the history that FedEraser / FedRecover reads"
-    return _by_data(evidence, _stored, lead, ("{} MB; a history of {} MB", ".1f", ",.0f"))
+    lead = "MB that FedUHB keeps beside its model / of the history that FedEraser / FedRecover needs"
+    brief = ("{} MB; FedEraser {}, FedRecover {}", ".1f", ",.0f", ",.0f")
+    return everywhere(every_data(evidence), _stored, lead, brief)
 
 
 def _stored(federation: Federation) -> Seen | None:
     model, own = _model(federation), total(federation, UHB, HISTORY).mean
-    kept = [total(federation, run, HISTORY).mean for run in APPROXIMATE]
-    if model is None or own is None or None in kept:
+    rounds, whole = (
+        total(federation, "federaser", "rounds").mean,
+        total(federation, "fedrecover", HISTORY).mean,
+    )
+    if model is None or own is None or rounds is None or whole is None:
         return None
-    told = ordered(number((each or 0.0) / MEGA) for each in (model + own, *kept))
-    values = (model + own) / MEGA, max(each or 0.0 for each in kept) / MEGA
-    return Seen(own == 0 and all((each or 0.0) > model for each in kept), told, values=values)
+    values = model + own, rounds * federation.cells[0].place.clients * model, whole
+    told = ordered(number(each / MEGA) for each in values)
+    fine = own == 0 and min(values[1:]) > model
+    return Seen(fine, told, values=tuple(each / MEGA for each in values))
 
 
 def _model(federation: Federation) -> float | None:
@@ -133,7 +137,8 @@ def _model(federation: Federation) -> float | None:
 def sent(evidence: Evidence) -> Judged:
     """Judge whether FedUHB sends less than the methods that read a history."""
     lead = "MB sent, down and up, of FedUHB / FedEraser / FedRecover"
-    return _by_data(evidence, _sent, lead, ("{} MB; FedEraser {}, FedRecover {}", ",.0f", ",.0f", ",.0f"))
+    brief = ("{} MB; FedEraser {}, FedRecover {}", ",.0f", ",.0f", ",.0f")
+    return everywhere(every_data(evidence), _sent, lead, brief)
 
 
 def _sent(federation: Federation) -> Seen | None:
@@ -150,7 +155,7 @@ def _sent(federation: Federation) -> Seen | None:
 def overhead(evidence: Evidence) -> Judged:
     """Judge whether momentum raises what a round sends."""
     lead = "MB sent in a round of FedUHB / of Retrain"
-    return _by_data(evidence, _overhead, lead, ("{} MB a round, Retrain {}", ".1f", ".1f"))
+    return everywhere(every_data(evidence), _overhead, lead, ("{} MB a round, Retrain {}", ".1f", ".1f"))
 
 
 def _overhead(federation: Federation) -> Seen | None:
@@ -171,14 +176,6 @@ def _a_round(federation: Federation, run: str) -> float | None:
 def _traffic(federation: Federation, run: str) -> float | None:
     down, up = (total(federation, run, f"bytes_{way}").mean for way in ("down", "up"))
     return None if down is None or up is None else down + up
-
-
-def _by_data(
-    evidence: Evidence, look: Callable[[Federation], Seen | None], lead: str, brief: Brief
-) -> Judged:
-    """Judge by each data set's first federation: bytes depend little on how the data are shared out."""
-    found = {name: one for data, name in DATA.items() for one in evidence.clean(data)[:1]}
-    return everywhere(found, look, lead, brief)
 
 
 CLAIMS = [
@@ -209,7 +206,8 @@ CLAIMS = [
     Claim(
         COST, "I, II-B",
         "FedUHB stores only one more round; methods that calibrate on a history store far more.",
-        "FedUHB reads no history and keeps one model more (the previous one); the history of each of the others is larger than that.",
+        "FedUHB reads no history and keeps one model more (the previous one); what each of the others needs is larger than that: FedEraser the updates of "
+        "every client in the rounds it keeps, FedRecover all updates and models.",
         stored,
     ),
     Claim(

@@ -15,6 +15,7 @@ from feduhb.stopping import dynamic_stop, replay
 UHB, UHB_ON = "feduhb", "feduhb-on"
 TREES = "boosted trees"  # the attacker of the paper's MISR
 ACCURACY = "test_accuracy"
+COARSE = 2.0  # times a server step, from which on the next one tried is far away
 WARM = 5  # times a run's median round, beyond which the odd round was compiling or the like
 ODD = 0.05  # of a run's rounds, and one at least
 COMPILED = f"The odd round of more than {WARM} times its run's median (one in {1 / ODD:.0f} at most) counts as the median: most likely it compiled kernels."
@@ -101,6 +102,7 @@ class Times:
     total: Spread
     per_scheduled: Spread  # the total over the rounds that were scheduled, run or not
     rounds: Spread  # executed
+    quartiles: tuple[Spread, Spread]  # of a run's executed rounds
 
 
 class Misr(NamedTuple):
@@ -203,7 +205,15 @@ def times(federation: Federation, run: str) -> Times | None:
         Spread(tuple(math.fsum(each) for each in took)),
         Spread(tuple(math.fsum(each) / federation.rounds for each in took)),
         Spread(tuple(float(len(each)) for each in took)),
+        (
+            Spread(tuple(_quartile(each, 0) for each in took)),
+            Spread(tuple(_quartile(each, 2) for each in took)),
+        ),
     )
+
+
+def _quartile(took: Sequence[float], which: int) -> float:
+    return statistics.quantiles(took, method="inclusive")[which] if len(took) > 1 else took[0]
 
 
 def steady(took: Sequence[float]) -> list[float]:
@@ -237,6 +247,43 @@ def best_step(federation: Federation) -> float | None:
     tried = {step: run for step, run in steps(federation).items() if not federation.failed(run)}
     means = {step: mean for step, run in tried.items() if (mean := final(federation, run).mean) is not None}
     return max(means, key=means.__getitem__) if len(steps(federation)) > 1 and means else None
+
+
+def untried(federation: Federation, *chosen: float) -> str:
+    """Say which server steps near a chosen one were not tried; nothing where it stands between others, less than a factor of 2 away."""
+    tried = list(steps(federation))
+    gaps = dict.fromkeys(gap for step in chosen for gap in _gaps(tried, step))
+    if not gaps:
+        return ""
+    return f"against the steps tried ({', '.join(f'{step:g}' for step in tried)}); none {' and none '.join(gaps)} was"
+
+
+def _gaps(tried: Sequence[float], step: float) -> list[str]:
+    lower, upper = [one for one in tried if one < step], [one for one in tried if one > step]
+    below = [] if lower and step < COARSE * lower[-1] else [(lower[-1] if lower else None, step)]
+    above = [] if upper and upper[0] < COARSE * step else [(step, upper[0] if upper else None)]
+    return [
+        f"under {b:g}" if a is None else f"over {a:g}" if b is None else f"between {a:g} and {b:g}"
+        for a, b in (*below, *above)
+        if b is not None or a is not None
+    ]
+
+
+def work(federation: Federation, run: str, found: Reached) -> Spread:
+    """Give the epochs of all clients up to a round, of the seeds that got there; the whole run's, where rounds differ in work.
+
+    FedEraser's first round asks no client; FedRecover asks all of them in some rounds and few in others.
+    """
+    tracks = {seed: (federation.every(run)[seed], n) for seed, n in found.rounds.items() if n is not None}
+    return _known(_epochs(run, track, n) for track, n in tracks.values())
+
+
+def _epochs(run: str, track: Track, n: int) -> float | None:
+    whole = track.sums.get("client_epochs")
+    if whole is None or run.startswith("fedrecover"):
+        return whole
+    idle = 1 if run == "federaser" else 0
+    return whole * (n - idle) / max(1, track.rounds - idle)
 
 
 def _swept(federation: Federation, prefix: str, known: Mapping[float, str]) -> dict[float, str]:

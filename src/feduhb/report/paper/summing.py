@@ -26,8 +26,8 @@ from feduhb.report.paper.measures import (
     times,
     total,
 )
-from feduhb.report.paper.outcomes import GOAL, every
-from feduhb.report.paper.printed import METHODS
+from feduhb.report.paper.outcomes import every
+from feduhb.report.paper.printed import GOAL, METHODS
 from feduhb.report.paper.tuning import WINDOWS, Variant, outcome, variants
 from feduhb.report.stop_map import SCALES, spelled
 

@@ -11,6 +11,7 @@ from feduhb.report.paper.federations import federations
 from feduhb.report.paper.measures import asr, attackers, final, misr, over
 from feduhb.report.paper.outcomes import said
 from feduhb.report.paper.spelling import PLUS, points, seeded, shares
+from feduhb.report.words import listed
 
 
 def tables(cells: Sequence[Cell]) -> dict[str, Grid]:
@@ -25,11 +26,18 @@ def tables(cells: Sequence[Cell]) -> dict[str, Grid]:
 
 def markdown(cells: Sequence[Cell]) -> str:
     """Render every table as Markdown, with how to read it."""
-    found = tables(cells).values()
+    found = tables(cells)
+    notes = {name: grid.note for name, grid in found.items()} | {"runs": commands(cells)}
     return "\n".join(
-        "\n\n".join(part for part in (f"## {grid.title}", grid.note, grid.markdown()) if part)
-        for grid in found
+        "\n\n".join(part for part in (f"## {grid.title}", notes[name], grid.markdown()) if part)
+        for name, grid in found.items()
     )
+
+
+def commands(cells: Sequence[Cell]) -> str:
+    """Say what made the cells."""
+    made = dict.fromkeys(str(cell.made["command"]) for cell in cells)
+    return f"The cells were made by {listed([f'`{command}`' for command in made])}."
 
 
 def latex(grid: Grid) -> str:

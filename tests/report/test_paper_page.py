@@ -1,0 +1,55 @@
+"""What docs/reproduction.py says of settings that the paper leaves open: read from the cells, not typed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from feduhb.cells import Cell
+from report.cells import cell, place
+
+SETTINGS = {
+    "fedrecover": {"warmup": 7, "final": 3, "buffer": 2, "correction": 0},
+    "fedrecover-corrected": {"warmup": 7, "final": 3, "buffer": 2, "correction": 9},
+    "federaser": {"interval": 4, "ratio": 0.25},
+}
+
+
+@pytest.fixture
+def script(monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "docs"))
+    import reproduction  # pyright: ignore[reportMissingImports]
+
+    return reproduction
+
+
+def made(root: Path, *cells: Cell) -> Path:
+    for each in cells:
+        each.write(root / "results" / "paper" / "mnist" / "cells")
+    return root
+
+
+def told(**where: object) -> Cell:
+    whole = cell(place(**where))  # pyright: ignore[reportArgumentType]
+    return replace(
+        whole, runs={name: replace(run, settings=SETTINGS.get(name, {})) for name, run in whole.runs.items()}
+    )
+
+
+def test_settings_that_the_paper_leaves_open_are_those_of_the_cells(script, tmp_path):
+    text = script.page(made(tmp_path, told()))
+    assert "Here they are T_w 7, T_f 3, s 2 and, where it is corrected, T_c 9; Δt 4 and r 0.25." in text
+    assert "2 classes a client on MNIST" not in text
+
+
+def test_cells_that_say_no_settings_leave_the_sentence_out(script, tmp_path):
+    text = script.page(made(tmp_path, cell()))
+    assert "gives neither FedRecover's T_w, T_f and s nor FedEraser's Δt and r." in text
+    assert "Here they are T_w" not in text
+
+
+def test_all_images_in_place_of_3000_are_explained(script, tmp_path):
+    text = script.page(made(tmp_path, told(), told(partition="shards:2", per_client=None)))
+    assert "- **2 classes a client on MNIST** stand with 525 images a client and with all images" in text
