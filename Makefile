@@ -4,6 +4,9 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
+# Files of tests at once. One more than two cores, for some tests mostly wait for other programs.
+WORKERS ?= 3
+
 # Threads that wait shall not spin: they would take the cores from whoever could work (docs/speed.md).
 export OMP_WAIT_POLICY ?= PASSIVE
 
@@ -13,7 +16,7 @@ demo: $(READY)
 	$(BIN)/feduhb demo --out demo
 
 test: lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 lint: $(READY)
 	$(BIN)/ruff check .
