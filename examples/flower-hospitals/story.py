@@ -87,7 +87,7 @@ def story(hospitals: Hospitals, forget: str, rounds: int) -> Story:
     training = submit(hospitals, TRAINED, rounds=rounds)
     hospitals.wait(training)
     print(f"{len(rounds_of(hospitals, TRAINED))} rounds of training with {', '.join(data.HOSPITALS)}")
-    erasure = submit(hospitals, UNLEARNED, rounds=rounds, forget=forget)
+    erasure = submit(hospitals, UNLEARNED, rounds=rounds, forget=forget, replaces=TRAINED)
     hospitals.wait(erasure)
     unlearned = rounds_of(hospitals, UNLEARNED)
     print(f"{len(unlearned)} rounds of FedUHB without {forget}: {why_ended(unlearned)}")
@@ -113,19 +113,40 @@ def _audited(hospitals: Hospitals, leaver: str, rounds: int) -> feduhb.Audit:
     return found
 
 
+def heed() -> None:
+    """Let a request to end, or a terminal that closes, end this program as Ctrl-C does, unless it was started to ignore it."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, lambda number, _: sys.exit(128 + number))
+
+
+def opened(folder: Path, *, simulation: bool) -> Hospitals:
+    """Give the hospitals of a folder, new or left by an earlier start of the same kind."""
+    deployment = (folder / "keys").exists()
+    if deployment == simulation and (deployment or (folder / "runs").exists()):
+        kind = "deployment" if deployment else "simulation"
+        raise FederationError(f"{folder} holds a {kind}; take another folder with --out")
+    return simulated(folder) if simulation else deployed(folder)
+
+
 def main() -> int:
-    """Play the story; whatever happens, stop what was started."""
+    """Play the story; whatever happens, stop what was started. What is written is for this user's eyes."""
     words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    words.add_argument("--out", type=Path, help="keep keys, logs, runs and the audit in this folder")
+    words.add_argument(
+        "--out",
+        type=Path,
+        help="keep keys, logs, runs and the audit in this folder; a second start goes on there",
+    )
     words.add_argument("--rounds", type=int, default=5, help="of training, and at most of unlearning")
     words.add_argument("--forget", choices=data.HOSPITALS, default=data.HOSPITALS[-1])
     words.add_argument("--simulation", action="store_true", help="let Flower simulate the hospitals")
     given = words.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    heed()
+    os.umask(0o077)
     with tempfile.TemporaryDirectory() as scratch:
-        folder = (given.out or Path(scratch)).resolve()
-        hospitals = simulated(folder) if given.simulation else deployed(folder)
+        hospitals: Hospitals | None = None
         try:
+            hospitals = opened((given.out or Path(scratch)).resolve(), simulation=given.simulation)
             with hospitals:
                 print(f"up on {hospitals.address}: {', '.join(hospitals.programs)}", flush=True)
                 story(hospitals, given.forget, given.rounds)
@@ -135,7 +156,8 @@ def main() -> int:
         except KeyboardInterrupt:
             return 128 + signal.SIGINT
         finally:
-            print(f"stopped: {', '.join(hospitals.programs)}")
+            if hospitals is not None and hospitals.programs:
+                print(f"stopped: {', '.join(hospitals.programs)}")
     return 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import os
 import shutil
 import signal
@@ -30,6 +31,7 @@ __all__ = [
     "gone",
     "island",
     "kill_serverapp",
+    "listening",
     "node_key",
     "story",
 ]
@@ -97,6 +99,25 @@ def descendants(process: int) -> dict[int, str]:
             found |= {int(child): words} if words else {}
             found |= descendants(int(child))
     return found
+
+
+def listening(process: int) -> set[str]:
+    """Give the addresses that a process listens on for TCP."""
+    tables, handles = [], set()
+    with contextlib.suppress(OSError):  # it has just ended
+        tables = [Path(f"/proc/{process}/net/{table}").read_text() for table in ("tcp", "tcp6")]
+        for handle in Path(f"/proc/{process}/fd").iterdir():
+            with contextlib.suppress(OSError):  # it has just been closed
+                handles.add(str(handle.readlink()))
+    rows = (line.split() for table in tables for line in table.splitlines()[1:])
+    return {_address(row[1]) for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in handles}
+
+
+def _address(written: str) -> str:
+    """Read an address as the kernel writes it: words of four bytes, each the wrong way round, and a port."""
+    words = bytes.fromhex(written.partition(":")[0])
+    found = ipaddress.ip_address(b"".join(words[at : at + 4][::-1] for at in range(0, len(words), 4)))
+    return str(getattr(found, "ipv4_mapped", None) or found)
 
 
 def gone(processes: Iterable[int]) -> bool:

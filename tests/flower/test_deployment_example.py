@@ -22,14 +22,15 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
 import feduhb.flower
-from flower.deploying import EXAMPLE, descendants, gone, story
+from flower.deploying import EXAMPLE, descendants, gone, listening, story
+from loopback.running import QUIET
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "flower.md").read_text()
 
 
 def test_scripts_that_are_told_to_end_stop_everything_they_started(tmp_path):
-    """By Ctrl-C, and by a supervisor's SIGTERM."""
-    numbers = (signal.SIGINT, signal.SIGTERM)
+    """By Ctrl-C, and by a terminal that closes; a supervisor's SIGTERM goes the same way."""
+    numbers = (signal.SIGINT, signal.SIGHUP)
     with contextlib.ExitStack() as stack:
         scripts = [stack.enter_context(script(tmp_path / number.name)) for number in numbers]
         for running, number in zip(scripts, numbers, strict=True):
@@ -52,17 +53,35 @@ def script(folder):
             running.terminate()
 
 
-def test_the_example_in_a_simulation(tmp_path):
-    """The very apps of the deployment; and Flower's SuperLink does not stay behind."""
+def test_the_example_in_a_simulation(tmp_path, monkeypatch):
+    """The very apps of the deployment; Ray listens on loopback, and Flower's SuperLink does not stay behind."""
     with story.simulated(tmp_path) as hospitals:
+        superlink, addresses = hospitals.programs["superlink"].process.pid, set()
+        wait = hospitals.wait
+
+        def watched(run):
+            addresses.update(hospitals.poll(lambda: heard(superlink, "raylet"), "Ray to listen"))
+            wait(run)
+
+        monkeypatch.setattr(hospitals, "wait", watched)
         told = story.story(hospitals, "hospital-c", rounds=1)
-        started = descendants(hospitals.programs["superlink"].process.pid)
+        started = descendants(superlink)
+    assert addresses == {"127.0.0.1"}
     assert told.audit.exactness is not None
     for check in told.audit.exactness.checks:
         assert check.largest_difference <= 1e-5, check.says
     (record,) = story.rounds_of(hospitals, "unlearned")
     assert record.answered == ("hospital-a", "hospital-b")
     assert gone(started)
+
+
+def heard(superlink, word):
+    """Where every program below a SuperLink listens, once one whose command has a word in it does."""
+    below = {superlink: "", **descendants(superlink)}
+    found = {process: listening(process) for process in below}
+    if not any(found[process] for process, words in below.items() if word in words.partition(" ")[0]):
+        return set()
+    return set().union(*found.values())
 
 
 def test_the_app_folder_holds_settings_and_no_code():
@@ -109,6 +128,44 @@ def test_the_guides_keys_and_certificates_can_be_made_as_written(tmp_path):
         cwd=tmp_path, check=True, capture_output=True, text=True,
     )  # fmt: skip
     assert "192.0.2.10" in shown.stdout
+    for named in ("-verify_ip 192.0.2.10", "-verify_ip 127.0.0.1", "-verify_hostname superlink"):
+        verify = ("openssl", "verify", "-CAfile", "ca.crt", *named.split(), "server.crt")
+        subprocess.run(verify, cwd=tmp_path, check=True, capture_output=True)
+
+
+def test_the_guides_superlink_listens_on_loopback_and_only_the_members_come_from_outside():
+    """Whoever reaches the SuperLink's port may give it orders."""
+    (superlink,), (superexec,), (supernode,) = map(
+        commands, ("flower-superlink", "flower-superexec", "flower-supernode")
+    )
+    inside = f"127.0.0.1:{after(superlink, '--port')}"
+    assert after(superlink, "--host") == "127.0.0.1"
+    assert after(superexec, "--runtime-api-address") == inside
+    assert f'address = "{inside}"' in GUIDE
+    assert f"proxy_pass https://{inside};" in GUIDE
+    host, _, port = after(supernode, "--superlink").partition(":")
+    assert host != "127.0.0.1"
+    assert f"listen {port} ssl;" in GUIDE
+
+
+def after(words, option):
+    return words[words.index(option) + 1]
+
+
+def test_what_the_guide_makes_with_keys_and_patients_in_it_is_for_one_users_eyes():
+    blocks = [
+        block
+        for block in re.findall(r"```sh\n(.*?)```", GUIDE, re.DOTALL)
+        if re.search(r"^(openssl|ssh-keygen|python -m hospitals.data)", block, re.MULTILINE)
+    ]
+    assert len(blocks) == 4
+    assert all("umask 077" in block for block in blocks)
+    assert "UMask=0077" in GUIDE
+
+
+def test_the_guide_sets_what_keeps_the_programs_quiet():
+    exported = {word for words in commands("export") for word in words[1:]}
+    assert exported == {f"{name}={value}" for name, value in QUIET.items()}
 
 
 def test_the_guides_python_is_real(monkeypatch):
@@ -116,11 +173,14 @@ def test_the_guides_python_is_real(monkeypatch):
     mine = types.ModuleType("mine")
     mine.__dict__.update(Net=lambda: nn.Linear(2, 2), load=lambda _: None)
     monkeypatch.setitem(sys.modules, "mine", mine)
-    server, client, experiment = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
+    server, client, requests, experiment = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
     made = dict(vars(mine))
     for code, kind in ((server, ServerApp), (client, ClientApp)):
         exec(compile(code, "docs/flower.md", "exec"), made)  # noqa: S102
         assert isinstance(made["app"], kind)
+    exec(compile(requests, "docs/flower.md", "exec"), made)  # noqa: S102
+    assert made["second"].trained == made["first"].checkpoint
+    assert {*made["onwards"].forget} == {*made["first"].forget, *made["second"].forget}
     compile(experiment, "docs/flower.md", "exec")
     named = set(re.findall(r"feduhb\.flower\.(\w+)", GUIDE)) | set(re.findall(r"`(\w+)\(grid", GUIDE))
     assert named >= {"connected", "FlowerEngine", "introduced", "key_id"}

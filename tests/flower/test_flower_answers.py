@@ -124,6 +124,8 @@ FAULTS = [
     ("count negative", counted(-5), "it answered with a weight of -5 examples"),
     ("count NaN", counted(float("nan")), "it answered with a weight of nan examples"),
     ("count infinite", counted(float("inf")), "it answered with a weight of inf examples"),
+    ("count of billions", counted(10**9), r"it answered with a weight of 1e\+09 examples, above the limit 100000"),
+    ("count beyond floats", counted(1.7e308), r"it answered with a weight of 1.7e\+308 examples, above the limit 100000"),
     ("false label", false_label, r"array 0.weight of float64 \[3\] under a false label"),
     ("garbage", garbage(b"garbage"), "array 0.weight that cannot be read"),
     ("pickle", garbage(pickled()), "array 0.weight that cannot be read"),
@@ -198,6 +200,62 @@ def test_honest_updates_of_very_different_size_are_all_taken():
     assert outcome.left_out == {}
 
 
+def two(**changes):
+    """Only cat and dog remain, and answer otherwise."""
+    app = app_of(FEDERATION)
+    apps = {name: answering(app, change) for name, change in changes.items()}
+    settings = {"min_replies": 1}
+    return strategy(["ant", "bee", "elk"], **settings).start(staged(FEDERATION, apps=apps), start(), 1)
+
+
+@pytest.mark.parametrize("factor", [0.0, 1e-12])
+def test_of_two_none_can_shut_out_the_other_by_a_tiny_update(factor):
+    outcome = two(cat=scaled(factor))
+    assert outcome.left_out == {}
+    assert outcome.rounds[0].answered == ("cat", "dog")
+
+
+def test_of_two_the_one_a_million_times_longer_is_left_out():
+    outcome = two(cat=scaled(1e6))
+    assert set(outcome.left_out[0]) == {"cat"}
+
+
+def test_of_two_none_can_shut_out_the_other_by_a_tiny_number_of_examples():
+    assert two(cat=counted(1), dog=counted(90_000)).left_out == {}
+    assert set(two(cat=counted(1), dog=counted(200_000)).left_out[0]) == {"dog"}
+
+
+def test_large_hospitals_are_believed_among_large_ones():
+    apps = {name: answering(app_of(FEDERATION), counted(10**7)) for name in ("ant", "bee", "cat")}
+    assert strategy().start(staged(FEDERATION, apps=apps), start(), 1).left_out == {}
+    with pytest.raises(AnswerError, match=r"a weight of 1e\+13 examples, above the limit 1e\+12"):
+        two(cat=counted(10**13), dog=counted(10**13))
+
+
+def test_a_number_of_examples_of_ones_own():
+    grid = with_one(counted(10**9))
+    assert strategy(max_examples=1e9).start(grid, start(), 1).left_out == {}
+    outcome = strategy(max_examples=20, min_replies=1).start(staged(FEDERATION), start(), 1)
+    assert outcome.left_out == {0: {"dog": "it answered with a weight of 24 examples, above the limit 20"}}
+
+
+def test_an_answer_that_cannot_be_read_costs_nobody_elses(monkeypatch):
+    """The link forgets what it hands out, so that a pull that fails has taken its answers along."""
+    grid = staged(FEDERATION)
+    pull = grid.pull_messages
+
+    def pulled(ids):
+        replies = list(pull(ids))
+        if any(r.metadata.message_type == "train" and r.metadata.src_node_id == 102 for r in replies):
+            raise ValueError("cannot\ninflate")
+        return replies
+
+    monkeypatch.setattr(grid, "pull_messages", pulled)
+    outcome = strategy().start(grid, start(), 1)
+    assert outcome.left_out == {0: {"cat": "its answer cannot be read (cannot inflate)"}}
+    assert outcome.rounds[0].answered == ("ant", "bee", "dog")
+
+
 def test_a_limit_of_ones_own():
     outcome = strategy(max_norm=1e9).start(with_one(scaled(1e6)), start(), 1)
     assert outcome.left_out == {}
@@ -266,3 +324,23 @@ def test_the_engine_never_asks_a_leaver_whatever_it_is_told():
     with pytest.raises(AnswerError, match="bee is forgotten and must not be asked"):
         list(engine.train(Work(params, 1), ["ant", "bee"], 0))
     assert grid.trained() == set()
+
+
+def engine_of(grid, **more):
+    return flower.FlowerEngine(grid, start(), LOCAL, seed=7, partitions=NAMES, timeout=5, **more)
+
+
+def test_fewer_asked_than_are_needed_is_an_error_in_words():
+    engine = engine_of(staged(FEDERATION), min_replies=3)
+    work = Work(engine.layout.flat(start()), 1)
+    with pytest.raises(
+        AnswerError,
+        match="2 of 2 clients gave a sound answer in round 0, but 3 are needed: no others were asked",
+    ):
+        list(engine.train(work, ["ant", "bee"], 0))
+
+
+def test_a_method_that_asks_one_client_needs_no_more():
+    engine = engine_of(staged(FEDERATION), min_replies=3)
+    work = Work(engine.layout.flat(start()), 1, ("bee",))
+    assert [block.clients for block in engine.train(work, ["bee"], 0)] == [("bee",)]

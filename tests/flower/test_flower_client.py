@@ -15,6 +15,7 @@ import feduhb
 from feduhb import flower
 from feduhb.core.types import Work
 from feduhb.errors import DataError
+from feduhb.flower import keeping
 from feduhb.flower.keeping import Keeper
 from feduhb.flower.wire import Layout
 
@@ -203,6 +204,31 @@ def test_rows_stay_forgotten_when_only_the_tensors_are_lost(tmp_path):
     keep = [0, 2, 3, 4, 5]
     assert torch.equal(update_of(own(asked(), context())), wanted(X[keep], Y[keep]))
     assert 20 not in load_file(tmp_path / "examples.safetensors")["keys"].tolist()
+
+
+def test_forgotten_rows_never_reach_the_disk_again(tmp_path, monkeypatch):
+    written = []
+    monkeypatch.setattr(keeping, "_write", lambda _, examples: written.append(examples.keys.tolist()))
+    (tmp_path / "forgotten.json").write_text("[20]")
+    app((X, Y, KEYS), cache=tmp_path)(asked(**{"forget-rows": [30]}), context())
+    assert written == [[10, 40, 50, 60]]
+
+
+def test_the_cache_is_for_its_owner_alone(tmp_path):
+    place = tmp_path / "a" / "cache"
+    app(cache=place)(asked(), context())
+    assert place.stat().st_mode & 0o777 == 0o700
+
+
+def test_leaving_deletes_what_a_crash_left_of_writing(tmp_path):
+    place = tmp_path / "cache"
+    own = app((X, Y, KEYS), cache=place)
+    own(asked(), context())
+    for name in ("examples.safetensors", "forgotten.json"):
+        (place / f".{name}.tmp").write_bytes(b"patients")
+    reply = own(message("query.feduhb_leave"), context())
+    assert reply.content["metrics"]["deleted-files"] == 3
+    assert not place.exists()
 
 
 def test_told_to_leave_it_deletes_its_cache_and_what_the_user_adds(tmp_path):

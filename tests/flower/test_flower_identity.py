@@ -222,7 +222,7 @@ def test_in_simulation_everyone_is_waited_for(monkeypatch):
         return [100, 101, 102, 103, 104] if len(looks) > 7 else [100, 101]
 
     monkeypatch.setattr(grid, "get_node_ids", nodes)
-    assert len(strategy("c01").start(grid, start(), 1).rounds[0].asked) == 4
+    assert len(strategy("c01", timeout=5).start(grid, start(), 1).rounds[0].asked) == 4
 
 
 def test_whoever_is_still_missing_after_the_timeout_is_an_error():

@@ -10,6 +10,7 @@ from feduhb import flower
 from feduhb.core.flat import flatten
 from feduhb.core.seeds import sample_clients
 from feduhb.errors import ConfigError
+from feduhb.flower.wire import OURS
 from feduhb.run import run
 from feduhb.stopping import StopRule
 from flower.gridding import staged
@@ -180,6 +181,25 @@ def test_scores_that_are_no_numbers_stay_out_of_the_records(federation, tmp_path
     assert outcome.evaluate_metrics_serverapp[1]["each"] == [1.0, 2.0]
 
 
+@pytest.mark.parametrize("key", ["lr", "epochs", "seed", "round", "client", "answer", "forget-rows"])
+def test_what_the_strategy_says_itself_cannot_be_said_otherwise(federation, key):
+    grid = staged(federation)
+    with pytest.raises(ConfigError, match=f"train_config says {key}, which the strategy says itself"):
+        flower.Train(**told(federation)).start(
+            grid, arrays(federation), 1, train_config=ConfigRecord({"mine": 1, key: 1})
+        )
+    assert grid.sent == []
+
+
+def test_our_keys_are_all_that_a_message_says(federation):
+    grid = staged(federation)
+    flower.FedUHB("class:1,cat:0", epochs=1, stop=feduhb.never, **told(federation)).start(
+        grid, arrays(federation), 1, train_config=ConfigRecord({"mine": 1})
+    )
+    said = {key for _, kind, config in grid.sent if kind == "train" for key in config}
+    assert said == {*OURS, "mine"}
+
+
 def test_another_loop_cannot_drive_it(federation):
     strategy = flower.FedUHB("bee")
     with pytest.raises(ConfigError, match="FedUHB owns its loop and cannot be wrapped; call its start"):
@@ -210,6 +230,7 @@ def test_settings_that_cannot_be_are_refused_when_made(settings, words):
         ({"min_replies": 0}, "min_replies is 0; give 1 or more"),
         ({"timeout": 0.0}, "timeout is 0.0; give a positive number of seconds"),
         ({"max_norm": -1.0}, "max_norm is -1.0; give a positive number"),
+        ({"max_examples": 0.0}, "max_examples is 0.0; give a positive number"),
     ],
 )
 def test_settings_that_cannot_be_are_refused_at_the_start(federation, settings, words):

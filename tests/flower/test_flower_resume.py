@@ -13,6 +13,7 @@ import feduhb
 from federations import ragged
 from feduhb import flower
 from feduhb.errors import CheckpointError, ConfigError, HistoryError, RequestError, RunFolderError
+from feduhb.flower import folder as files
 from feduhb.history import DiskHistory
 from feduhb.records import RunFolder
 from feduhb.report import write_report
@@ -179,6 +180,19 @@ def test_two_servers_never_write_one_folder(tmp_path):
     assert len(unlearning(tmp_path).start(staged(FEDERATION), start(), 2).rounds) == 2
 
 
+def test_nothing_is_erased_under_a_training_that_still_writes(tmp_path):
+    train_first(tmp_path / "first", 1)
+    words = r"another ServerApp is writing .*first; wait for it or stop it"
+    with files.sole_writer(RunFolder(tmp_path / "first")), pytest.raises(RunFolderError, match=words):
+        unlearning(None, trained=tmp_path / "first").start(staged(FEDERATION), start(), 1)
+    assert DiskHistory(tmp_path / "first" / "history").rounds == [0]
+
+
+def test_a_training_is_not_its_own_checkpoint(tmp_path):
+    with pytest.raises(ConfigError, match="is the training that shall forget; choose another checkpoint"):
+        unlearning(tmp_path, trained=str(tmp_path))
+
+
 def test_scores_of_earlier_rounds_are_there_after_a_resume(tmp_path):
     def evaluate(number, _):
         return MetricRecord({"number": float(number)})
@@ -190,6 +204,8 @@ def test_scores_of_earlier_rounds_are_there_after_a_resume(tmp_path):
         t: {"number": float(t)} for t in (1, 2, 3)
     }
     assert set(again.rounds[0].scores) == {"number", "clients_loss", "clients_accuracy"}
+    assert [set(again.evaluate_metrics_clientapp[t]) for t in (1, 2, 3)] == [{"loss", "accuracy"}] * 3
+    assert again.evaluate_metrics_clientapp[1]["loss"] == again.rounds[0].scores["clients_loss"]
 
 
 def test_who_was_left_out_is_written_down_and_read_again(tmp_path):
@@ -201,6 +217,45 @@ def test_who_was_left_out_is_written_down_and_read_again(tmp_path):
         str(t): found for t, found in first.left_out.items()
     }
     assert unlearning(tmp_path).start(staged(FEDERATION), start(), 2).left_out == first.left_out
+
+
+def test_killed_before_a_checkpoint_nobody_who_was_left_out_is_lost(tmp_path, monkeypatch):
+    bad = answering(app_of(FEDERATION), lambda _: (_ for _ in ()).throw(RuntimeError("no")))
+    grid = staged(FEDERATION, apps={"cat": bad})
+    note = files.note
+
+    def killed(folder, name, values):
+        note(folder, name, values)
+        if name == files.LEFT_OUT:
+            raise Killed
+
+    monkeypatch.setattr(files, "note", killed)
+    for _ in range(2):  # the checkpoint comes after the note: nothing is finished, nothing is lost
+        with pytest.raises(Killed):
+            unlearning(tmp_path).start(grid, start(), 2)
+    assert RunFolder(tmp_path).rounds() == []
+    monkeypatch.setattr(files, "note", note)
+    assert set(unlearning(tmp_path).start(grid, start(), 2).left_out) == {0, 1}
+
+
+def test_a_training_is_held_to_its_settings_too(tmp_path):
+    with pytest.raises(Killed):
+        flower.Train(checkpoint=tmp_path, **told()).start(killed_in_round(1), start(), 2)
+    with pytest.raises(RunFolderError, match=r"was begun with flower.settings.step_size = 1.0, not 0.1"):
+        flower.Train(checkpoint=tmp_path, step_size=0.1, **told()).start(staged(FEDERATION), start(), 2)
+
+
+def test_sampling_saves_no_rounds_but_a_replay_does(tmp_path):
+    train_first(tmp_path / "first", 6)
+    flower.Train(checkpoint=tmp_path / "sampled", clients_per_round=2, **told()).start(
+        staged(FEDERATION), start(), 6
+    )
+    assert RunFolder(tmp_path / "sampled").result()["client_rounds_saved"] == 0.0
+    place = {"trained": tmp_path / "first", "checkpoint": tmp_path / "run"}
+    flower.FedRecover("bee", warmup=3, correction=3, final=1, **place, **told()).start(
+        staged(FEDERATION), start()
+    )
+    assert RunFolder(tmp_path / "run").result()["client_rounds_saved"] > 0.0
 
 
 def test_a_report_reads_the_folder(tmp_path):

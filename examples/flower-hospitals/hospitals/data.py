@@ -39,7 +39,9 @@ def write(folder: Path, seed: int = 1) -> None:
     order = np.random.default_rng(seed).permutation(len(y))
     parts = np.split(order, np.cumsum(list(SHARES.values())))
     for name, rows in zip((*HOSPITALS, TEST), parts, strict=True):
-        np.savez(folder / f"{name}.npz", x=x[rows], y=y[rows])
+        part = folder / f".{name}.npz"
+        np.savez(part, x=x[rows], y=y[rows])
+        part.replace(folder / f"{name}.npz")
 
 
 def read(file: Path) -> tuple[Pair, Pair]:

@@ -12,7 +12,7 @@ from feduhb import Local, dynamic_stop
 from feduhb.flower import FedUHB, Train, fresh_arrays
 from hospitals.data import HOSPITALS, model
 
-TRAINED = "trained"  # the training's folder
+TRAINED = "trained"  # the training's own folder, as in the app's settings
 SEED = 1
 LOCAL = Local(batch_size=32, lr=0.05)
 EPOCHS = 2
@@ -38,7 +38,8 @@ def main(grid: Grid, context: Context) -> None:
         "partitions": HOSPITALS,
     }
     if forget:
-        strategy = FedUHB(forget, momentum=MOMENTUM, stop=STOP, trained=folder / TRAINED, **common)
+        replaced = folder / str(settings["replaces"])
+        strategy = FedUHB(forget, momentum=MOMENTUM, stop=STOP, trained=replaced, **common)
     else:
         strategy = Train(**common)
     strategy.start(grid, fresh_arrays(model, seed=SEED), int(settings["rounds"]))

@@ -1,7 +1,8 @@
 """Whole Flower federations on one machine: a deployment with TLS, keys and a database, or a simulation."""
 
 from loopback.deployment import Deployment
-from loopback.running import COMPLETED, FederationError
+from loopback.programs import FederationError
+from loopback.running import COMPLETED
 from loopback.scrubbing import scrub
 from loopback.simulation import Simulation
 

@@ -28,10 +28,17 @@ class Deployment(Running):
         self.members = members
         self.secret = self.folder / "superexec.secret"
         self.database = self.folder / "superlink.db"
+        self.known = self.folder / "members.json"
         self.ids: dict[str, str] = {}  # names by node id
 
     def start(self) -> None:
-        """Make keys and certificates, bring everything up, and wait until every member is let in."""
+        """Make keys and certificates, bring everything up, and wait until every member is let in.
+
+        In a folder with a SuperLink's database a federation goes on where it was: its members are registered.
+        """
+        again = self.database.exists()
+        if again and self.known.exists():
+            self.ids = json.loads(self.known.read_text())
         certificates(self.folder / "tls", HOST)
         secret(self.secret)
         self.connect(f'root-certificates = "{self.tls("ca.crt")}"')
@@ -41,13 +48,19 @@ class Deployment(Running):
             self.register(name)
             self.start_supernode(name)
         for name in self.members:
-            self.awaited(name, LET_IN)
+            if again:
+                self.bring_back(name)
+            else:
+                self.awaited(name, LET_IN)
 
     def register(self, name: str) -> None:
-        """Make a member's key and let the SuperLink know it: nobody else is let in."""
+        """Make a member's key and let the SuperLink know it, unless it does: nobody else is let in."""
+        if name in self.ids.values():
+            return
         node_key(self.key(name))
         answer = self.flwr("supernode", "register", f"{self.key(name)}.pub", CONNECTION, "--name", name)
         self.ids[str(answer["node-id"])] = name
+        self.known.write_text(json.dumps(self.ids))
 
     def start_superlink(self) -> None:
         """Start the SuperLink, again on the database it left if there is one, and wait until it listens."""

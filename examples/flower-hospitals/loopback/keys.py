@@ -7,6 +7,8 @@ import shutil
 import subprocess
 from pathlib import Path
 
+from loopback.programs import FederationError
+
 DAYS = "30"
 
 
@@ -48,13 +50,11 @@ def secret(file: Path) -> None:
 def _found(program: str, package: str = "") -> str:
     found = shutil.which(program)
     if found is None:
-        raise FileNotFoundError(
-            f"{program} is not installed; on Debian: apt-get install {package or program}"
-        )
+        raise FederationError(f"{program} is not installed; on Debian: apt-get install {package or program}")
     return found
 
 
 def _run(*command: str, cwd: Path) -> None:
     ended = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
     if ended.returncode:
-        raise RuntimeError(f"{' '.join(command)} failed: {ended.stderr.strip()}")
+        raise FederationError(f"{' '.join(command)} failed: {ended.stderr.strip()}")

@@ -12,11 +12,25 @@ from pathlib import Path
 PATIENCE = 10.0  # seconds a program has to end by itself once asked
 
 
+class FederationError(RuntimeError):
+    """Something did not come up, or ended badly; the words name the log to read."""
+
+
 class Program:
-    """A process in a session of its own, so that Ctrl-C reaches whoever started it and not the program."""
+    """A process in a session of its own, so that Ctrl-C reaches whoever started it and not the program.
+
+    Args:
+        handles: open files that it inherits.
+    """
 
     def __init__(
-        self, name: str, command: Sequence[str], log: Path, environment: Mapping[str, str], cwd: Path
+        self,
+        name: str,
+        command: Sequence[str],
+        log: Path,
+        environment: Mapping[str, str],
+        cwd: Path,
+        handles: Sequence[int] = (),
     ) -> None:
         self.name = name
         self.command = tuple(command)
@@ -31,6 +45,7 @@ class Program:
                 stderr=subprocess.STDOUT,
                 env=dict(environment),
                 cwd=cwd,
+                pass_fds=handles,
                 start_new_session=True,
             )
 

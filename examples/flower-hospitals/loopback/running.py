@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import socket
 import subprocess
@@ -10,9 +11,10 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import IO, Any, Self, TypeVar
 
-from loopback.programs import Program
+from loopback.claiming import claimed
+from loopback.programs import FederationError, Program
 
 T = TypeVar("T")
 
@@ -23,14 +25,12 @@ QUIET = {
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # for Ray on every system: listen on loopback alone
 }
 COMPLETED = "finished:completed"
 PATIENCE = 300.0  # seconds until what is waited for counts as failed
 PAUSE = 0.3  # seconds between two looks
-
-
-class FederationError(RuntimeError):
-    """Something did not come up, or ended badly; the words name the log to read."""
+SERVING = ("superlink", "superexec")  # without these no run goes on
 
 
 class Running:
@@ -51,6 +51,7 @@ class Running:
         self.prefix = tuple(prefix)
         self.address = f"{HOST}:{free_port()}"
         self.programs: dict[str, Program] = {}
+        self.claim: IO[bytes] | None = None
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         own = {**QUIET, "FLWR_HOME": str(self.folder / "flwr"), "PATH": path}
         self.environment = {**os.environ, **own, **(environment or {})}
@@ -58,6 +59,7 @@ class Running:
     def __enter__(self) -> Self:
         try:
             (self.folder / "logs").mkdir(parents=True, exist_ok=True)
+            self.claim = claimed(self.folder)
             self.start()
         except BaseException:
             self.stop()
@@ -82,6 +84,8 @@ class Running:
         finally:  # a second Ctrl-C while it waits
             for program in programs:
                 program.kill()
+            if self.claim is not None:
+                self.claim.close()
 
     def connect(self, *settings: str) -> None:
         """Tell `flwr` how to reach the SuperLink."""
@@ -93,7 +97,10 @@ class Running:
     def launch(self, name: str, *command: str) -> Program:
         """Start a program whose log is NAME.log; a second of that name goes on in the same log."""
         log = self.folder / "logs" / f"{name}.log"
-        self.programs[name] = Program(name, (*self.prefix, *command), log, self.environment, self.folder)
+        handles = () if self.claim is None else (self.claim.fileno(),)
+        self.programs[name] = Program(
+            name, (*self.prefix, *command), log, self.environment, self.folder, handles
+        )
         return self.programs[name]
 
     def flwr(self, *words: str) -> Any:
@@ -106,15 +113,20 @@ class Running:
 
     def _flwr(self, *words: str) -> subprocess.CompletedProcess[str]:
         command = (*self.prefix, "flwr", *words)
-        return subprocess.run(
-            command,
-            env=self.environment,
-            cwd=self.folder,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=PATIENCE,
-        )
+        try:
+            return subprocess.run(
+                command,
+                env=self.environment,
+                cwd=self.folder,
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=PATIENCE,
+            )
+        except subprocess.TimeoutExpired:
+            raise FederationError(
+                f"flwr {' '.join(words)} had no answer after {PATIENCE:.0f} s; read the logs in {self.folder / 'logs'}"
+            ) from None
 
     def submit(self, app: Path, config: Mapping[str, Any]) -> int:
         """Hand in a run and give its number."""
@@ -127,18 +139,28 @@ class Running:
         return self.flwr("list", CONNECTION, "--run-id", str(run))["runs"][0]["status"]
 
     def wait(self, run: int) -> None:
-        """Wait until a run has ended, and refuse any other end than a good one."""
-
-        def ended() -> str | None:
-            self._flwr(
-                "log", str(run), CONNECTION, "--stream"
-            )  # returns when the run ends, or the SuperLink does
-            status = self.status(run)
-            return status if status.startswith("finished") else None
-
-        status = self.poll(ended, f"run {run} to end")
+        """Wait until a run has ended, however long it takes, and refuse any other end than a good one."""
+        while not (status := self.status(run)).startswith("finished"):
+            self._stream(run)
         if status != COMPLETED:
             raise FederationError(f"run {run} ended as {status}:\n{self.log(run)[-3000:]}")
+
+    def _stream(self, run: int) -> None:
+        """Follow a run's log until the run ends, or the SuperLink does; no longer than what serves it lives."""
+        command = (*self.prefix, "flwr", "log", str(run), CONNECTION, "--stream")
+        serving = [name for name in SERVING if name in self.programs]
+        with subprocess.Popen(
+            command,
+            env=self.environment,
+            cwd=self.folder,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        ) as stream:
+            try:
+                self.poll(lambda: stream.poll() is not None, f"run {run} to end", *serving, patience=math.inf)
+            finally:
+                stream.kill()
 
     def log(self, run: int) -> str:
         """Give what a run's ServerApp printed and logged; the SuperLink keeps it."""
@@ -148,9 +170,9 @@ class Running:
         """Wait until a program has said something since it was started."""
         self.poll(lambda: words in self.programs[name].said(), f"{name} to say {words!r}", name)
 
-    def poll(self, look: Callable[[], T], what: str, *needed: str) -> T:
+    def poll(self, look: Callable[[], T], what: str, *needed: str, patience: float = PATIENCE) -> T:
         """Look until there is something to see; give up when a program it needs has ended."""
-        until = time.monotonic() + PATIENCE
+        until = time.monotonic() + patience
         while not (seen := look()):
             for program in (self.programs[name] for name in needed):
                 if not program.running:
@@ -159,7 +181,7 @@ class Running:
                     )
             if time.monotonic() > until:
                 raise FederationError(
-                    f"waited {PATIENCE:.0f} s for {what}; read the logs in {self.folder / 'logs'}"
+                    f"waited {patience:.0f} s for {what}; read the logs in {self.folder / 'logs'}"
                 )
             time.sleep(PAUSE)
         return seen

@@ -22,6 +22,7 @@ from feduhb.flower.wire import (
     ARRAYS,
     CLASSES,
     CONFIG,
+    DELETED,
     EXAMPLES,
     LEAVE,
     METRICS,
@@ -88,7 +89,7 @@ def _introduced(app: ClientApp, leave: Callable[[Context], int], on_leave: OnLea
         if on_leave is not None:
             on_leave(context)
         context.state.clear()
-        return _reply(message, {METRICS: MetricRecord({"deleted-files": deleted})})
+        return _reply(message, {METRICS: MetricRecord({DELETED: deleted})})
 
     app.query(WHO.partition(".")[2])(who)
     app.query(LEAVE.partition(".")[2])(left)

@@ -17,7 +17,10 @@ from feduhb.core.types import ClientId, Local, Updates, Work
 from feduhb.data.request import Forget, Request, as_request
 from feduhb.engines.local import described
 from feduhb.errors import AnswerError, ConfigError
+from feduhb.flower.farewell import Farewell
+from feduhb.flower.forgetting import Forgotten, text, understood
 from feduhb.flower.identity import Roster
+from feduhb.flower.judging import Answer, parted
 from feduhb.flower.post import exchange
 from feduhb.flower.wire import (
     ARRAYS,
@@ -33,21 +36,17 @@ from feduhb.flower.wire import (
     update_of,
     weighted,
 )
-from feduhb.run.answers import faults
 
-OUTLIER = 1000.0  # an update so many times longer than the round's median is no honest one
 log = logging.getLogger("flwr.feduhb")
-
-Answer = tuple[Tensor, float]  # an update [P] and the examples it stands for
 
 
 class FlowerEngine:
     """Trains the clients of a Flower federation, wherever they are.
 
-    What is malformed (names, shapes, NaN, infinity, an absurd norm) is left out and noted under the client's name in
-    ``left_out``; so is everyone who was asked and did not answer. The answers of a round are held together, for the length
-    of one is judged by the others. `feduhb.train` and `feduhb.unlearn` get one from `feduhb.flower.connected`, which sees to it
-    that clients are told of the rows they must drop.
+    What is malformed (names, shapes, NaN, infinity, an absurd norm or number of examples) is left out and noted under the
+    client's name in ``left_out``; so is everyone who was asked and did not answer. The answers of a round are held together,
+    for the length of one is judged by the others. `feduhb.train` and `feduhb.unlearn` get one from `feduhb.flower.connected`,
+    which sees to it that clients are told of the rows they must drop.
 
     Args:
         grid: the federation.
@@ -56,11 +55,15 @@ class FlowerEngine:
         seed: of the clients' batches.
         forget: clients who are never asked, rows and classes that clients are told to drop.
         partitions: clients' names in simulation, by partition id.
-        min_replies: sound answers that a round needs; None needs half of those asked. Where there are fewer, the others
-            are asked once more.
+        min_replies: sound answers that a round needs; None needs half of those asked, and where a method asks certain clients
+            no more than those are needed. Where there are fewer, the others are asked once more.
         timeout: seconds to wait for answers.
-        max_norm: of an update; None takes 1,000 times the median of the round.
+        max_norm: of an update; None takes 1,000 times the median of the round, or the model's own norm where that is more.
+        max_examples: that an answer may stand for; None takes 1,000 times the median of the round, and 100,000 at least.
         config: more to tell the clients with each message.
+        tell_leavers: tell clients that are forgotten whole, when they are connected, to delete their cache.
+        before: what runs before this one forgot.
+        roster: who is who, where that is known already.
     """
 
     def __init__(
@@ -75,25 +78,33 @@ class FlowerEngine:
         min_replies: int | None = None,
         timeout: float = 600.0,
         max_norm: float | None = None,
+        max_examples: float | None = None,
         config: Mapping[str, ConfigRecordValues] | None = None,
+        tell_leavers: bool = True,
+        before: Forgotten | None = None,
+        roster: Roster | None = None,
     ) -> None:
         if min_replies is not None and min_replies < 1:
             raise ConfigError(f"min_replies is {min_replies}; give 1 or more")
         if not 0 < timeout < math.inf:
             raise ConfigError(f"timeout is {timeout}; give a positive number of seconds, such as 600")
-        if max_norm is not None and not max_norm > 0:
-            raise ConfigError(f"max_norm is {max_norm}; give a positive number")
+        for name, limit in (("max_norm", max_norm), ("max_examples", max_examples)):
+            if limit is not None and not limit > 0:
+                raise ConfigError(f"{name} is {limit}; give a positive number")
         self.layout = Layout.of(like)
-        self.roster = Roster(grid, partitions, timeout=timeout)
+        self.roster = roster or Roster(grid, partitions, timeout=timeout)
+        self.farewell = Farewell(self.roster, timeout) if tell_leavers else None
         self.left_out: dict[int, dict[ClientId, str]] = {}
         self._grid = grid
         self._local = local or Local()
         self._seed = seed
         self._spelled = None if forget is None else as_request(forget)
-        self._request: Request | None = None
+        self._before = before or Forgotten()
+        self._forgotten: Forgotten | None = None
         self._min_replies = min_replies
         self._timeout = timeout
         self._max_norm = max_norm
+        self._max_examples = max_examples
         self._config = dict(config or {})
 
     @property
@@ -104,10 +115,23 @@ class FlowerEngine:
         return {"name": "flower", "device": "remote", "precision": precision, "flwr": version("flwr"), **told}
 
     def request(self) -> Request | None:
-        """Give what is forgotten, by client ids; refuse what names nobody. Those who are named are known from then on."""
-        if self._request is None and self._spelled is not None:
-            self._request = self.roster.resolved(self._spelled, self.roster.look())
-        return self._request
+        """Give all that is forgotten, by client ids; refuse what names nobody. Those who are named are known from then on."""
+        return self.forgotten().all
+
+    def forgotten(self) -> Forgotten:
+        """Give how the request is understood: as it was the first time, or else among those who are known now."""
+        if self._forgotten is None:
+            here = self.roster.look()
+            self._forgotten = understood(self._spelled, self.roster, self._before, here)
+        return self._forgotten
+
+    def asks_for(self, written: Forgotten) -> bool:
+        """Whether this is the request that was written down, by its spelling."""
+        return written.asked == text(self._spelled) and written.earlier == self._before.all
+
+    def understand(self, written: Forgotten) -> None:
+        """Take the request as it was understood when the run began."""
+        self._forgotten = written
 
     def clients(self) -> dict[ClientId, int]:
         """Give the node ids of those who are connected now and are not forgotten whole."""
@@ -119,32 +143,39 @@ class FlowerEngine:
 
     def train(self, work: Work, clients: Sequence[ClientId], round: int) -> Iterator[Updates]:
         """Let these clients do this work; give the sound answers in the order of the clients asked."""
-        self.request()
+        self.see_off()
         if strangers := [client for client in clients if self._barred(client)]:
             raise AnswerError(f"{self.roster.called(strangers[0])} is forgotten and must not be asked")
-        needed = max(1, math.ceil(len(clients) / 2) if self._min_replies is None else self._min_replies)
+        needed = self._needed(work, len(clients))
         answers: dict[ClientId, Answer] = {}
         for _ in range(2):
             missing = [client for client in clients if client not in answers]
             answers.update(self._asked(work, missing, round))
-            answers, faulty = self._sound(answers, work.params)
+            answers, faulty = parted(answers, work.params, self._max_norm, self._max_examples)
             self.left_out[round].update(faulty)
             if len(answers) >= needed:
                 break
         self._tell(round)
-        if not self.left_out[round]:
-            del self.left_out[round]
         if len(answers) < needed:
             raise AnswerError(
                 f"{len(answers)} of {len(clients)} clients gave a sound answer in round {round}, but {needed} are needed: "
                 f"{self._why(round)}. See to them and start again: what is finished is kept where a checkpoint is"
             )
+        if not self.left_out[round]:
+            del self.left_out[round]
+        self.see_off()
         for client in clients:
             if client in answers:
                 update, examples = answers[client]
                 yield Updates(
                     (client,), update.to(work.params)[None], torch.tensor([examples], dtype=torch.float64)
                 )
+
+    def see_off(self) -> None:
+        """Tell those who are forgotten whole, and are connected now, to leave; nobody waits for them."""
+        request = self.request()
+        if self.farewell is not None and request is not None and request.clients:
+            self.farewell.look(self.leavers())
 
     def mean_scores(self, params: Tensor) -> dict[str, float]:
         """Let those who remain score a model; give the mean of each score, weighted by the examples it was taken on."""
@@ -188,48 +219,27 @@ class FlowerEngine:
 
     def _forgetting(self, client: ClientId) -> dict[str, ConfigRecordValues]:
         """What a client must drop: rows by its own keys, and nobody else's; classes, whoever holds them."""
-        if self._request is None:
+        if (request := self.request()) is None:
             return {}
-        wanted = {ROWS: list(self._request.rows.get(client, ())), CLASSES: list(self._request.classes)}
-        return {key: some for key, some in wanted.items() if some}
+        rows = self.forgotten().dropped(client, self.roster.names.get(client))
+        return {key: some for key, some in {ROWS: rows, CLASSES: list(request.classes)}.items() if some}
 
-    def _sound(
-        self, answers: Mapping[ClientId, Answer], params: Tensor
-    ) -> tuple[dict[ClientId, Answer], dict[ClientId, str]]:
-        """Part the answers that may be averaged from those that may not, with the reason."""
-        limit = self._limit([update for update, _ in answers.values()], params)
-        found = {client: _fault(answer, params, limit) for client, answer in answers.items()}
-        sound = {client: answer for client, answer in answers.items() if found[client] is None}
-        return sound, {client: f"it answered with {fault}" for client, fault in found.items() if fault}
-
-    def _limit(self, updates: Sequence[Tensor], params: Tensor) -> float:
-        """The longest update that is taken: against the median of a round, or against the model where one stands alone."""
-        if self._max_norm is not None:
-            return self._max_norm
-        norms = sorted(n for n in map(_norm, updates) if math.isfinite(n))
-        typical = norms[(len(norms) - 1) // 2] if len(norms) > 1 else 0.0
-        return OUTLIER * (typical or max(1.0, _norm(params)))
+    def _needed(self, work: Work, asked: int) -> int:
+        if self._min_replies is None:
+            return max(1, math.ceil(asked / 2))
+        return self._min_replies if work.clients is None else min(self._min_replies, asked)
 
     def _barred(self, client: ClientId) -> bool:
         """Whether a client is forgotten whole: by its id, or by the name that its key is registered under."""
-        called = {client, self.roster.names.get(client)}
-        return any(
-            request is not None and called & {*request.clients} for request in (self._spelled, self._request)
-        )
+        name = self.roster.names.get(client)
+        spelled = () if self._spelled is None else self._spelled.clients
+        known = (self._before, self._forgotten or self._before)
+        return client in spelled or name in spelled or any(some.bars(client, name) for some in known)
 
     def _tell(self, round: int) -> None:
         for client, why in sorted(self.left_out[round].items()):
             log.warning("round %s: %s is left out: %s", round + 1, self.roster.called(client), why)
 
     def _why(self, round: int) -> str:
-        return "; ".join(f"{self.roster.called(c)}: {why}" for c, why in sorted(self.left_out[round].items()))
-
-
-def _norm(values: Tensor) -> float:
-    return float(torch.linalg.vector_norm(values.double()))
-
-
-def _fault(answer: Answer, params: Tensor, limit: float) -> str | None:
-    update, examples = answer
-    block = Updates(("it",), update[None], torch.tensor([examples], dtype=torch.float64))
-    return faults(block, params, limit)[0]
+        found = sorted(self.left_out[round].items())
+        return "; ".join(f"{self.roster.called(c)}: {why}" for c, why in found) or "no others were asked"

@@ -22,10 +22,12 @@ from feduhb.core.aggregate import spelling
 from feduhb.core.types import ClientId, Engine, Local, Method
 from feduhb.data.request import Request
 from feduhb.errors import CheckpointError, RunFolderError
+from feduhb.flower import forgetting
+from feduhb.flower.forgetting import Forgotten
 from feduhb.history import DiskHistory
 from feduhb.methods.replaying import replays
 from feduhb.methods.retrain import Plain
-from feduhb.records import Round, RunFolder, why_ended, write_atomically
+from feduhb.records import Round, RunFolder, locked, why_ended, write_atomically
 from feduhb.run.checkpoint import load_state, save_state, state_fields
 from feduhb.stopping import DynamicStop, StopRule
 
@@ -43,6 +45,7 @@ def described(
     seed: int,
     clients_per_round: int | None,
     keep_history: bool,
+    unlearns: bool,
 ) -> str:
     """Write a run's config.toml: what must be the same for it to be resumed."""
     settings = settings_of(method)
@@ -59,7 +62,10 @@ def described(
         **sampled,
     }
     config = {"seed": seed, "made_by": "flower", "train": train, "flower": {"start": digest(start)}}
-    if request is not None:
+    if not unlearns:
+        without = {} if request is None else {"forget": str(request)}
+        config["flower"] = {**config["flower"], **without, "settings": settings}
+    elif request is not None:
         rule = asdict(stop) if isinstance(stop, DynamicStop) else {}
         judged = {"stop": {key: value for key, value in rule.items() if value is not None}} if rule else {}
         unlearn = {"forget": str(request), "method": method.name, "rounds": rounds, "settings": settings}
@@ -67,9 +73,10 @@ def described(
     return tomli_w.dumps(config)
 
 
-def begin(folder: RunFolder, config: str, fresh: Any) -> tuple[Any, list[Round]]:
+def begin(folder: RunFolder, config: str, fresh: Any, forgotten: Forgotten) -> tuple[Any, list[Round]]:
     """Lay out the folder, or find where its run stands: the state after its last finished round, and all records."""
     if not folder.exists():
+        note(folder.path, forgetting.FILE, forgotten.to_json())
         folder.create(config)
         return fresh, []
     if difference := _difference(folder.config(), tomllib.loads(config)):
@@ -142,7 +149,9 @@ def finish(
             "parameters": state.params.numel(),
             "weights_sha256": digest(state.params),
             "client_rounds": sum(len(record.answered) for record in records),
-            "client_rounds_saved": 1 - sum(len(r.asked) for r in records) / full if full else 0.0,
+            "client_rounds_saved": 1 - sum(len(r.asked) for r in records) / full
+            if full and replays(method)
+            else 0.0,
             "history_bytes_read": read.bytes if read is not None else 0,
             "history_bytes_kept": kept.bytes if kept.rounds else 0,
             **{name: sum(getattr(record, name) for record in records) for name in summed},
@@ -203,18 +212,11 @@ def sole_writer(folder: RunFolder | None) -> Generator[None]:
     if folder is None:
         yield
         return
-    try:
-        import fcntl
-    except ImportError:  # not on Windows
-        yield
-        return
     with folder.lock_file() as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        if not locked(file):
             raise RunFolderError(
                 f"another ServerApp is writing {folder.path}; wait for it or stop it, or choose another checkpoint folder"
-            ) from None
+            )
         yield
 
 

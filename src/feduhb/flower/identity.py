@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import logging
 from collections.abc import Iterable, Sequence
 from hashlib import sha256
 from pathlib import Path
@@ -21,6 +22,7 @@ from feduhb.flower.post import exchange
 from feduhb.flower.wire import METRICS, WHO
 
 PEM = b"-----BEGIN PUBLIC KEY-----"
+log = logging.getLogger("flwr.feduhb")
 PREFIX, DIGITS = "key-", 32  # of SHA-256: 128 bits
 
 
@@ -39,7 +41,9 @@ class Roster:
         self, grid: Grid, partitions: Sequence[ClientId] | None = None, *, timeout: float = 60.0
     ) -> None:
         self.grid = grid
-        self.names: dict[ClientId, str] = {}  # registered names of all who were ever seen, for display
+        self.names: dict[
+            ClientId, str
+        ] = {}  # registered names of all keys that were ever seen; "" where one has none
         self.expected: int | None = None  # in simulation, how many there are
         self._partitions = partitions
         self._timeout = timeout
@@ -53,17 +57,25 @@ class Roster:
         self._keys = self._keys or bool(keyed)
         if not self._keys:
             return self._by_partition([node.node_id for node in nodes])
-        self.names.update({client: node.name for client, node in keyed.items() if node.name})
+        for client, node in keyed.items():
+            self.names[client] = node.name or self.names.get(client, "")
         return {client: node.node_id for client, node in sorted(keyed.items())}
 
     def called(self, client: ClientId) -> str:
         """Give the name to show a person: the registered one, with the id that tells two of a name apart."""
         name = self.names.get(client)
-        return client if name is None else f"{name} ({client})"
+        return f"{name} ({client})" if name else client
+
+    def unnamed(self) -> bool:
+        """Whether clients have keys and none a registered name, as where nodes make up a key at each start."""
+        return bool(self.names) and not any(self.names.values())
 
     def resolved(self, request: Request, connected: Iterable[ClientId]) -> Request:
         """Spell a request by client ids: it may name clients by id, or by the name that their key is registered under."""
         known = {*connected, *self.names}
+        for name in (*request.clients, *request.rows):
+            if is_key_id(name) and name not in known:
+                log.warning("nobody with the key %s was ever seen here; see that it is spelled right", name)
         ids = {name: self._id(name, known) for name in (*request.clients, *request.rows)}
         rows: dict[ClientId, tuple[int, ...]] = {}
         for name, some in request.rows.items():
@@ -71,12 +83,12 @@ class Roster:
         return Request(tuple(ids[name] for name in request.clients), rows, request.classes)
 
     def _id(self, name: str, known: set[ClientId]) -> ClientId:
-        if name in known or _is_key_id(name):
+        if name in known or is_key_id(name):
             return name
         found = sorted(client for client, called in self.names.items() if called == name)
         if len(found) > 1:
             raise RequestError(
-                f"{len(found)} clients are registered as {name!r}: {', '.join(found)}; name one by its key"
+                f"{len(found)} clients are registered as {name!r}: {', '.join(found)}; name one by its key, or all of them"
             )
         if not found:
             here = ", ".join(self.called(client) for client in sorted(known)) or "nobody"
@@ -147,6 +159,7 @@ def _file(path: Path) -> bytes:
         raise ConfigError(f"the public key {path} cannot be read: {error.strerror}") from None
 
 
-def _is_key_id(name: str) -> bool:
+def is_key_id(name: str) -> bool:
+    """Whether a name is spelled as the id of a key."""
     digits = name.removeprefix(PREFIX)
     return name != digits and len(digits) == DIGITS and set(digits) <= set("0123456789abcdef")

@@ -37,17 +37,19 @@ class Keeper:
     def examples(self, context: Context, rows: Sequence[int] = (), classes: Sequence[int] = ()) -> Examples:
         """Give the client's examples without these rows, without those forgotten before, and without these classes."""
         folder = self._folder(context)
-        held, gone = self._held(folder, context), _forgotten(folder)
+        kept = folder is not None and (folder / TENSORS).exists()
+        held = _read(folder / TENSORS) if folder is not None and kept else as_examples(self._data(context))
+        gone = _forgotten(folder)
         if missing := sorted(set(rows) - set(held.keys.tolist()) - gone):
             raise RequestError(
                 f"this client has no row {missing[0]} to forget; its {len(held)} rows have other keys"
             )
         gone |= set(rows)
         remaining = held.where(~torch.isin(held.keys, torch.tensor(sorted(gone), dtype=held.keys.dtype)))
-        if folder is not None and rows:
-            write_atomically(folder / FORGOTTEN, json.dumps(sorted(gone)).encode())
-        if folder is not None and len(remaining) < len(held):
-            _write(folder, remaining)
+        if folder is not None:
+            _note(folder, gone if rows else set())
+            if not kept or len(remaining) < len(held):
+                _write(folder, remaining)
         return (
             remaining.where(~Request(classes=tuple(classes)).class_mask(remaining.targets))
             if classes
@@ -59,21 +61,19 @@ class Keeper:
         folder = self._folder(context)
         if folder is None or not folder.is_dir():
             return 0
-        files = [path for path in (folder / TENSORS, folder / FORGOTTEN) if path.exists()]
+        names = (
+            TENSORS,
+            FORGOTTEN,
+            f".{TENSORS}.tmp",
+            f".{FORGOTTEN}.tmp",
+        )  # also what a crash left of writing them
+        files = [folder / name for name in names if (folder / name).exists()]
         with disk_errors(folder):
             for path in files:
                 path.unlink()
             if not any(folder.iterdir()):
                 folder.rmdir()
         return len(files)
-
-    def _held(self, folder: Path | None, context: Context) -> Examples:
-        if folder is not None and (folder / TENSORS).exists():
-            return _read(folder / TENSORS)
-        found = as_examples(self._data(context))
-        if folder is not None:
-            _write(folder, found)
-        return found
 
     def _folder(self, context: Context) -> Path | None:
         """Give each client a folder of its own, also where many run on one machine."""
@@ -115,9 +115,15 @@ def _forgotten(folder: Path | None) -> set[int]:
         ) from None
 
 
-def _write(folder: Path, examples: Examples) -> None:
+def _note(folder: Path, gone: set[int]) -> None:
+    """Make the folder, which nobody else may read, and write down the keys of forgotten rows where there are new ones."""
     with disk_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if gone and gone != _forgotten(folder):
+        write_atomically(folder / FORGOTTEN, json.dumps(sorted(gone)).encode())
+
+
+def _write(folder: Path, examples: Examples) -> None:
     x, y = examples.all()
     held: dict[str, Tensor] = {"x": x.contiguous(), "y": y.contiguous(), "keys": examples.keys}
     write_atomically(folder / TENSORS, save(held))

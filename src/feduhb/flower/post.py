@@ -26,14 +26,9 @@ def exchange(
     answers: dict[K, Message] = {}
     end = time.monotonic() + timeout
     while waiting and time.monotonic() < end:
-        for reply in grid.pull_messages(list(waiting)):
-            key = waiting.pop(reply.metadata.reply_to_message_id, None)
-            if key is None:
-                continue
-            if reply.has_error():
-                failed[key] = f"it failed: {' '.join(str(reply.error.reason).split())[:500]}"
-            else:
-                answers[key] = reply
+        came, lost = collected(grid, waiting)
+        answers.update(came)
+        failed.update(lost)
         if waiting:
             time.sleep(PAUSE)
     return answers, {**failed, **dict.fromkeys(waiting.values(), f"no answer within {timeout:g} s")}
@@ -47,3 +42,39 @@ def post(grid: Grid, messages: Mapping[K, Message]) -> dict[str, K]:
         if ids and ids[0]:
             sent[ids[0]] = key
     return sent
+
+
+def collected(grid: Grid, waiting: dict[str, K]) -> tuple[dict[K, Message], dict[K, str]]:
+    """Take what has come, and whom it is of off those waited for: the answers, and the reasons of those who failed.
+
+    Answers are pulled one by one: the link forgets what it hands out, so that one answer that cannot be read would
+    take the others of its pull along.
+    """
+    answers: dict[K, Message] = {}
+    failed: dict[K, str] = {}
+    for number, key in list(waiting.items()):
+        try:
+            reply = _pulled(grid, number)
+        except Exception as error:
+            failed[waiting.pop(number)] = (
+                f"its answer cannot be read ({_line(error) or type(error).__name__})"
+            )
+            continue
+        if reply is None:
+            continue
+        del waiting[number]
+        if reply.has_error():
+            failed[key] = f"it failed: {_line(reply.error.reason)}"
+        else:
+            answers[key] = reply
+    return answers, failed
+
+
+def _pulled(grid: Grid, number: str) -> Message | None:
+    """Give the reply to one message, if it is there."""
+    found = (r for r in grid.pull_messages([number]) if r.metadata.reply_to_message_id == number)
+    return next(found, None)
+
+
+def _line(words: object) -> str:
+    return " ".join(str(words).split())[:500]

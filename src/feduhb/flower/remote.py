@@ -47,7 +47,8 @@ class Elsewhere(Examples):
 class Remote(Federation):
     """A `feduhb.Federation` of the clients of a Flower grid, made by `connected`.
 
-    The server knows their ids, the test set and the model. Requests are noted and told to the clients, who drop their rows.
+    The server knows their ids, the test set and the model. Requests are noted and told to the clients, who drop their rows
+    or, forgotten whole, their cache.
     """
 
     def __init__(
@@ -72,12 +73,11 @@ class Remote(Federation):
     def engine(self, federation: Federation, local: Local) -> Engine:
         """Make the engine of a run over this federation, or over what remains of it: ``engine=federation.engine``."""
         options, forgot = self.options, federation.forgot if isinstance(federation, Remote) else None
-        made = FlowerEngine(
+        return FlowerEngine(
             self.roster.grid, fresh_arrays(self.model, self.seed), local, seed=self.seed, forget=forgot,
             min_replies=options.min_replies, timeout=options.timeout, max_norm=options.max_norm,
+            max_examples=options.max_examples, tell_leavers=options.tell_leavers, roster=self.roster,
         )  # fmt: skip
-        made.roster = self.roster
-        return made
 
     def without(self, forget: Forget) -> Remote:
         """Give the federation that remains: whole clients leave it, rows and classes are for the clients to drop."""
@@ -123,6 +123,8 @@ def connected(
     min_replies: int | None = None,
     timeout: float = 600.0,
     max_norm: float | None = None,
+    max_examples: float | None = None,
+    tell_leavers: bool = True,
 ) -> Remote:
     """Take the clients of a grid for a federation, so that `feduhb.train` and `feduhb.unlearn` run on it.
 
@@ -135,10 +137,11 @@ def connected(
         model, seed, loss: as for `feduhb.Federation`; clients train with the loss of their own app.
         forget: what earlier requests took away, and no later run may bring back.
         min_clients: how many must be connected for it to be made; those who are, take part.
-        partitions, min_replies, timeout, max_norm: as for the strategies.
+        partitions, min_replies, timeout, max_norm, max_examples, tell_leavers: as for the strategies.
     """
     options = Options(
-        seed=seed, partitions=partitions, min_clients=min_clients, min_replies=min_replies, timeout=timeout, max_norm=max_norm
+        seed=seed, partitions=partitions, min_clients=min_clients, min_replies=min_replies, timeout=timeout, max_norm=max_norm,
+        max_examples=max_examples, tell_leavers=tell_leavers,
     )  # fmt: skip
     scout = FlowerEngine(grid, fresh_arrays(model, seed), partitions=partitions, timeout=timeout)
     wait(scout, min_clients, timeout)

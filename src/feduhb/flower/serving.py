@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from flwr.app import ArrayRecord, ConfigRecordValues, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecordValues, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 from torch import Tensor
@@ -22,10 +22,12 @@ from feduhb.core.types import ClientId, Engine, Local, Method
 from feduhb.data.request import Forget
 from feduhb.errors import AnswerError, ConfigError, RequestError
 from feduhb.flower import folder as files
+from feduhb.flower import forgetting
 from feduhb.flower.engine import FlowerEngine
+from feduhb.flower.forgetting import Forgotten, forgotten_in
 from feduhb.flower.past import Past
-from feduhb.flower.post import PAUSE, post
-from feduhb.flower.wire import LEAVE, Layout
+from feduhb.flower.post import PAUSE
+from feduhb.flower.wire import Layout
 from feduhb.history import DiskHistory, Recorded
 from feduhb.methods.replaying import replays
 from feduhb.methods.retrain import Plain
@@ -74,6 +76,7 @@ class Options:
     min_replies: int | None = None
     timeout: float = 600.0
     max_norm: float | None = None
+    max_examples: float | None = None
     partitions: Sequence[ClientId] | None = None
     tell_leavers: bool = True
     evaluate_every: int = 0
@@ -90,24 +93,30 @@ class Order:
     rounds: int
     evaluate: Evaluate | None = None
     config: Mapping[str, ConfigRecordValues] = field(default_factory=dict)
+    unlearns: bool = True
 
 
 def serve(order: Order, grid: Grid, initial: ArrayRecord) -> Outcome:
     """Carry an order out on a federation; resume it where its checkpoint stands."""
     options = order.options
+    trained, folder = (
+        None if place is None else RunFolder(Path(place)) for place in (options.trained, options.checkpoint)
+    )
     engine = FlowerEngine(
         grid, initial, options.local, seed=options.seed, forget=order.forget, partitions=options.partitions,
         min_replies=options.min_replies, timeout=options.timeout, max_norm=options.max_norm, config=order.config,
+        max_examples=options.max_examples, tell_leavers=options.tell_leavers,
+        before=None if trained is None else forgotten_in(trained),
     )  # fmt: skip
-    for known in filter(None, (options.trained, options.checkpoint)):
-        engine.roster.names.update(files.names(Path(known)))
-    wait(engine, options.min_clients, options.timeout)
-    start, request = engine.layout.flat(initial), engine.request()
-    past = Past.of(options.trained, request, start)
-    folder = None if options.checkpoint is None else RunFolder(Path(options.checkpoint))
+    for known in filter(None, (trained, folder)):
+        engine.roster.names.update(files.names(known.path))
+    forgotten = _understood(engine, options, None if folder is None else forgetting.read(folder.path))
+    start = engine.layout.flat(initial)
+    past = Past.of(trained, forgotten.request, start)
+    past.check(engine.roster.names)
     with files.sole_writer(folder):
         if folder is not None and folder.finished() and replays(order.method):
-            files.same_request(folder, order.method, request)
+            files.same_request(folder, order.method, forgotten.all)
             state, records = Plain(load_params(folder.state_path)), folder.rounds()
             engine.left_out.update(files.left_out(folder.path, len(records)))
             outcome = Outcome()
@@ -118,6 +127,22 @@ def serve(order: Order, grid: Grid, initial: ArrayRecord) -> Outcome:
     return _told(outcome, engine, state.params, records)
 
 
+def _understood(engine: FlowerEngine, options: Options, written: Forgotten | None) -> Forgotten:
+    """Wait for clients and see who is to be forgotten: as it was written down when the run began, and not anew."""
+    if written is not None and engine.asks_for(written):
+        engine.understand(written)
+    wait(engine, options.min_clients, options.timeout)
+    found = engine.forgotten()
+    if written is not None and found.same_as(written):
+        engine.understand(written)
+    if found.all is not None and engine.roster.unnamed():
+        log.warning(
+            "no client has a registered name; where nodes are not authenticated each makes up another key at every start, and one "
+            "that is forgotten comes back as a stranger: start the SuperLink with --enable-supernode-auth and register nodes by --name"
+        )
+    return engine.forgotten()
+
+
 def _carried_out(
     order: Order, engine: FlowerEngine, past: Past, folder: RunFolder | None, start: Tensor
 ) -> tuple[Any, list[Round], Outcome]:
@@ -125,43 +150,47 @@ def _carried_out(
     options, method, outcome = order.options, order.method, Outcome()
     scheduled = method.rounds or order.rounds
     text = files.described(
-        method, order.stop, past.request, options.local, start, rounds=scheduled, seed=options.seed,
-        clients_per_round=options.clients_per_round, keep_history=options.keep_history,
+        method, order.stop, engine.request(), options.local, start, rounds=scheduled, seed=options.seed,
+        clients_per_round=options.clients_per_round, keep_history=options.keep_history, unlearns=order.unlearns,
     )  # fmt: skip
     state, records = method.init(start), []
     if folder is not None:
-        state, records = files.begin(folder, text, state)
+        state, records = files.begin(folder, text, state, engine.forgotten())
         engine.left_out.update(files.left_out(folder.path, len(records)))
         files.note(folder.path, files.NAMES, engine.roster.names)
         if folder.finished():
             return state, records, outcome
     if not replays(method):
         past.erase()
-    leaving = _farewell(engine, options) if past.request is not None else {}
+    engine.see_off()
     stream = run(
         method, _recorded(engine, options, method, folder, text), _participants(method, engine, options), state,
         rounds=scheduled, stop=order.stop, first=len(records), moved=[r.moved for r in records], on_bad="drop",
     )  # fmt: skip
     stream = _scored(stream, engine, order, outcome, start)
     if folder is not None:
-        stream = _noted(saved(stream, folder), folder, engine)
+        stream = saved(_noted(stream, folder, engine), folder)
     for new, record in shown(stream, partial(_say, engine, scheduled)):
         state = new
         records.append(record)
     if folder is not None:
         files.finish(folder, method, state, records, scheduled, engine)
-    _farewells(engine, leaving)
+    if engine.farewell is not None and past.request is not None:
+        engine.farewell.close(past.request.clients)
     return state, records, outcome
 
 
 def _told(outcome: Outcome, engine: FlowerEngine, params: Tensor, records: Sequence[Round]) -> Outcome:
     for record in records:
         own = {key: value for key, value in record.scores.items() if not key.startswith(BY_CLIENTS)}
+        others = {key.removeprefix(BY_CLIENTS): record.scores[key] for key in {*record.scores} - {*own}}
         if own:
             outcome.evaluate_metrics_serverapp.setdefault(record.round + 1, MetricRecord(dict(own)))
+        if others:
+            outcome.evaluate_metrics_clientapp.setdefault(record.round + 1, MetricRecord(dict(others)))
     ended = replace(
         outcome, arrays=engine.layout.arrays(params), rounds=tuple(records), stopped=why_ended(records),
-        left_out=engine.left_out, names=engine.roster.names,
+        left_out=engine.left_out, names={client: name for client, name in engine.roster.names.items() if name},
     )  # fmt: skip
     log.info("%s rounds: %s", len(records), ended.stopped)
     return ended
@@ -246,7 +275,7 @@ def _scored(rounds: Rounds, engine: FlowerEngine, order: Order, outcome: Outcome
 
 
 def _noted(rounds: Rounds, folder: RunFolder, engine: FlowerEngine) -> Rounds:
-    """Keep names and who was left out beside the records."""
+    """Keep names and who was left out beside the records, before a checkpoint says that the round is over."""
     for state, record in rounds:
         files.note(folder.path, files.NAMES, engine.roster.names)
         files.note(folder.path, files.LEFT_OUT, engine.left_out)
@@ -256,28 +285,7 @@ def _noted(rounds: Rounds, folder: RunFolder, engine: FlowerEngine) -> Rounds:
 def _say(engine: FlowerEngine, rounds: int, record: Round) -> None:
     """Say who answered, by name where they are few."""
     few = len(record.answered) <= SHOWN
-    names = [engine.roster.names.get(client, client) for client in record.answered]
+    names = [engine.roster.names.get(client) or client for client in record.answered]
     who = f" ({', '.join(names)})" if names and few else ""
     count = f"{len(record.answered)} of {len(record.asked)} answered{who}"
     log.info("round %s of %s: %s, %s", record.round + 1, rounds, count, told(record))
-
-
-def _farewell(engine: FlowerEngine, options: Options) -> dict[str, ClientId]:
-    """Tell those who are forgotten whole, and are connected, to leave; nobody waits for them."""
-    if not options.tell_leavers:
-        return {}
-    leavers = engine.leavers()
-    messages = {
-        client: Message(RecordDict(), node, LEAVE, ttl=options.timeout) for client, node in leavers.items()
-    }
-    return post(engine.roster.grid, messages)
-
-
-def _farewells(engine: FlowerEngine, leaving: Mapping[str, ClientId]) -> None:
-    for reply in engine.roster.grid.pull_messages(list(leaving)) if leaving else ():
-        client = engine.roster.called(leaving[reply.metadata.reply_to_message_id])
-        log.info(
-            "%s was told to leave: %s",
-            client,
-            reply.error.reason if reply.has_error() else "it has deleted its cache",
-        )

@@ -6,7 +6,8 @@ Each is a thin shell: it makes the method of `feduhb.methods` and lets the one l
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import Any, Literal, NoReturn
+from pathlib import Path
+from typing import Any, ClassVar, Literal, NoReturn
 
 from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp import Grid
@@ -19,6 +20,7 @@ from feduhb.data.request import Forget, as_request
 from feduhb.errors import ConfigError
 from feduhb.flower.folder import settings_of
 from feduhb.flower.serving import Evaluate, Options, Order, Outcome, log, serve
+from feduhb.flower.wire import OURS
 from feduhb.stopping import StopRule, dynamic_stop, never
 
 
@@ -30,7 +32,8 @@ class Owned(Options, Strategy):
         checkpoint: a run folder; a ServerApp that is submitted again goes on after the last finished round in it. Give an
             absolute path: a ServerApp does not run in your directory.
         trained: the checkpoint folder of the training that shall forget. This run must begin at the same fresh weights;
-            registered names of clients that are not connected are looked up there; its history is erased.
+            registered names of clients that are not connected are looked up there; what it forgot stays forgotten; its history
+            is erased.
         keep_history: write every model and every update into the checkpoint folder, for FedEraser and FedRecover.
         seed: of batches and of sampling, by client id.
         local: batch size, learning rate and l2 of the clients; the loss is their own.
@@ -38,11 +41,14 @@ class Owned(Options, Strategy):
         min_clients: how many who remain must be connected for the run to begin; in simulation everyone is waited for.
         min_replies: sound answers that a round needs; None needs half of those asked.
         timeout: seconds that a round waits for answers.
-        max_norm: of an update; None takes 1,000 times the median of its round.
+        max_norm: of an update; None takes 1,000 times the median of its round, or the model's own norm where that is more.
+        max_examples: that an answer may stand for; None takes 1,000 times the median of its round, and 100,000 at least.
         partitions: the clients' names in simulation, by partition id; None calls them c00, c01, ...
         tell_leavers: tell clients that are forgotten whole to delete their cache.
         evaluate_every: let the clients score the model every so many rounds; 0 never.
     """
+
+    unlearns: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         self.method()
@@ -55,6 +61,12 @@ class Owned(Options, Strategy):
         if self.clients_per_round and self.min_replies and self.min_replies > self.clients_per_round:
             raise ConfigError(
                 f"min_replies is {self.min_replies}, but only {self.clients_per_round} clients are asked each round; lower it"
+            )
+
+        places = [Path(place).resolve() for place in (self.trained, self.checkpoint) if place is not None]
+        if len(places) > len({*places}):
+            raise ConfigError(
+                f"{self.trained} is the training that shall forget; choose another checkpoint folder"
             )
 
     def method(self) -> Method[Any]:
@@ -86,11 +98,15 @@ class Owned(Options, Strategy):
                 trained weights: draw them with `feduhb.flower.fresh_arrays`; ``trained`` holds you to that.
             num_rounds: at most, unless the method has a number of its own.
             timeout: takes the place of the strategy's own.
-            train_config: more to tell the clients with each message.
+            train_config: more to tell the clients with each message, under keys that are not ours.
             evaluate_fn: of (round counted from 1, arrays), scores a round's model on the server.
         """
         if num_rounds < 1:
             raise ConfigError(f"num_rounds is {num_rounds}; give 1 or more")
+        if ours := sorted({*(train_config or {})} & {*OURS}):
+            raise ConfigError(
+                f"train_config says {ours[0]}, which the strategy says itself; set it there (local, epochs, seed, forget), or rename it"
+            )
         options = self if timeout is None else replace(self, timeout=timeout)
         if evaluate_config:
             log.warning("evaluate_config is not sent: clients are told what to score by the model alone")
@@ -101,7 +117,7 @@ class Owned(Options, Strategy):
             )
         order = Order(
             method=self.method(), stop=self.rule(), forget=self.forgotten(), options=options, rounds=num_rounds,
-            evaluate=evaluate_fn, config=dict(train_config or {}),
+            evaluate=evaluate_fn, config=dict(train_config or {}), unlearns=self.unlearns,
         )  # fmt: skip
         return serve(order, grid, initial_arrays)
 
@@ -124,9 +140,15 @@ class Owned(Options, Strategy):
 
 @dataclass
 class Train(Owned):
-    """Plain training: FedAvg from a fresh model on everyone.  See `feduhb.methods.Retrain`."""
+    """Plain training: FedAvg from a fresh model on everyone.  See `feduhb.methods.Retrain`.
+
+    ``forget`` is what earlier requests took away, and no later training may bring back.
+    """
+
+    unlearns: ClassVar[bool] = False
 
     _: KW_ONLY
+    forget: Forget | None = None
     step_size: float = 1.0
     epochs: int = 5
     aggregate: Aggregate = weighted_mean
@@ -134,6 +156,10 @@ class Train(Owned):
     def method(self) -> Method[Any]:
         """FedAvg."""
         return methods.Retrain(self.step_size, self.epochs, self.aggregate)
+
+    def forgotten(self) -> Forget | None:
+        """Give what is to be left out."""
+        return self.forget
 
 
 @dataclass

@@ -22,10 +22,11 @@ from feduhb.core.types import ClientId, Local, Work
 from feduhb.errors import ModelError
 
 ARRAYS, UPDATE, CONFIG, METRICS, REFUSAL = "arrays", "update", "config", "metrics", "refusal"
-EXAMPLES, ANSWER = "num-examples", "answer"
+EXAMPLES, ANSWER, DELETED = "num-examples", "answer", "deleted-files"
 TRAIN, EVALUATE, WHO, LEAVE = "train", "evaluate", "query.feduhb_who", "query.feduhb_leave"
 ROWS, CLASSES = "forget-rows", "forget-classes"
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+OURS = ("server-round", "client", "round", "seed", "epochs", "batch-size", "lr", "l2", ANSWER, ROWS, CLASSES)
 HEADER = 4096  # bytes that an array on the wire may have beside its numbers
 
 

@@ -52,21 +52,23 @@ def checked(
             yield Updates(tuple(block.clients[i] for i in sound), block.values[rows], block.weights[rows])
 
 
-def faults(block: Updates, params: Tensor, max_norm: float) -> list[str | None]:
+def faults(block: Updates, params: Tensor, max_norm: float, max_weight: float = math.inf) -> list[str | None]:
     """Say for each row what is wrong with it, or None."""
     if block.values.shape[1:] != params.shape:
         return [f"{block.values.shape[1]} numbers instead of {params.numel()}"] * len(block.values)
     return [
-        _fault(row, weight, max_norm)
+        _fault(row, weight, max_norm, max_weight)
         for row, weight in zip(block.values, block.weights.tolist(), strict=True)
     ]
 
 
-def _fault(row: Tensor, weight: float, max_norm: float) -> str | None:
+def _fault(row: Tensor, weight: float, max_norm: float, max_weight: float) -> str | None:
     if not torch.isfinite(row).all():
         return "NaN" if torch.isnan(row).any() else "infinity"
     if not 0 < weight < math.inf:
         return f"a weight of {weight:g} examples"
+    if weight > max_weight:
+        return f"a weight of {weight:g} examples, above the limit {max_weight:g}"
     if math.isfinite(max_norm) and (norm := float(torch.linalg.vector_norm(row))) > max_norm:
         return f"an update of norm {norm:.3g}, above the limit {max_norm:g}"
     return None

@@ -1,0 +1,186 @@
+"""The programs of the example's federations: one start a folder, no limit on a living run, words where something fails."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("flwr")
+
+from flower.deploying import COMPLETED, EXAMPLE, FederationError, gone, listening, node_key, story
+from loopback import running
+from loopback.claiming import LOCK, holders
+from loopback.running import Running
+
+FLWR = """#!/bin/sh
+case "$1" in
+  list) cat status ;;
+  log) until [ -e ended ]; do sleep 0.05; done ;;
+  hang) exec sleep 600 ;;
+esac
+"""
+
+
+class Sleeping(Running):
+    """Programs that do nothing but live."""
+
+    def start(self):
+        self.launch("superlink", sys.executable, "-c", "import time; time.sleep(600)")
+
+
+@pytest.fixture
+def sleeping(tmp_path):
+    with Sleeping(tmp_path / "out") as federation:
+        yield federation
+
+
+def test_a_folder_is_one_federations_at_a_time(sleeping):
+    with pytest.raises(FederationError, match="is in use: another start works there"):
+        Sleeping(sleeping.folder).__enter__()
+    assert sleeping.programs["superlink"].running
+    sleeping.stop()
+    with Sleeping(sleeping.folder) as second:
+        assert second.programs["superlink"].running
+
+
+def test_what_a_killed_start_left_behind_is_named_by_process_id_and_keeps_the_folder(sleeping):
+    left_behind = sleeping.programs["superlink"].process.pid
+    sleeping.claim.close()  # as when whoever started it is killed
+    assert holders(sleeping.folder / LOCK) == [left_behind]
+    with pytest.raises(FederationError, match=rf"end them \(kill {left_behind}\)"):
+        Sleeping(sleeping.folder).__enter__()
+    sleeping.programs["superlink"].kill()
+    assert gone([left_behind])
+    with Sleeping(sleeping.folder) as second:
+        assert second.programs["superlink"].running
+
+
+def test_a_start_that_is_refused_stops_nothing_and_says_so_without_a_traceback(sleeping):
+    command = (sys.executable, EXAMPLE / "story.py", "--out", sleeping.folder)
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 1
+    assert "is in use" in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert "stopped" not in ended.stdout
+    assert sleeping.programs["superlink"].running
+    assert stat.S_IMODE((sleeping.folder / "data").stat().st_mode) == 0o700
+    assert stat.S_IMODE((sleeping.folder / "data" / "hospital-a.npz").stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize(
+    ("there", "simulation", "kind"), [("keys", True, "deployment"), ("runs", False, "simulation")]
+)
+def test_a_deployments_folder_is_not_a_simulations(tmp_path, there, simulation, kind):
+    (tmp_path / there).mkdir()
+    with pytest.raises(FederationError, match=f"holds a {kind}; take another folder"):
+        story.opened(tmp_path, simulation=simulation)
+    assert story.opened(tmp_path, simulation=not simulation).folder == tmp_path
+
+
+@pytest.fixture
+def scripted(sleeping, tmp_path):
+    """A federation whose `flwr` gives the status that stands in a file, and streams a log until another file is there."""
+    program = tmp_path / "bin" / "flwr"
+    program.parent.mkdir()
+    program.write_text(FLWR)
+    program.chmod(0o700)
+    sleeping.environment["PATH"] = f"{program.parent}:{sleeping.environment['PATH']}"
+    return sleeping
+
+
+def says(federation, status):
+    (federation.folder / "status").write_text(json.dumps({"success": True, "runs": [{"status": status}]}))
+
+
+class Clock:
+    """A quarter of an hour goes by between two looks; a run ends at the fifth."""
+
+    def __init__(self, federation):
+        self.federation, self.looks = federation, 0
+
+    def monotonic(self):
+        return 900.0 * self.looks
+
+    def sleep(self, _):
+        self.looks += 1
+        if self.looks == 5:
+            says(self.federation, COMPLETED)
+            (self.federation.folder / "ended").touch()
+
+
+def test_a_run_is_waited_for_as_long_as_it_lives(scripted, monkeypatch):
+    clock = Clock(scripted)
+    monkeypatch.setattr(running, "time", clock)
+    says(scripted, "running")
+    scripted.wait(7)
+    assert clock.looks >= 5
+    with pytest.raises(FederationError, match="waited 300 s for a wonder"):
+        scripted.poll(lambda: False, "a wonder")
+
+
+def test_a_run_that_ended_badly_is_told_with_its_status(scripted):
+    says(scripted, "finished:failed")
+    (scripted.folder / "ended").touch()
+    with pytest.raises(FederationError, match="run 7 ended as finished:failed"):
+        scripted.wait(7)
+
+
+def test_a_run_whose_superlink_has_died_is_not_waited_for(scripted):
+    says(scripted, "running")
+    scripted.programs["superlink"].kill()
+    with pytest.raises(FederationError, match="superlink ended while waiting for run 7 to end"):
+        scripted.wait(7)
+
+
+def test_a_superlink_that_does_not_answer_is_told_in_words(scripted, monkeypatch):
+    monkeypatch.setattr(running, "PATIENCE", 0.1)
+    with pytest.raises(FederationError, match=r"flwr hang .*had no answer after 0 s; read the logs in"):
+        scripted.flwr("hang")
+
+
+def test_a_missing_program_is_told_with_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    with pytest.raises(FederationError, match=r"ssh-keygen is not installed.*apt-get install openssh-client"):
+        node_key(tmp_path / "key")
+
+
+@pytest.mark.parametrize(("host", "seen"), [("127.0.0.1", "127.0.0.1"), ("", "0.0.0.0")])  # noqa: S104
+def test_where_a_process_listens_is_seen(host, seen):
+    """The control of what is said of Ray."""
+    before = listening(os.getpid())
+    with socket.create_server((host, 0)):
+        assert listening(os.getpid()) == before | {seen}
+
+
+@pytest.fixture
+def kept_signals():
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("kept_signals")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_request_to_end_and_a_terminal_that_closes_end_the_script(number):
+    signal.signal(number, signal.SIG_DFL)
+    story.heed()
+    with pytest.raises(SystemExit) as ended:
+        signal.raise_signal(number)
+    assert ended.value.code == 128 + number
+
+
+@pytest.mark.usefixtures("kept_signals")
+def test_a_script_under_nohup_outlives_its_terminal():
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    story.heed()
+    signal.raise_signal(signal.SIGHUP)
+    assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN

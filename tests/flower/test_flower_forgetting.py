@@ -1,0 +1,299 @@
+"""Requests one after the other, and leavers who come back: who is forgotten stays so, whatever it is called by then."""
+
+import json
+
+import pytest
+import torch
+
+import feduhb
+from federations import ragged
+from feduhb import flower
+from feduhb.data.request import Request
+from feduhb.errors import RequestError, RunFolderError
+from feduhb.flower.forgetting import Forgotten
+from feduhb.history import DiskHistory
+from feduhb.records import RunFolder
+from flower.gridding import Seat, new_key, staged
+
+LOCAL = feduhb.Local(batch_size=8, lr=0.05)
+FEDERATION = ragged()
+NODES = {"ant": 100, "bee": 101, "cat": 102, "dog": 103, "elk": 104}
+
+
+class Killed(BaseException):
+    """What no handler catches."""
+
+
+def start():
+    return flower.fresh_arrays(FEDERATION.model, FEDERATION.seed)
+
+
+def told(**more):
+    return {"epochs": 1, "seed": 7, "local": LOCAL, "timeout": 1.0, **more}
+
+
+def train(grid, checkpoint=None, **more):
+    grid.sent.clear()
+    return flower.Train(checkpoint=checkpoint, **told(**more)).start(grid, start(), 2)
+
+
+def unlearn(grid, forget, checkpoint=None, rounds=2, **more):
+    grid.sent.clear()
+    strategy = flower.FedUHB(forget, checkpoint=checkpoint, stop=feduhb.never, **told(**more))
+    return strategy.start(grid, start(), rounds)
+
+
+def asked(grid):
+    """Who got a training message, by name."""
+    return {grid.seats[node].name for node in grid.trained()}
+
+
+def rows(grid):
+    """The rows that each was told to drop in training."""
+    said = [(node, config) for node, kind, config in grid.sent if kind == "train"]
+    return {(node, tuple(config.get("forget-rows", ()))) for node, config in said}
+
+
+def key(grid, name):
+    return flower.key_id(grid.seats[NODES[name]].key)
+
+
+def renewed(grid, name, node=555):
+    """Give a client another key under its registered name."""
+    old = grid.seats.pop(NODES[name])
+    grid.seats[node] = Seat(old.app, dict(old.config), new_key(), name)
+    return old
+
+
+def killed_in_round(grid, number, also=lambda: None):
+    def before(message):
+        if message.metadata.message_type == "train":
+            also()
+            if message.content["config"]["round"] == number:
+                raise Killed
+
+    grid.before = before
+
+
+def calm(grid):
+    grid.before = lambda _: None
+
+
+def test_a_second_erasure_does_not_bring_the_first_leaver_back(tmp_path):
+    grid = staged(FEDERATION, keyed=True)
+    train(grid, tmp_path / "t")
+    unlearn(grid, "bee", tmp_path / "u1", trained=tmp_path / "t")
+    second = unlearn(grid, "cat", tmp_path / "u2", trained=tmp_path / "u1")
+    assert asked(grid) == {"ant", "dog", "elk"}
+    at_once = unlearn(grid, "bee,cat", trained=tmp_path / "t")
+    assert torch.equal(second.params, at_once.params)
+    unlearn(grid, "dog", trained=tmp_path / "u2")
+    assert asked(grid) == {"ant", "elk"}
+    train(grid, trained=tmp_path / "u2")
+    assert asked(grid) == {"ant", "dog", "elk"}
+
+
+def test_rows_and_classes_of_earlier_erasures_are_told_again(tmp_path):
+    grid = staged(FEDERATION, keyed=True)
+    train(grid, tmp_path / "t")
+    unlearn(grid, "cat:0,class:2", tmp_path / "u1", trained=tmp_path / "t")
+    unlearn(grid, "cat:5,bee", tmp_path / "u2", trained=tmp_path / "u1")
+    assert {(100, ()), (102, (0, 5))} <= rows(grid)
+    assert {tuple(c["forget-classes"]) for _, kind, c in grid.sent if kind == "train"} == {(2,)}
+    unlearn(grid, "cat", trained=tmp_path / "u2")
+    assert asked(grid) == {"ant", "dog", "elk"}
+
+
+def test_a_training_leaves_out_what_earlier_requests_took_away(tmp_path):
+    grid = staged(FEDERATION, keyed=True)
+    first = train(grid, tmp_path / "t", forget="bee,cat:0+5")
+    assert asked(grid) == {"ant", "cat", "dog", "elk"}
+    assert (102, (0, 5)) in rows(grid)
+    assert "unlearn" not in RunFolder(tmp_path / "t").config()
+    assert torch.equal(train(grid, tmp_path / "t", forget="bee,cat:0+5").params, first.params)
+    assert grid.trained() == set()
+    with pytest.raises(RunFolderError, match=r"was begun with flower.forget = .*, not None"):
+        train(grid, tmp_path / "t")
+    unlearn(grid, "dog", trained=tmp_path / "t")
+    assert asked(grid) == {"ant", "cat", "elk"}
+    assert (102, (0, 5)) in rows(grid)
+
+
+def test_an_earlier_erasure_costs_no_history_that_knows_nothing_of_it(tmp_path):
+    """Rows and a class that a run never saw are in none of its updates, so that they can be replayed."""
+    grid = staged(FEDERATION, keyed=True)
+    train(grid, tmp_path / "t")
+    unlearn(grid, "cat:0,class:2", tmp_path / "u1", trained=tmp_path / "t", keep_history=True, rounds=4)
+    grid.sent.clear()
+    flower.FedEraser("bee", trained=tmp_path / "u1", **told()).start(grid, start())
+    assert asked(grid) == {"ant", "cat", "dog", "elk"}
+    assert DiskHistory(tmp_path / "u1" / "history").rounds == []
+
+
+def test_a_leaver_with_a_new_key_under_its_name_is_not_asked_after_a_restart_either(tmp_path):
+    grid = staged(FEDERATION, keyed=True)
+    old = key(grid, "bee")
+    killed_in_round(grid, 1, lambda: renewed(grid, "bee") if 101 in grid.seats else None)
+    with pytest.raises(Killed):
+        unlearn(grid, "bee", tmp_path, rounds=3)
+    calm(grid)
+    assert sorted(json.loads((tmp_path / "names.json").read_text()).values()).count("bee") == 2
+    again = unlearn(grid, "bee", tmp_path, rounds=3)
+    assert asked(grid) == {"ant", "cat", "dog", "elk"}
+    assert len(again.rounds) == 3
+    assert old in json.loads((tmp_path / "request.json").read_text())["request"]
+
+
+def test_nor_where_the_operator_goes_on_by_the_old_key(tmp_path):
+    grid = staged(FEDERATION, keyed=True)
+    old = key(grid, "bee")
+    killed_in_round(grid, 1, lambda: renewed(grid, "bee") if 101 in grid.seats else None)
+    with pytest.raises(Killed):
+        unlearn(grid, "bee", tmp_path, rounds=3)
+    calm(grid)
+    unlearn(grid, old, tmp_path, rounds=3)
+    assert asked(grid) == {"ant", "cat", "dog", "elk"}
+
+
+def test_nor_in_a_later_run(tmp_path):
+    grid = staged(FEDERATION, keyed=True)
+    train(grid, tmp_path / "t")
+    unlearn(grid, "bee", tmp_path / "u1", trained=tmp_path / "t")
+    renewed(grid, "bee")
+    unlearn(grid, "cat", trained=tmp_path / "u1")
+    assert asked(grid) == {"ant", "dog", "elk"}
+
+
+def test_one_of_two_with_a_name_is_named_by_its_key_and_the_other_stays():
+    grid = staged(FEDERATION, keyed=True)
+    grid.seats[100].name = "bee"
+    unlearn(grid, key(grid, "bee"))
+    assert grid.trained() == {100, 102, 103, 104}
+
+
+def test_rows_follow_a_registered_name_to_its_new_key(tmp_path):
+    grid = staged(FEDERATION, keyed=True)
+    killed_in_round(grid, 2, lambda: renewed(grid, "cat") if 102 in grid.seats else None)
+    with pytest.raises(Killed):
+        unlearn(grid, {"cat": [0, 5]}, tmp_path, rounds=3)
+    assert rows(grid) == {(n, ()) for n in (100, 101, 103, 104)} | {(555, (0, 5))}
+    calm(grid)
+    unlearn(grid, {"cat": [0, 5]}, tmp_path, rounds=3)
+    assert (555, (0, 5)) in rows(grid)
+
+
+def test_a_request_that_was_written_down_and_is_damaged_is_told(tmp_path):
+    grid = staged(FEDERATION, keyed=True)
+    unlearn(grid, "bee", tmp_path)
+    (tmp_path / "request.json").write_text("{")
+    with pytest.raises(
+        RunFolderError, match=r"request.json is damaged; restore it from a backup: it says who"
+    ):
+        unlearn(grid, "bee", tmp_path)
+
+
+def test_what_is_forgotten_is_spelled_by_ids_and_by_names():
+    found = Forgotten("bee", Request(("key-b",)), Request(rows={"key-c": (3, 1)}), ("bee",), {"cat": (1, 7)})
+    assert found.bars("key-b", None)
+    assert found.bars("key-new", "bee")
+    assert not found.bars("key-new", "cat")
+    assert not Forgotten().bars("key-new", None)
+    assert found.dropped("key-c", "cat") == [1, 3, 7]
+    assert found.dropped("key-new", "cat") == [1, 7]
+    assert found.dropped("key-d", None) == []
+    assert str(found.all) == "key-b,key-c:1+3"
+
+
+def test_a_key_that_took_no_part_in_the_training_is_refused(tmp_path, caplog):
+    grid = staged(FEDERATION, keyed=True)
+    train(grid, tmp_path / "t")
+    mistyped = "key-" + "0" * 32
+    with pytest.raises(RequestError, match=rf"nobody with the key {mistyped} took part in the training in"):
+        unlearn(grid, mistyped, trained=tmp_path / "t")
+    assert grid.sent == []
+    caplog.clear()
+    unlearn(grid, mistyped)
+    assert f"nobody with the key {mistyped} was ever seen here" in caplog.text
+
+
+def test_a_key_without_a_name_is_known_from_the_training_though_it_is_away(tmp_path):
+    grid = staged(FEDERATION, keyed=True)
+    grid.seats[101].name = ""
+    bee = key(grid, "bee")
+    train(grid, tmp_path / "t")
+    del grid.seats[101]
+    unlearn(grid, "cat", tmp_path / "u1", trained=tmp_path / "t")
+    last = unlearn(grid, bee, tmp_path / "u2", trained=tmp_path / "u1")
+    assert bee not in last.names
+    assert asked(grid) == {"ant", "dog", "elk"}
+
+
+def test_keys_without_any_name_are_warned_of(caplog):
+    grid = staged(FEDERATION, keyed=True)
+    unlearn(grid, "bee")
+    assert "no client has a registered name" not in caplog.text
+    for seat in grid.seats.values():
+        seat.name = ""
+    train(grid)
+    assert "no client has a registered name" not in caplog.text
+    unlearn(grid, key(grid, "bee"))
+    assert "comes back as a stranger: start the SuperLink with --enable-supernode-auth" in caplog.text
+
+
+def broken(*_):
+    raise ZeroDivisionError
+
+
+def goodbyes(grid):
+    return [node for node, kind, _ in grid.sent if kind == "query.feduhb_leave"]
+
+
+def test_the_log_says_what_a_leaver_deleted(tmp_path, caplog):
+    grid = staged(FEDERATION, cache=tmp_path)
+    train(grid)
+    with caplog.at_level("INFO", logger="flwr.feduhb"):
+        unlearn(grid, "c01")
+    assert "c01 was told to leave: it has deleted 1 file" in caplog.text
+    assert goodbyes(grid) == [101]
+    with caplog.at_level("INFO", logger="flwr.feduhb"):
+        unlearn(grid, "c01")
+    assert "c01 was told to leave: it has deleted 0 files" in caplog.text
+
+
+def test_a_leaver_that_comes_later_is_told_then(caplog):
+    grid = staged(FEDERATION, keyed=True)
+    grid.seats[101].online = False
+
+    def arrives(message):
+        if message.metadata.message_type == "train" and message.content["config"]["round"] == 1:
+            grid.seats[101].online = True
+
+    grid.before = arrives
+    unlearn(grid, key(grid, "bee"), rounds=3)
+    assert goodbyes(grid) == [101]
+    assert "could not be told" not in caplog.text
+
+
+def test_a_leaver_that_says_nothing_fails_or_never_comes_is_warned_of(caplog):
+    grid = staged(FEDERATION, keyed=True)
+    grid.seats[101].app = lambda *_: None
+    unlearn(grid, "bee")
+    assert f"bee ({key(grid, 'bee')}) was told to leave and has not answered" in caplog.text
+    caplog.clear()
+    grid.seats[101].app = broken
+    unlearn(grid, "bee")
+    assert "was told to leave: it failed: ZeroDivisionError" in caplog.text
+    assert goodbyes(grid) == [101]
+    caplog.clear()
+    grid.seats[101].online = False
+    unlearn(grid, key(grid, "bee"))
+    assert "was not connected in this run and could not be told to leave" in caplog.text
+
+
+@pytest.mark.parametrize("tell", [True, False])
+def test_a_remote_federation_tells_its_leavers_too(tell):
+    grid = staged(FEDERATION, keyed=True)
+    far = flower.connected(grid, FEDERATION.test, FEDERATION.model, seed=7, timeout=5, tell_leavers=tell)
+    run = feduhb.train(far, 1, engine=far.engine, epochs=1)
+    feduhb.unlearn(run, ["bee"], rounds=2)
+    assert goodbyes(grid) == ([101] if tell else [])
