@@ -266,6 +266,6 @@ def test_an_interrupted_run_says_how_to_go_on(run, tmp_path, monkeypatch):
     )
     assert ended.exit_code == 130
     assert (
-        "interrupted; finished rounds are kept: train, unlearn and compare go on with --resume; an audit goes on by itself"
+        "interrupted; finished rounds are kept: train, unlearn and compare go on with --resume; audit and reproduce go on when started again"
         in ended.stderr
     )
