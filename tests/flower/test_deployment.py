@@ -61,7 +61,9 @@ def lines(hospitals, run):
 
 
 def one_round_done(hospitals, run):
-    hospitals.poll(lambda: story.rounds_of(hospitals, run), f"the first round of {run}")
+    """Wait for a round and its checkpoint, which is written after the record: a kill between the two costs the round."""
+    state = RunFolder(hospitals.folder / "runs" / run).state_path
+    hospitals.poll(lambda: story.rounds_of(hospitals, run) and state.exists(), f"the first round of {run}")
     return lines(hospitals, run)[0]
 
 
