@@ -10,8 +10,9 @@ import pytest
 from data.wording import refused
 from feduhb.data.backdoor import Backdoor
 from feduhb.errors import ConfigError
-from feduhb.experiment.config import first_difference, parse_config, read_config
+from feduhb.experiment.config import parse_config, read_config
 from feduhb.experiment.settings import Config, FederationSettings, TrainSettings, UnlearnSettings
+from feduhb.run.folder import first_difference
 from feduhb.stopping import DynamicStop
 
 

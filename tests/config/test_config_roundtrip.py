@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feduhb.data.backdoor import Backdoor
-from feduhb.experiment.config import first_difference, parse_config, read_config, to_toml
+from feduhb.experiment.config import parse_config, read_config, to_toml
 from feduhb.experiment.settings import Config, FederationSettings, TrainSettings, UnlearnSettings
+from feduhb.run.folder import first_difference
 from feduhb.stopping import DynamicStop
 
 words = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)

@@ -182,8 +182,8 @@ def test_two_servers_never_write_one_folder(tmp_path):
 
 def test_nothing_is_erased_under_a_training_that_still_writes(tmp_path):
     train_first(tmp_path / "first", 1)
-    words = r"another ServerApp is writing .*first; wait for it or stop it"
-    with files.sole_writer(RunFolder(tmp_path / "first")), pytest.raises(RunFolderError, match=words):
+    words = r"another ServerApp is writing .*first; wait for it, or stop it"
+    with files.held(RunFolder(tmp_path / "first")), pytest.raises(RunFolderError, match=words):
         unlearning(None, trained=tmp_path / "first").start(staged(FEDERATION), start(), 1)
     assert DiskHistory(tmp_path / "first" / "history").rounds == [0]
 

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Self, TypeVar
@@ -33,7 +34,7 @@ PAUSE = 0.3  # seconds between two looks
 SERVING = ("superlink", "superexec")  # without these no run goes on
 
 
-class Running:
+class Running(ABC):
     """A federation on this machine; leaving the block stops everything that was started in it.
 
     Args:
@@ -69,9 +70,9 @@ class Running:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
+    @abstractmethod
     def start(self) -> None:
         """Bring everything up."""
-        raise NotImplementedError
 
     def stop(self) -> None:
         """Stop everything this object started: SuperNodes say farewell to the SuperLink before it goes."""

@@ -17,7 +17,6 @@ from feduhb.core.types import Method
 from feduhb.data.federation import Federation
 from feduhb.data.request import Forget, Request, as_request
 from feduhb.errors import ConfigError, HistoryError, RequestError, RunFolderError
-from feduhb.experiment.conduct import identity, settings_of
 from feduhb.experiment.plans import carried_out, nothing, spelled_engine
 from feduhb.experiment.runs import EngineMaker, Run, method_for, open_run
 from feduhb.experiment.settings import (
@@ -29,6 +28,7 @@ from feduhb.experiment.settings import (
 from feduhb.methods import METHODS, FedUHB, Retrain, replaying
 from feduhb.methods.replaying import bound, replays
 from feduhb.records import RunFolder
+from feduhb.run.folder import identity, settings_of
 from feduhb.run.progress import Show
 from feduhb.stopping import DynamicStop, StopRule, dynamic_stop, never
 

@@ -20,7 +20,6 @@ from feduhb.evaluate.verdicts import MARGIN, Exactness, useless, verdict
 from feduhb.experiment.attacks import Stage, backdoor_of, lira_attacks, loss_attacks, misr_of
 from feduhb.experiment.audited import FILE, Audit
 from feduhb.experiment.bench import Bench, called, check_control, check_way
-from feduhb.experiment.conduct import now, versions, weights_digest
 from feduhb.experiment.exactness import as_recorded, carries, exactness, ours
 from feduhb.experiment.measures import accuracies, commonest, cost, distances, relearned, remaining_clients
 from feduhb.experiment.runs import EngineMaker, Run
@@ -28,6 +27,7 @@ from feduhb.experiment.settings import KeepHistory
 from feduhb.methods.replaying import replays
 from feduhb.methods.retrain import Retrain
 from feduhb.records import disk_errors, write_atomically
+from feduhb.run.folder import now, versions, weights_digest
 from feduhb.run.progress import Show, stepped
 
 WORK = "audit-work"  # a folder for the runs that an audit makes, gone when it has ended

@@ -18,12 +18,12 @@ from feduhb.data.federation import Examples, Federation
 from feduhb.data.request import Request
 from feduhb.errors import RunFolderError
 from feduhb.experiment.api import train, unlearn
-from feduhb.experiment.conduct import settings_of
 from feduhb.experiment.plans import carried_out
 from feduhb.experiment.runs import EngineMaker, Run
 from feduhb.experiment.settings import KeepHistory, TrainSettings
 from feduhb.methods.replaying import MISSING, bound, replays
 from feduhb.methods.retrain import Retrain
+from feduhb.run.folder import settings_of
 from feduhb.run.progress import Step
 
 

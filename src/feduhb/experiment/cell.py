@@ -21,7 +21,6 @@ from feduhb.errors import AnswerError
 from feduhb.evaluate.accuracy import accuracy, outputs
 from feduhb.evaluate.misr import misr
 from feduhb.experiment.api import unlearn
-from feduhb.experiment.conduct import now, settings_of, versions
 from feduhb.experiment.config import parse_config, to_toml
 from feduhb.experiment.federations import build_federation
 from feduhb.experiment.provenance import commit, device_called
@@ -29,6 +28,7 @@ from feduhb.experiment.runner import train_in
 from feduhb.experiment.runs import Run, method_for
 from feduhb.experiment.settings import FederationSettings, TrainSettings
 from feduhb.records import Round, RunFolder, disk_errors, locked, why_ended
+from feduhb.run.folder import now, settings_of, versions
 from feduhb.run.progress import Step
 from feduhb.stopping import StopRule, dynamic_stop, never
 

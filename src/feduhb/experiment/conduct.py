@@ -2,34 +2,36 @@
 
 from __future__ import annotations
 
-import contextlib
-import datetime
-import importlib.metadata
-import json
-import platform
 import tomllib
-from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from functools import partial
-from hashlib import sha256
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from feduhb.core.aggregate import spelling
 from feduhb.core.flat import flatten
 from feduhb.core.seeds import sample_clients
 from feduhb.core.types import Engine, Method
 from feduhb.data.federation import Federation
-from feduhb.errors import CheckpointError, RunFolderError
+from feduhb.errors import RunFolderError
 from feduhb.evaluate.accuracy import evaluator
-from feduhb.experiment.config import first_difference
 from feduhb.history import DiskHistory, Near, Recorded
 from feduhb.methods.replaying import replays
 from feduhb.methods.retrain import Plain
-from feduhb.records import Round, RunFolder, locked, why_ended
-from feduhb.run.checkpoint import load_state, save_state, state_fields
+from feduhb.records import Round, RunFolder, why_ended
+from feduhb.run.checkpoint import save_state
+from feduhb.run.folder import (
+    first_difference,
+    identity,
+    now,
+    resumed,
+    settings_of,
+    sole_writer,
+    totals,
+    versions,
+    weights_digest,
+)
 from feduhb.run.loop import Participants, run
 from feduhb.run.pipes import evaluated, saved, shown
 from feduhb.stopping import StopRule
@@ -71,7 +73,7 @@ def carry_out(
     """Run a task to its end, from its folder's last checkpoint when resumed; give the final state and all rounds."""
     taking_part, evaluate = participants(task), evaluator(task.federation, task.device.type)
     method, state = task.opening()
-    with _sole_writer(task.folder):
+    with sole_writer(task.folder):
         records: list[Round] = []
         if task.folder is not None:
             state, records = _begin(task, task.folder, state, resume=resume)
@@ -131,27 +133,7 @@ def _begin(task: Task, folder: RunFolder, fresh: Any, *, resume: bool) -> tuple[
             f"{folder.path} already holds a run; go on with it by --resume, or choose another folder with --out"
         )
     _same_run(folder, folder.config(), tomllib.loads(task.config))
-    if not folder.state_path.exists():
-        if len(folder.rounds()) > 1:
-            raise CheckpointError(
-                f"{folder.path} has rounds but no checkpoint; restore {folder.STATE} from a backup, or delete the folder and run again"
-            )
-        folder.keep([])
-        return fresh, []
-    over = replays(task.method) and _only_model(folder)
-    state, done = load_state(folder.state_path, Plain(fresh.params) if over else fresh)
-    records = folder.rounds()
-    if len(records) < done:
-        raise RunFolderError(
-            f"{folder.rounds_path} holds {len(records)} rounds, its checkpoint {done}; delete {folder.path} and run again"
-        )
-    folder.keep(records[:done])
-    return state, records[:done]
-
-
-def _only_model(folder: RunFolder) -> bool:
-    """Whether a replaying run got as far as dropping everything but its model."""
-    return folder.finished() or set(state_fields(folder.state_path)) == {"params"}
+    return resumed(folder, fresh, Plain(fresh.params) if replays(task.method) else None)
 
 
 def _same_run(folder: RunFolder, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
@@ -167,23 +149,8 @@ def _same_run(folder: RunFolder, old: Mapping[str, Any], new: Mapping[str, Any])
         )
 
 
-@contextlib.contextmanager
-def _sole_writer(folder: RunFolder | None) -> Generator[None]:
-    """Let one process at a time write a run folder. The lock goes with its process, however that ends."""
-    if folder is None:
-        yield
-        return
-    with folder.lock_file() as file:
-        if not locked(file):
-            raise RunFolderError(
-                f"another process is writing {folder.path}; wait for it, or choose another --out"
-            )
-        yield
-
-
 def summary(task: Task, params: Tensor, records: Sequence[Round]) -> dict[str, Any]:
     """Sum a finished run up for result.json."""
-    total = partial(_total, records)
     return {
         "method": task.method.name,
         "exact": task.method.exact,
@@ -195,16 +162,10 @@ def summary(task: Task, params: Tensor, records: Sequence[Round]) -> dict[str, A
         "clients": sorted(task.federation.clients),
         "parameters": params.numel(),
         "weights_sha256": weights_digest(params),
-        "client_epochs": total("client_epochs"),
-        "client_rounds": sum(len(record.answered) for record in records),
+        **totals(records),
         "client_rounds_saved": _saved(task, records),
         "history_bytes_read": task.method.history.bytes if replays(task.method) else 0,  # pyright: ignore[reportAttributeAccessIssue]
         "history_bytes_kept": task.history.bytes if task.history else 0,
-        "bytes_down": total("bytes_down"),
-        "bytes_up": total("bytes_up"),
-        "client_seconds": total("client_seconds"),
-        "server_seconds": total("server_seconds"),
-        "evaluate_seconds": total("evaluate_seconds"),
         "scores": dict(records[-1].scores) if records else {},
         "engine": dict(task.engine.about),
         "versions": versions(),
@@ -212,50 +173,8 @@ def summary(task: Task, params: Tensor, records: Sequence[Round]) -> dict[str, A
     }
 
 
-def weights_digest(params: Tensor) -> str:
-    """Name weights by their SHA-256."""
-    return sha256(params.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()
-
-
-def versions() -> dict[str, str]:
-    """Say what made these numbers."""
-    return {"feduhb": _version("feduhb"), "torch": torch.__version__, "python": platform.python_version()}
-
-
-def now() -> str:
-    """Give the time, in UTC, to the second."""
-    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-
-
-def _version(name: str) -> str:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:  # run from a source tree
-        return "not installed"
-
-
-def identity(config: Mapping[str, Any]) -> str:
-    """Name a run by its config, so that a history knows whose it is."""
-    return sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()
-
-
 def _saved(task: Task, records: Sequence[Round]) -> float:
     """The share of client rounds that estimates took the place of."""
     each = task.clients_per_round or len(task.federation.clients)
     full = each * len(records)
     return 1 - sum(len(record.asked) for record in records) / full if full else 0.0
-
-
-def _total(records: Sequence[Round], name: str) -> float:
-    return sum(getattr(record, name) for record in records)
-
-
-def settings_of(method: Method[Any]) -> Mapping[str, float | int | str]:
-    """Give a method's settings as a config spells them."""
-    spelled: dict[str, float | int | str] = {}
-    for field in fields(method):  # pyright: ignore[reportArgumentType]
-        if field.name in {"history", "clients"}:  # what a method works on, not how
-            continue
-        value: Any = getattr(method, field.name)
-        spelled[field.name] = value if isinstance(value, int | float | str) else spelling(value)
-    return spelled

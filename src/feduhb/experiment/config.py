@@ -102,18 +102,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _plain(v) for key, v in value.items() if v is not None}
     return [_plain(v) for v in value] if isinstance(value, list | tuple) else value
-
-
-def first_difference(old: Mapping[str, Any], new: Mapping[str, Any], table: str = "") -> str | None:
-    """Say in words where two configs differ first; None where they agree."""
-    for key in sorted({*old, *new}):
-        a, b = old.get(key), new.get(key)
-        name = f"{table}.{key}" if table else key
-        if {type(a), type(b)} == {dict, type(None)}:
-            return f"{'a' if a else 'no'} table [{name}], not {'one' if b else 'none'}"
-        if isinstance(a, Mapping) and isinstance(b, Mapping):
-            if inner := first_difference(a, b, name):
-                return inner
-        elif a != b:
-            return f"{name} = {a!r}, not {b!r}"
-    return None

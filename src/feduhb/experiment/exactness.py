@@ -14,13 +14,13 @@ from feduhb.core.types import Method
 from feduhb.engines import Loop, Pool, Stacked
 from feduhb.evaluate.verdicts import Check, Exactness, useless
 from feduhb.experiment.bench import Bench
-from feduhb.experiment.conduct import weights_digest
 from feduhb.experiment.measures import commonest, share_right
 from feduhb.experiment.plans import engine_of, made_by
 from feduhb.experiment.runs import Run
 from feduhb.methods import METHODS
 from feduhb.methods.replaying import replays
 from feduhb.records import RunFolder
+from feduhb.run.folder import weights_digest
 
 NOISE = "With noise in place of the forgotten data, trained and unlearned again"
 NEVER = "In a federation that never held the forgotten data"

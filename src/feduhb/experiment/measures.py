@@ -14,12 +14,12 @@ from feduhb.data.request import Request
 from feduhb.evaluate.accuracy import outputs, scores
 from feduhb.evaluate.distance import Distance, distance
 from feduhb.experiment.audited import Accuracies, ClientRow, Clients, Cost, Relearn
-from feduhb.experiment.conduct import weights_digest
 from feduhb.experiment.plans import engine_of
 from feduhb.experiment.runs import Run, method_for
 from feduhb.methods.replaying import replays
 from feduhb.methods.retrain import Plain
 from feduhb.records import Round, RunFolder
+from feduhb.run.folder import weights_digest
 from feduhb.run.loop import run as rounds_of
 from feduhb.run.progress import Step
 

@@ -14,9 +14,9 @@ from feduhb.data.sources import dataset_named
 from feduhb.engines import check_engine
 from feduhb.errors import ConfigError, FeduhbError, RunFolderError
 from feduhb.experiment.cell import Job, clear_away, make_cell, plans, silent
-from feduhb.experiment.config import first_difference
 from feduhb.experiment.grids import Grid
 from feduhb.experiment.workers import spread
+from feduhb.run.folder import first_difference
 from feduhb.run.progress import Show, Step, stepped
 
 AT_ONCE = 6  # cells on one GPU: while one's server computes, another's clients train

@@ -3,32 +3,36 @@
 from __future__ import annotations
 
 import contextlib
-import datetime
 import json
-import platform
 import tomllib
-from collections.abc import Generator, Mapping, Sequence
-from dataclasses import asdict, fields
-from hashlib import sha256
-from importlib.metadata import version
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import tomli_w
-import torch
 from torch import Tensor
 
-from feduhb.core.aggregate import spelling
 from feduhb.core.types import ClientId, Engine, Local, Method
 from feduhb.data.request import Request
-from feduhb.errors import CheckpointError, RunFolderError
+from feduhb.errors import RunFolderError
 from feduhb.flower import forgetting
 from feduhb.flower.forgetting import Forgotten
 from feduhb.history import DiskHistory
 from feduhb.methods.replaying import replays
 from feduhb.methods.retrain import Plain
-from feduhb.records import Round, RunFolder, locked, why_ended, write_atomically
-from feduhb.run.checkpoint import load_state, save_state, state_fields
+from feduhb.records import Round, RunFolder, why_ended, write_atomically
+from feduhb.run.checkpoint import save_state
+from feduhb.run.folder import (
+    first_difference,
+    now,
+    resumed,
+    settings_of,
+    sole_writer,
+    totals,
+    versions,
+    weights_digest,
+)
 from feduhb.stopping import DynamicStop, StopRule
 
 HISTORY, NAMES, LEFT_OUT = "history", "names.json", "left_out.json"
@@ -61,7 +65,7 @@ def described(
         "keep_history": keep_history,
         **sampled,
     }
-    config = {"seed": seed, "made_by": "flower", "train": train, "flower": {"start": digest(start)}}
+    config = {"seed": seed, "made_by": "flower", "train": train, "flower": {"start": weights_digest(start)}}
     if not unlearns:
         without = {} if request is None else {"forget": str(request)}
         config["flower"] = {**config["flower"], **without, "settings": settings}
@@ -79,26 +83,11 @@ def begin(folder: RunFolder, config: str, fresh: Any, forgotten: Forgotten) -> t
         note(folder.path, forgetting.FILE, forgotten.to_json())
         folder.create(config)
         return fresh, []
-    if difference := _difference(folder.config(), tomllib.loads(config)):
+    if difference := first_difference(folder.config(), tomllib.loads(config)):
         raise RunFolderError(
             f"{folder.path} was begun with {difference}; resubmit with the same settings, or choose another checkpoint folder"
         )
-    if not folder.state_path.exists():
-        if len(folder.rounds()) > 1:
-            raise CheckpointError(
-                f"{folder.path} has rounds but no checkpoint; restore {folder.STATE} from a backup, or delete the folder and run again"
-            )
-        folder.keep([])
-        return fresh, []
-    over = set(state_fields(folder.state_path)) == {"params"}
-    state, done = load_state(folder.state_path, Plain(fresh.params) if over else fresh)
-    records = folder.rounds()
-    if len(records) < done:
-        raise RunFolderError(
-            f"{folder.rounds_path} holds {len(records)} rounds, its checkpoint {done}; delete {folder.path} and run again"
-        )
-    folder.keep(records[:done])
-    return state, records[:done]
+    return resumed(folder, fresh, Plain(fresh.params))
 
 
 def same_request(folder: RunFolder, method: Method[Any], request: Request | None) -> None:
@@ -128,14 +117,6 @@ def finish(
         save_state(folder.state_path, Plain(state.params), len(records))
     everyone = sorted({client for record in records for client in record.asked})
     full = len(everyone) * len(records)
-    summed = (
-        "client_epochs",
-        "bytes_down",
-        "bytes_up",
-        "client_seconds",
-        "server_seconds",
-        "evaluate_seconds",
-    )
     folder.finish(
         {
             "method": method.name,
@@ -147,34 +128,19 @@ def finish(
             "stopped": why_ended(records),
             "clients": everyone,
             "parameters": state.params.numel(),
-            "weights_sha256": digest(state.params),
-            "client_rounds": sum(len(record.answered) for record in records),
+            "weights_sha256": weights_digest(state.params),
+            **totals(records),
             "client_rounds_saved": 1 - sum(len(r.asked) for r in records) / full
             if full and replays(method)
             else 0.0,
             "history_bytes_read": read.bytes if read is not None else 0,
             "history_bytes_kept": kept.bytes if kept.rounds else 0,
-            **{name: sum(getattr(record, name) for record in records) for name in summed},
             "scores": dict(records[-1].scores) if records else {},
             "engine": dict(engine.about),
-            "versions": {
-                "feduhb": version("feduhb"),
-                "torch": torch.__version__,
-                "python": platform.python_version(),
-            },
-            "finished": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            "versions": versions(),
+            "finished": now(),
         }
     )
-
-
-def digest(params: Tensor) -> str:
-    """Name weights by their SHA-256."""
-    return sha256(params.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()
-
-
-def owner(config: Mapping[str, Any]) -> str:
-    """Name a run by its config, so that a history knows whose it is."""
-    return sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()
 
 
 def names(folder: Path) -> dict[ClientId, str]:
@@ -206,36 +172,6 @@ def _json(path: Path) -> dict[str, Any]:
         ) from None
 
 
-@contextlib.contextmanager
-def sole_writer(folder: RunFolder | None) -> Generator[None]:
-    """Let one ServerApp at a time write a run folder. The lock goes with its process, however that ends."""
-    if folder is None:
-        yield
-        return
-    with folder.lock_file() as file:
-        if not locked(file):
-            raise RunFolderError(
-                f"another ServerApp is writing {folder.path}; wait for it or stop it, or choose another checkpoint folder"
-            )
-        yield
-
-
-def settings_of(method: Method[Any]) -> dict[str, Any]:
-    """Give a method's settings as a config spells them."""
-    found = {field.name: getattr(method, field.name) for field in fields(method)}  # pyright: ignore[reportArgumentType]
-    return {
-        key: value if isinstance(value, int | float | str) else spelling(value)
-        for key, value in found.items()
-        if key not in {"history", "clients"}  # what a method works on, not how
-    }
-
-
-def _difference(old: Mapping[str, Any], new: Mapping[str, Any], table: str = "") -> str | None:
-    for key in sorted({*old, *new}):
-        a, b, name = old.get(key), new.get(key), f"{table}{key}"
-        if isinstance(a, Mapping) and isinstance(b, Mapping):
-            if inner := _difference(a, b, f"{name}."):
-                return inner
-        elif a != b:
-            return f"{name} = {a!r}, not {b!r}"
-    return None
+def held(folder: RunFolder | None) -> contextlib.AbstractContextManager[None]:
+    """Let one ServerApp at a time write a run folder."""
+    return sole_writer(folder, "ServerApp", "stop it, or choose another checkpoint folder")

@@ -18,6 +18,7 @@ from feduhb.flower.identity import is_key_id
 from feduhb.history import DiskHistory
 from feduhb.methods.replaying import bound, replays
 from feduhb.records import RunFolder
+from feduhb.run.folder import identity, weights_digest
 
 log = logging.getLogger("flwr.feduhb")
 
@@ -34,7 +35,7 @@ class Past:
         """Open a training's folder, and see that this run begins where it began."""
         if folder is None:
             return cls(None, request)
-        if folder.config().get("flower", {}).get("start") != files.digest(start):
+        if folder.config().get("flower", {}).get("start") != weights_digest(start):
             raise RunFolderError(
                 f"these initial arrays are not the ones that the training in {folder.path} began with, and nothing of what it learned may "
                 "flow in; draw them again: feduhb.flower.fresh_arrays(model, seed) with the training's seed"
@@ -68,7 +69,7 @@ class Past:
                 f"{method.name} replays whole clients' updates and cannot take rows or a class out of them; use FedUHB or Retrain"
             )
         history = self._history(self.folder)
-        history.check(files.owner(self.folder.config()), start.numel(), len(self.folder.rounds()))
+        history.check(identity(self.folder.config()), start.numel(), len(self.folder.rounds()))
         gone = set() if self.request is None else {*self.request.clients}
         return bound(method, history, sorted(_everyone(history) - gone))
 
@@ -79,7 +80,7 @@ class Past:
         history = self._history(self.folder)
         if not history.folder.exists():
             return
-        with files.sole_writer(self.folder):
+        with files.held(self.folder):
             holders = _everyone(history) if self.request.classes else set()
             freed = history.forget([*self.request.clients, *self.request.rows, *holders])
         if freed:

@@ -33,6 +33,7 @@ from feduhb.methods.replaying import replays
 from feduhb.methods.retrain import Plain
 from feduhb.records import Round, RunFolder, why_ended
 from feduhb.run.checkpoint import load_params
+from feduhb.run.folder import identity
 from feduhb.run.loop import Participants, run
 from feduhb.run.pipes import saved, shown
 from feduhb.run.progress import told
@@ -114,7 +115,7 @@ def serve(order: Order, grid: Grid, initial: ArrayRecord) -> Outcome:
     start = engine.layout.flat(initial)
     past = Past.of(trained, forgotten.request, start)
     past.check(engine.roster.names)
-    with files.sole_writer(folder):
+    with files.held(folder):
         if folder is not None and folder.finished() and replays(order.method):
             files.same_request(folder, order.method, forgotten.all)
             state, records = Plain(load_params(folder.state_path)), folder.rounds()
@@ -243,7 +244,7 @@ def _recorded(
     if folder is None:
         raise ConfigError("a history is kept on disk; say in which folder: checkpoint=FOLDER")
     history = DiskHistory(folder.path / files.HISTORY)
-    history.claim(files.owner(tomllib.loads(config)))
+    history.claim(identity(tomllib.loads(config)))
     return Recorded(engine, history)
 
 

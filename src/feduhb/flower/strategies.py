@@ -5,6 +5,7 @@ Each is a thin shell: it makes the method of `feduhb.methods` and lets the one l
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NoReturn
@@ -18,9 +19,9 @@ from feduhb.core.aggregate import Aggregate, weighted_mean
 from feduhb.core.types import Method
 from feduhb.data.request import Forget, as_request
 from feduhb.errors import ConfigError
-from feduhb.flower.folder import settings_of
 from feduhb.flower.serving import Evaluate, Options, Order, Outcome, log, serve
 from feduhb.flower.wire import OURS
+from feduhb.run.folder import settings_of
 from feduhb.stopping import StopRule, dynamic_stop, never
 
 
@@ -69,13 +70,13 @@ class Owned(Options, Strategy):
                 f"{self.trained} is the training that shall forget; choose another checkpoint folder"
             )
 
+    @abstractmethod
     def method(self) -> Method[Any]:
         """Make the server's rule."""
-        raise NotImplementedError
 
     def forgotten(self) -> Forget | None:
-        """Give what is to be forgotten."""
-        return None
+        """Give what is to be left out: the ``forget`` that every strategy has."""
+        return getattr(self, "forget", None)
 
     def rule(self) -> StopRule:
         """Give the stop rule."""
@@ -157,10 +158,6 @@ class Train(Owned):
         """FedAvg."""
         return methods.Retrain(self.step_size, self.epochs, self.aggregate)
 
-    def forgotten(self) -> Forget | None:
-        """Give what is to be left out."""
-        return self.forget
-
 
 @dataclass
 class Retrain(Owned):
@@ -176,10 +173,6 @@ class Retrain(Owned):
     def method(self) -> Method[Any]:
         """FedAvg."""
         return methods.Retrain(self.step_size, self.epochs, self.aggregate)
-
-    def forgotten(self) -> Forget | None:
-        """Give what is to be forgotten."""
-        return self.forget
 
     def rule(self) -> StopRule:
         """Give the stop rule."""
@@ -205,10 +198,6 @@ class FedUHB(Owned):
         """Heavy ball."""
         return methods.FedUHB(self.step_size, self.momentum, self.epochs, self.aggregate)
 
-    def forgotten(self) -> Forget | None:
-        """Give what is to be forgotten."""
-        return self.forget
-
     def rule(self) -> StopRule:
         """Give the stop rule."""
         return dynamic_stop(0.6, momentum=self.momentum) if self.stop == "auto" else self.stop
@@ -227,10 +216,6 @@ class FedEraser(Owned):
     def method(self) -> Method[Any]:
         """Calibrated replay."""
         return methods.FedEraser(self.interval, self.ratio, self.epochs)
-
-    def forgotten(self) -> Forget | None:
-        """Give what is to be forgotten."""
-        return self.forget
 
 
 @dataclass
@@ -251,7 +236,3 @@ class FedRecover(Owned):
         return methods.FedRecover(
             self.warmup, self.correction, self.final, self.buffer, self.abnormal, self.epochs
         )
-
-    def forgotten(self) -> Forget | None:
-        """Give what is to be forgotten."""
-        return self.forget

@@ -79,13 +79,15 @@ def count_rounds(axes: Axes, rounds: int) -> None:
 
 
 def accuracy_axis(axes: Axes, ends: Sequence[Spread], retrain: Spread) -> None:
-    """Look from a little above the best final accuracy down to the worst and well under Retrain's, which is dashed."""
+    """Look from a little above the best accuracy down to the worst and well under Retrain's, which is dashed."""
     means = [end.mean for end in ends if end.mean is not None]
     goal = retrain.mean
     if means:
         low = min(*means, (max(means) if goal is None else goal) - BELOW)
-        span = max(means) - low
-        axes.set_ylim(max(0.0, low - 0.04 * span), max(means) + 0.08 * span)
+        drawn = [float(y) for one in axes.get_lines() for y in np.asarray(one.get_ydata(), dtype=float)]
+        top = max([*means, *(y for y in drawn if math.isfinite(y))])
+        span = top - low
+        axes.set_ylim(max(0.0, low - 0.04 * span), top + 0.08 * span)
     in_percent(axes)
     if goal is not None:
         axes.axhline(goal, color=GREY, linewidth=0.9, linestyle="dashed", zorder=1)
