@@ -45,7 +45,8 @@ def rates(axes: Axes, all: dict[str, Any]) -> Heading:
     task, cores = found["task"], found["machine"]["cores"]
     words = f"{task['clients']} clients x {task['images']} MNIST images, the paper's CNN, {cores} CPU cores; ours in blue"
     return Heading(
-        "Images a second", [(words, SOFT), (f"dashed: the matrix rate, for direct convolutions: {roof:,.0f}", VERMILLION)]
+        "Images a second",
+        [(words, SOFT), (f"dashed: the matrix rate, for direct convolutions: {roof:,.0f}", VERMILLION)],
     )
 
 
