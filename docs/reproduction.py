@@ -154,7 +154,12 @@ def _by_size(path: Path) -> tuple[int, str]:
 def _ran(data: str, cells: Sequence[Cell], runs: Grid) -> Iterator[str]:
     """Say what was run, when, and on what."""
     place, hours = cells[0].place, sum(cell.made["seconds"] for cell in cells) / 3600
-    commands = listed([f"`{command}`" for command in dict.fromkeys(cell.made["command"] for cell in cells)])
+    commands = listed(
+        [
+            f"`{command}`"
+            for command in dict.fromkeys(made["command"] for cell in cells for made in cell.origins)
+        ]
+    )
     yield (
         f"**{DATA[data]}**: {len(cells)} cells, made by {commands}. {place.clients} clients, {len(place.forget.split(','))} of them to be "
         f"forgotten, {place.rounds} rounds, {place.epochs} local epochs, batch {place.batch_size}, learning rate {place.lr:g}; FedUHB with "

@@ -106,7 +106,12 @@ class Cell:
     misr: Mapping[str, Mapping[str, tuple[float, float]]]
     made: Mapping[
         str, Any
-    ]  # command, commit, engine (with its precision), device, versions, finished, seconds of the last try, alone
+    ]  # command, commit, engine (with its precision), device, versions, finished, seconds of the last try, alone; added
+
+    @property
+    def origins(self) -> tuple[Mapping[str, Any], ...]:
+        """What made it, and then what added runs to it."""
+        return self.made, *self.made.get("added", ())
 
     def write(self, folder: Path) -> Path:
         """Write the cell's file, whole or not at all."""

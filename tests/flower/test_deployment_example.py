@@ -28,6 +28,17 @@ from loopback.running import QUIET
 GUIDE = (Path(__file__).parents[2] / "docs" / "flower.md").read_text()
 
 
+@pytest.fixture
+def terminal():
+    """Programs start with a terminal's signals, even where the tests run in the background and would hand on that they are ignored."""
+    usual = {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: signal.SIG_DFL}
+    before = {number: signal.signal(number, handler) for number, handler in usual.items()}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("terminal")
 def test_scripts_that_are_told_to_end_stop_everything_they_started(tmp_path):
     """By Ctrl-C, and by a terminal that closes; a supervisor's SIGTERM goes the same way."""
     numbers = (signal.SIGINT, signal.SIGHUP)

@@ -12,7 +12,8 @@ from feduhb.cells import Cell
 from feduhb.cli import app
 from feduhb.errors import ConfigError, RunFolderError, StorageError
 from feduhb.experiment import reproduce as module
-from feduhb.experiment.cell import ATTACKED, Job, clear_away, make_cell
+from feduhb.experiment.cell import ATTACKED, clear_away, make_cell
+from feduhb.experiment.cell_plan import Job
 from feduhb.experiment.grids import Part, read_grid
 from feduhb.experiment.reproduce import reproduce, standing
 from feduhb.records import locked
@@ -132,8 +133,9 @@ def test_seeds_and_words_choose_cells(made, tmp_path):
 
 def test_several_cells_at_once_find_the_same(made, tmp_path):
     grid = read_grid(written(tmp_path))
-    reproduce(grid, tmp_path / "paper", engine="pool", workers=2, only=["iid-40-s"], show=None)
-    for name, alone in (("iid-40-s0", True), ("iid-40-s1", False)):
+    only = ["iid-40-s0", "iid-40-backdoor"]
+    reproduce(grid, tmp_path / "paper", engine="pool", workers=2, only=only, show=None)
+    for name, alone in (("iid-40-s0", True), ("iid-40-backdoor-s0", False), ("iid-40-backdoor-s1", False)):
         path = tmp_path / "paper" / "cells" / f"{name}.json"
         assert Cell.read(path).made["alone"] is alone  # one that is timed has the machine to itself
         found, expected = facts(path), facts(made[0] / "cells" / f"{name}.json")
@@ -184,8 +186,8 @@ def test_run_folders_are_kept_on_request(tmp_path):
 def test_a_cell_that_another_process_is_at_is_left_to_it(tmp_path):
     (place,) = one_cell(tmp_path).places()
     job = Job(place=place, out=tmp_path, engine="pool")
-    job.work.parent.mkdir()
-    with job.work.with_name(f"{place.name}.lock").open("wb") as other:
+    job.lock.parent.mkdir()
+    with job.lock.open("wb") as other:
         assert locked(other)
         assert make_cell(job) is None
         clear_away(job)
@@ -203,7 +205,7 @@ def test_a_cell_that_was_done_meanwhile_is_not_done_again(made, tmp_path):
 
 def test_what_a_kill_left_of_a_finished_cell_is_cleared_away(made, tmp_path):
     folder = shutil.copytree(made[0], tmp_path / "paper")
-    left = folder / "work" / "iid-40-s0" / "original" / "history"
+    left = folder / "work" / "iid-40-s0-timed" / "original" / "history"
     left.mkdir(parents=True)
     reproduce(read_grid(written(tmp_path)), folder, engine="pool", show=None)
     assert not left.exists()
@@ -233,8 +235,3 @@ def test_seeds_that_are_no_numbers(tmp_path, seeds):
     )
     assert ended.exit_code == 2
     assert "feduhb: --seeds" in ended.stderr
-
-
-def test_when_a_cell_is_timed_is_no_setting(made, tmp_path):
-    grid = read_grid(written(tmp_path, TEXT.replace("timed = true", "timed = false")))
-    assert standing(grid, made[0]).missing == ()

@@ -69,7 +69,8 @@ def reproduce(
 
     Each cell of the grid (a federation of one seed: trained, unlearned by every method, attacked) is a file of its own. Interrupt the
     command anywhere and start it again: it goes on where it stood, and what is done is never done again. Cells made on other
-    machines are added by copying their files into FOLDER/cells. Tables and figures are drawn from the cells that are there.
+    machines are added by copying their files into FOLDER/cells, and a grid that asks for more momenta or server steps than before
+    has only those run. Tables and figures are drawn from the cells that are there.
 
     A grid is a TOML file: experiments/mnist.toml shows all there is to set.
     """
@@ -93,7 +94,7 @@ def reproduce(
         written = write_paper(folder) if found.done and not missing else []
         answer.update(
             done=[place.name for place in found.done], missing=[place.name for place in found.missing],
-            written=[str(file) for file in written],
+            partly=dict(found.partly), written=[str(file) for file in written],
         )  # fmt: skip
         if not json:
             typer.echo("\n".join([str(found), *map(str, written)]))

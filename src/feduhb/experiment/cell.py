@@ -6,9 +6,9 @@ import contextlib
 import shutil
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -21,8 +21,10 @@ from feduhb.errors import AnswerError
 from feduhb.evaluate.accuracy import accuracy, outputs
 from feduhb.evaluate.misr import misr
 from feduhb.experiment.api import unlearn
+from feduhb.experiment.cell_plan import ON, RULED, Job, Planned, joined, lacking, plans
 from feduhb.experiment.config import parse_config, to_toml
 from feduhb.experiment.federations import build_federation
+from feduhb.experiment.plans import engine_of
 from feduhb.experiment.provenance import commit, device_called
 from feduhb.experiment.runner import train_in
 from feduhb.experiment.runs import Run, method_for
@@ -30,7 +32,6 @@ from feduhb.experiment.settings import FederationSettings, TrainSettings
 from feduhb.records import Round, RunFolder, disk_errors, locked, why_ended
 from feduhb.run.folder import now, settings_of, versions
 from feduhb.run.progress import Step
-from feduhb.stopping import StopRule, dynamic_stop, never
 
 SUMS = (
     "client_epochs", "client_rounds", "client_rounds_saved", "bytes_up", "bytes_down",
@@ -39,68 +40,12 @@ SUMS = (
 PATIENCE = (
     10.0  # seconds of work that an interruption may cost: FedRecover's checkpoints are hundreds of megabytes
 )
-RULED, ON = "feduhb", "feduhb-on"
 ATTACKED = (ORIGINAL, RETRAIN, "federaser", "fedrecover", "fedrecover-corrected", RULED, ON)
-
-Show = Callable[
-    [str, int], Callable[[Round], None]
-]  # begins a run: its name and rounds; gives what shows a round
 
 
 def silent(what: str, rounds: int) -> Callable[[Round], None]:  # noqa: ARG001
     """Show nothing."""
     return lambda record: None  # noqa: ARG005
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """A cell to make."""
-
-    place: Place
-    out: Path  # the grid's folder
-    data: Path | None = None
-    engine: str = "auto"
-    command: str = ""
-    alone: bool = True  # whether nothing else of ours computes meanwhile, so that seconds mean something
-    keep: bool = False  # the run folders, with their histories
-
-    @property
-    def file(self) -> Path:
-        """The cell's file."""
-        return self.out / "cells" / f"{self.place.name}.json"
-
-    @property
-    def work(self) -> Path:
-        """Where the cell's runs live until it is done."""
-        return self.out / "work" / self.place.name
-
-
-class Planned(NamedTuple):
-    """A run of a cell: which method, and when it stops."""
-
-    method: Method[Any]
-    stop: StopRule = never
-
-
-def plans(place: Place) -> dict[str, Planned]:
-    """Give the runs that follow the training, by name."""
-
-    def make(name: str, **settings: float) -> Method[Any]:
-        return method_for(name, TrainSettings(epochs=place.epochs), **settings)
-
-    heavy = make("feduhb", momentum=place.momentum)
-    found = {
-        RETRAIN: Planned(make("retrain")),
-        "federaser": Planned(make("federaser")),
-        "fedrecover": Planned(make("fedrecover", **{**place.fedrecover, "correction": 0})),
-        "fedrecover-corrected": Planned(make("fedrecover", **place.fedrecover)),
-        RULED: Planned(heavy, dynamic_stop(place.scale, momentum=place.momentum)),
-        ON: Planned(heavy),
-    }
-    found |= {f"momentum-{beta:g}": Planned(make("feduhb", momentum=beta)) for beta in place.momenta}
-    return found | {
-        f"step-{step:g}": Planned(make("feduhb", momentum=0.0, step_size=step)) for step in place.steps
-    }
 
 
 def make_cell(job: Job, show: Step = silent) -> Path | None:
@@ -109,15 +54,22 @@ def make_cell(job: Job, show: Step = silent) -> Path | None:
     None where it is done already, or another process is at it.
     """
     with _held(job) as mine:
-        return _made(job, show) if mine and not job.file.exists() else None
+        wanted = lacking(job.place, job.file) if mine else ()
+        if not wanted:
+            return None
+        cell = _made(job, show) if ORIGINAL in wanted else _grown(job, wanted, show)
+        written = cell.write(job.file.parent)
+        if not job.keep:
+            shutil.rmtree(job.work, ignore_errors=True)
+        return written
 
 
 @contextlib.contextmanager
 def _held(job: Job) -> Generator[bool]:
     """Hold a cell for this process alone; give whether that could be. The lock goes with its process, however that ends."""
     with disk_errors(job.out):
-        job.work.parent.mkdir(parents=True, exist_ok=True)
-    with job.work.with_suffix(job.work.suffix + ".lock").open("wb") as file:
+        job.lock.parent.mkdir(parents=True, exist_ok=True)
+    with job.lock.open("wb") as file:
         yield locked(file)
 
 
@@ -128,52 +80,88 @@ def clear_away(job: Job) -> None:
             shutil.rmtree(job.work, ignore_errors=True)
 
 
-def _made(job: Job, show: Step) -> Path:
+def _made(job: Job, show: Step) -> Cell:
     began = time.perf_counter()
-    place = job.place
+    place = joined(job.place, Cell.read(job.file).place) if job.file.exists() else job.place
     federation = build_federation(federation_of(place), place.seed, job.data)
     original = train_in(
-        federation,
-        TrainSettings(
-            rounds=place.rounds, epochs=place.epochs, batch_size=place.batch_size, lr=place.lr,
-            engine=job.engine, keep_history=True,
-        ),
-        job.work / ORIGINAL,
-        resume=True,
-        checkpoint_every=PATIENCE,
+        federation, _training(job), job.work / ORIGINAL, resume=True, checkpoint_every=PATIENCE,
         show=show(ORIGINAL, place.rounds),
     )  # fmt: skip
-    tracks: dict[str, Track] = {}
-    models: dict[str, Run] = {ORIGINAL: original}
-    for name, planned in plans(place).items():
+    about = dict(RunFolder(job.work / ORIGINAL).result()["engine"])
+    asked = _Asked(federation, place.forget, about["device"])
+    models, broken = _unlearned(job, original, plans(place), show)
+    models = {ORIGINAL: original, **models}
+    return Cell(
+        place=place,
+        runs=_in_order(place, broken, models, asked),
+        misr=_misr({name: models[name] for name in ATTACKED if name in models}, asked, place.seed),
+        made=_made_by(job, about, began),
+    )
+
+
+def _grown(job: Job, wanted: Sequence[str], show: Step) -> Cell:
+    """Add runs to a finished cell: they need nothing of its training but the federation."""
+    began = time.perf_counter()
+    before, how = Cell.read(job.file), _training(job)
+    place = joined(before.place, job.place)
+    federation = build_federation(federation_of(place), place.seed, job.data)
+    ground = Run(
+        federation=federation, original=federation, settings=replace(how, keep_history=False),
+        method=method_for(RETRAIN, how), state=None, rounds=(), scheduled=place.rounds, engine=job.engine,
+    )  # fmt: skip
+    about = engine_of(ground).about
+    asked = _Asked(federation, place.forget, about["device"])
+    models, broken = _unlearned(job, ground, {name: plans(place)[name] for name in wanted}, show)
+    added = {"runs": list(wanted), **_made_by(job, about, began)}
+    return replace(
+        before,
+        place=place,
+        runs=_in_order(place, {**before.runs, **broken}, models, asked),
+        made={**before.made, "added": [*before.made.get("added", ()), added]},
+    )
+
+
+def _training(job: Job) -> TrainSettings:
+    place = job.place
+    return TrainSettings(
+        rounds=place.rounds, epochs=place.epochs, batch_size=place.batch_size, lr=place.lr,
+        engine=job.engine, keep_history=True,
+    )  # fmt: skip
+
+
+def _unlearned(
+    job: Job, original: Run, planned: Mapping[str, Planned], show: Step
+) -> tuple[dict[str, Run], dict[str, Track]]:
+    """Run what is planned; give the runs that came to their end, and what is left of those that diverged."""
+    models: dict[str, Run] = {}
+    broken: dict[str, Track] = {}
+    for name, plan in planned.items():
         if name == ON:
             go_on(job.work / RULED, job.work / ON)
         try:
             models[name] = unlearn(
-                original, place.forget, method=planned.method, rounds=place.rounds, stop=planned.stop,
+                original, job.place.forget, method=plan.method, rounds=job.place.rounds, stop=plan.stop,
                 out=job.work / name, keep_history=False, erase_history=False, resume=True,
-                checkpoint_every=PATIENCE, show=show(name, place.rounds),
+                checkpoint_every=PATIENCE, show=show(name, job.place.rounds),
             )  # fmt: skip
         except AnswerError as error:  # it diverged: that is a result too
-            tracks[name] = _broken(job.work / name, planned.method, str(error))
-    about = original_engine(job.work / ORIGINAL)
-    where = "cuda" if about["device"] == "cuda" else "cpu"
-    asked = _Asked(federation, place.forget, where)
-    tracks |= {name: _track(run, asked) for name, run in models.items()}
-    ordered = {name: tracks[name] for name in (ORIGINAL, *plans(place))}
-    cell = Cell(
-        place=place,
-        runs=ordered,
-        misr=_misr({name: models[name] for name in ATTACKED if name in models}, asked, place.seed),
-        made={
-            "command": job.command, "commit": commit(), "engine": about, "device": device_called(where),
-            "versions": versions(), "finished": now(), "alone": job.alone, "seconds": round(time.perf_counter() - began, 1),
-        },
-    )  # fmt: skip
-    written = cell.write(job.out / "cells")
-    if not job.keep:
-        shutil.rmtree(job.work, ignore_errors=True)
-    return written
+            broken[name] = _broken(job.work / name, plan.method, str(error))
+    return models, broken
+
+
+def _in_order(
+    place: Place, known: Mapping[str, Track], models: Mapping[str, Run], asked: _Asked
+) -> dict[str, Track]:
+    tracks = {**known, **{name: _track(run, asked) for name, run in models.items()}}
+    return {name: tracks[name] for name in (ORIGINAL, *plans(place))}
+
+
+def _made_by(job: Job, about: Mapping[str, Any], began: float) -> dict[str, Any]:
+    return {
+        "command": job.command, "commit": commit(), "engine": dict(about), "device": device_called(about["device"]),
+        "versions": versions(), "finished": now(), "alone": job.alone, "seconds": round(time.perf_counter() - began, 1),
+    }  # fmt: skip
 
 
 def federation_of(place: Place) -> FederationSettings:
@@ -199,11 +187,6 @@ def go_on(ended: Path, further: Path) -> None:
     shutil.copyfile(source.state_path, target.state_path)
     target.keep([replace(record, threshold=None, stopped=None) for record in source.rounds()])
     target.create(to_toml(replace(config, unlearn=replace(config.unlearn, stop=None))))
-
-
-def original_engine(folder: Path) -> dict[str, Any]:
-    """What trained the clients, as a finished run tells it."""
-    return dict(RunFolder(folder).result()["engine"])
 
 
 class _Asked:

@@ -27,7 +27,7 @@ class Part:
     backdoor: bool = False  # the leavers plant one
     momenta: tuple[float, ...] = ()  # FedUHB without its rule with these, beside 0 and the grid's own
     steps: tuple[float, ...] = ()  # FedAvg with these server steps, beside 1
-    timed: bool = False  # the first seed's cells run alone on the machine, for their seconds
+    timed: bool = False  # its cells run alone on the machine, for their seconds
 
     def __post_init__(self) -> None:
         for text in self.partitions:
@@ -91,7 +91,7 @@ class Grid:
             data=self.data, partition=partition, per_client=per_client, backdoor=part.backdoor, seed=seed,
             clients=self.clients, forget=self.forget, rounds=self.rounds, epochs=self.epochs, batch_size=self.batch_size,
             lr=self.lr, momentum=self.momentum, scale=self.scale, momenta=part.momenta, steps=part.steps,
-            model=self.model, fedrecover=dict(self.fedrecover), timed=part.timed and seed == self.seeds[0],
+            model=self.model, fedrecover=dict(self.fedrecover), timed=part.timed,
         )  # fmt: skip
 
 

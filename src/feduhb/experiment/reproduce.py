@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 import torch
 
-from feduhb.cells import Cell, Place
+from feduhb.cells import ORIGINAL, Place
 from feduhb.data.sources import dataset_named
 from feduhb.engines import check_engine
 from feduhb.errors import ConfigError, FeduhbError, RunFolderError
-from feduhb.experiment.cell import Job, clear_away, make_cell, plans, silent
+from feduhb.experiment.cell import clear_away, make_cell, silent
+from feduhb.experiment.cell_plan import Job, cell_file, lacking
 from feduhb.experiment.grids import Grid
 from feduhb.experiment.workers import spread
-from feduhb.run.folder import first_difference
 from feduhb.run.progress import Show, Step, stepped
 
 AT_ONCE = 6  # cells on one GPU: while one's server computes, another's clients train
@@ -28,12 +28,13 @@ class Standing:
 
     done: tuple[Place, ...]
     missing: tuple[Place, ...]
+    partly: Mapping[str, str]  # of those missing that have a file, by name: what it lacks
 
     def __str__(self) -> str:
         lines = [f"{len(self.done)} of {len(self.done) + len(self.missing)} cells are done"]
-        if self.missing:
-            lines.append("missing: " + ", ".join(place.name for place in self.missing))
-        return "\n".join(lines)
+        names = [place.name for place in self.missing]
+        told = [f"{name} ({self.partly[name]})" if name in self.partly else name for name in names]
+        return "\n".join([*lines, *(["missing: " + ", ".join(told)] if told else [])])
 
 
 def standing(
@@ -44,17 +45,14 @@ def standing(
     Args:
         seeds, only: of all cells those with these seeds, and whose names begin with one of these words.
     """
-    done, missing = [], []
+    done, missing, partly = [], [], {}
     for place in _chosen(grid, seeds, only):
-        path = out / "cells" / f"{place.name}.json"
-        if not path.exists():
-            missing.append(place)
-            continue
-        told = replace(Cell.read(path).place, timed=place.timed).as_json()  # when it ran is no setting
-        if difference := first_difference(told, place.as_json()):
-            raise RunFolderError(f"{path} was made with {difference}; choose another --out for this grid")
-        done.append(place)
-    return Standing(tuple(done), tuple(missing))
+        path = cell_file(out, place)
+        lacks = lacking(place, path)
+        (missing if lacks else done).append(place)
+        if lacks and path.exists():
+            partly[place.name] = "its seconds" if ORIGINAL in lacks else ", ".join(lacks)
+    return Standing(tuple(done), tuple(missing), partly)
 
 
 def reproduce(
@@ -96,7 +94,9 @@ def reproduce(
     alone = [job for job in jobs if job.place.timed or at_once == 1]
     together = [replace(job, alone=False) for job in jobs if job not in alone]
     failed: list[str] = []
-    with stepped(show, "reproduce", sum(1 + len(plans(job.place)) for job in alone) + len(together)) as step:
+    with stepped(
+        show, "reproduce", sum(len(lacking(job.place, job.file)) for job in alone) + len(together)
+    ) as step:
         for job in alone:
             failed += attempted(job, _named(step, job.place.name))
         for job, why in zip(together, spread(attempted, together, at_once), strict=True):

@@ -44,7 +44,7 @@ def runs(cells: Sequence[Cell]) -> Grid:
 
 
 def _made(federation: Federation) -> Row:
-    made, timed = [cell.made for cell in federation.cells], federation.timed
+    made, timed = [made for cell in federation.cells for made in cell.origins], federation.timed
     engines = [f"{each['engine']['name']} {each['engine']['precision']}" for each in made]
     devices = [str(each["device"]) for each in made]
     commits = [str(each["commit"])[:10] for each in made]

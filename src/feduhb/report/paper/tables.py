@@ -36,7 +36,7 @@ def markdown(cells: Sequence[Cell]) -> str:
 
 def commands(cells: Sequence[Cell]) -> str:
     """Say what made the cells."""
-    made = dict.fromkeys(str(cell.made["command"]) for cell in cells)
+    made = dict.fromkeys(str(made["command"]) for cell in cells for made in cell.origins)
     return f"The cells were made by {listed([f'`{command}`' for command in made])}."
 
 

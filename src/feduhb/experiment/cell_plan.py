@@ -1,0 +1,109 @@
+"""What a cell of a grid is to hold: its runs by name, and which of them its file lacks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from feduhb.cells import ORIGINAL, RETRAIN, Cell, Place
+from feduhb.core.types import Method
+from feduhb.errors import RunFolderError
+from feduhb.experiment.runs import method_for
+from feduhb.experiment.settings import TrainSettings
+from feduhb.run.folder import first_difference
+from feduhb.stopping import StopRule, dynamic_stop, never
+
+RULED, ON = "feduhb", "feduhb-on"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A cell to make."""
+
+    place: Place
+    out: Path  # the grid's folder
+    data: Path | None = None
+    engine: str = "auto"
+    command: str = ""
+    alone: bool = True  # whether nothing else of ours computes meanwhile, so that seconds mean something
+    keep: bool = False  # the run folders, with their histories
+
+    @property
+    def file(self) -> Path:
+        """The cell's file."""
+        return cell_file(self.out, self.place)
+
+    @property
+    def work(self) -> Path:
+        """Where the cell's runs live until it is done; those to be timed apart from any that were not alone."""
+        return self.out / "work" / f"{self.place.name}{'-timed' if self.place.timed else ''}"
+
+    @property
+    def lock(self) -> Path:
+        """What a process holds while it is at the cell."""
+        return self.out / "work" / f"{self.place.name}.lock"
+
+
+class Planned(NamedTuple):
+    """A run of a cell: which method, and when it stops."""
+
+    method: Method[Any]
+    stop: StopRule = never
+
+
+def cell_file(out: Path, place: Place) -> Path:
+    """Name the file of a cell in a grid's folder."""
+    return out / "cells" / f"{place.name}.json"
+
+
+def plans(place: Place) -> dict[str, Planned]:
+    """Give the runs that follow the training, by name."""
+
+    def make(name: str, **settings: float) -> Method[Any]:
+        return method_for(name, TrainSettings(epochs=place.epochs), **settings)
+
+    heavy = make("feduhb", momentum=place.momentum)
+    found = {
+        RETRAIN: Planned(make("retrain")),
+        "federaser": Planned(make("federaser")),
+        "fedrecover": Planned(make("fedrecover", **{**place.fedrecover, "correction": 0})),
+        "fedrecover-corrected": Planned(make("fedrecover", **place.fedrecover)),
+        RULED: Planned(heavy, dynamic_stop(place.scale, momentum=place.momentum)),
+        ON: Planned(heavy),
+    }
+    found |= {f"momentum-{beta:g}": Planned(make("feduhb", momentum=beta)) for beta in place.momenta}
+    return found | {
+        f"step-{step:g}": Planned(make("feduhb", momentum=0.0, step_size=step)) for step in place.steps
+    }
+
+
+def lacking(place: Place, path: Path) -> tuple[str, ...]:
+    """Name the runs that a cell's file lacks; refuse a file of other settings.
+
+    A grid that asks for more momenta or steps than before lacks those alone. A cell to be timed that was made among others
+    lacks everything: seconds cannot be added to a run.
+    """
+    wanted = plans(place)
+    if not path.exists():
+        return (ORIGINAL, *wanted)
+    cell = Cell.read(path)
+    if difference := first_difference(_bare(cell.place).as_json(), _bare(place).as_json()):
+        raise RunFolderError(f"{path} was made with {difference}; choose another --out for this grid")
+    if place.timed and not cell.made["alone"]:
+        return (ORIGINAL, *wanted)
+    return tuple(name for name in wanted if name not in cell.runs)
+
+
+def joined(before: Place, after: Place) -> Place:
+    """Give the place of a cell that was made for one grid and had runs added for another."""
+    return replace(
+        before,
+        momenta=tuple(sorted({*before.momenta, *after.momenta})),
+        steps=tuple(sorted({*before.steps, *after.steps})),
+    )
+
+
+def _bare(place: Place) -> Place:
+    """A place without what may be added to a cell: momenta, steps, seconds."""
+    return replace(place, momenta=(), steps=(), timed=False)
