@@ -9,10 +9,15 @@ from hypothesis import strategies as st
 
 from feduhb.engines.local import batches
 from feduhb.engines.stacking.runner import WASTE, _between
-from feduhb.engines.stacking.schedule import Phase, Schedule, phases, wasted
+from feduhb.engines.stacking.schedule import Phase, Schedule, phases
 from toys import quick
 
 totals_of = st.lists(st.integers(1, 300), min_size=1, max_size=40).map(lambda t: sorted(t, reverse=True))
+
+
+def wasted(plan, totals):
+    """The share of places in steps that no client uses."""
+    return 1 - sum(totals) / sum(phase.clients * phase.steps for phase in plan)
 
 
 def test_phases_on_paper():

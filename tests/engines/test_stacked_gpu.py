@@ -8,8 +8,9 @@ from torch import nn
 from torch.nn import functional
 
 import feduhb
-from federations import ragged
+from federations import ragged, tensors
 from feduhb.core.flat import flatten
+from feduhb.data.federation import Examples
 from feduhb.engines import Loop, Stacked
 from feduhb.engines.kernels import conv, language
 from feduhb.engines.kernels.tiling import Geometry
@@ -17,6 +18,7 @@ from feduhb.engines.stacking.fusing import fused_layers
 from feduhb.engines.stacking.layers import layers_of
 from feduhb.engines.stacking.networks import Layered
 from feduhb.engines.stacking.tracing import traced
+from feduhb.errors import AnswerError
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available() or language.triton is None, reason="needs a GPU and Triton"
@@ -158,3 +160,28 @@ def test_answers_come_to_where_the_parameters_are():
         block = next(Stacked(federation).train(feduhb.Work(start.to(device), 1), ("cat", "ant"), 0))
         assert block.values.device.type == device
         assert block.clients == ("cat", "ant")
+
+
+def test_images_that_lie_channels_last_train_as_on_the_loop():
+    """The kernel that fetches batches reads examples row by row."""
+    draw = torch.Generator().manual_seed(0)
+    x = torch.rand(40, 3, 8, 8, generator=draw).contiguous(memory_format=torch.channels_last)
+    y, parts = torch.arange(80)[::2] % 3, torch.arange(40).split([9, 31])
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3))
+    clients = {f"c{i}": Examples.of(x, y, rows) for i, rows in enumerate(parts)}
+    federation = feduhb.Federation(clients, (x, y), model)
+    work, local = feduhb.Work(flatten(federation.fresh_model()), 1), feduhb.Local(batch_size=4, lr=0.1)
+    slow, fast = (
+        torch.cat([block.values for block in engine.train(work, tuple(clients), 0)])
+        for engine in (Loop(federation, local), Stacked(federation, local))
+    )
+    assert relative(fast, slow.double()) < 1e-3
+
+
+def test_a_label_that_is_no_class_is_refused_before_a_kernel_sees_it():
+    x, y = tensors("cat", 6, dtype=torch.float32)
+    federation = ragged({"ant": 3}, dtype=torch.float32, cat=(x, y + 7))
+    with pytest.raises(
+        AnswerError, match=r"client cat could not train in round 3 \(Target \d is out of bounds\.\)"
+    ):
+        answers(Stacked(federation), federation, 1)

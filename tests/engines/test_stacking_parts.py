@@ -234,8 +234,22 @@ def test_a_shelf_tells_apart_views_that_begin_at_the_same_place():
     assert shelf.x[shelf.rows["long"]].flatten().tolist() == list(range(10))
 
 
-def test_a_trial_finds_idle_parameters_and_counts_outputs():
-    found = tried(Idle(), feduhb.Local(), torch.randn(2, 3), torch.tensor([0, 1]))
+def test_a_slope_has_memory_of_its_own_for_kernels_write_into_it():
+    """The gradient of a sum over outputs is one number seen many times."""
+    found = slope(absolute, torch.ones(2, 4, 3), torch.zeros(2, 4), torch.full((2, 4), 0.25))
+    assert found.is_contiguous()
+
+
+def test_a_trial_finds_idle_parameters_and_counts_outputs_and_classes():
+    def clients(x, y):
+        return {"a": Examples.of(x, torch.tensor(y))}
+
+    labels, fractions = [0, 1], [[0.5, 0.5, 0.0], [1.0, 0.0, 0.0]]
+    found = tried(Idle(), feduhb.Local(), clients(torch.randn(2, 3), labels))
     assert found.idle == {"idle.weight", "idle.bias"}
-    assert found.outputs == 3
-    assert tried(paper(), feduhb.Local(), torch.randn(2, 1, 12, 12), torch.tensor([0, 1])).idle == frozenset()
+    assert (found.outputs, found.classes) == (3, 3)
+    assert tried(Idle(), feduhb.Local(), clients(torch.randn(2, 3), fractions)).classes is None
+    own = feduhb.Local(loss=lambda z, y: functional.cross_entropy(z, y))
+    assert tried(Idle(), own, clients(torch.randn(2, 3), labels)).classes is None
+    whole = tried(paper(), feduhb.Local(), clients(torch.randn(2, 1, 12, 12), labels))
+    assert whole.idle == frozenset()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any
@@ -57,11 +58,8 @@ class Stacked:
         self.precision = precision
         self._model = federation.fresh_model()
         self._check(block)
-        client, examples = max(federation.clients.items(), key=lambda item: len(item[1]))
-        x, y = examples.batch(torch.arange(min(2, len(examples))))
-        with named(client, 0):
-            self._trial = tried(self._model, self.local, x, y)
-        self._example = x
+        with named(_called(tuple(federation.clients)), 0):
+            self._trial = tried(self._model, self.local, federation.clients)
         self._model.to(self.device)
         self.block = block or self._room()
         self._chain, self.why = self._traced(mapped)
@@ -93,6 +91,9 @@ class Stacked:
         """The updates [C, P] of a block."""
         counts = [len(self.federation.clients[client]) for client in clients]
         shelf = self._shelf(clients)
+        for client in clients:
+            with named(client, round):
+                shelf.check(client, self._trial.classes)
         start = work.params.to(self.device)
         if work.epochs == 0:
             width = max(1, 4 * len(next(chunks(max(counts)))) // len(clients))
@@ -134,7 +135,7 @@ class Stacked:
             return Mapped(self._model, self.local, clients, self.device, self._trial.idle)
         fused = self.device.type == "cuda" and language.triton is not None
         layers = (
-            fused_layers(self._chain, clients, self.device, self.precision, self._example.to(self.device))
+            fused_layers(self._chain, clients, self.device, self.precision, self._example())
             if fused
             else layers_of(self._chain, clients, self.device)
         )
@@ -156,13 +157,24 @@ class Stacked:
     def _shelf(self, clients: Sequence[ClientId]) -> Shelf:
         """The examples of all clients where they are shared or fit, else those of these clients."""
         everyone = self.federation.clients
-        if self._held is None and (shared(everyone) or self._spacious(Shelf.bytes(everyone))):
-            self._held = Shelf(everyone, self.device)
-        return self._held or Shelf({client: everyone[client] for client in clients}, self.device)
+        asked = {client: everyone[client] for client in clients}
+        if self._held is not None and self._held.holds(asked):
+            return self._held
+        self._held = Shelf(everyone, self.device) if self._keeps else None
+        return self._held or Shelf(asked, self.device)
 
-    def _spacious(self, size: int) -> bool:
-        """Whether a GPU has room for a copy of all examples."""
-        return self.device.type == "cuda" and 4 * size < free_memory(self.device)
+    @functools.cached_property
+    def _keeps(self) -> bool:
+        """Whether all examples stay on the device: they cost nothing there, or a GPU has room for a copy."""
+        everyone = self.federation.clients
+        if shared(everyone):
+            return True
+        return self.device.type == "cuda" and 4 * Shelf.bytes(everyone) < free_memory(self.device)
+
+    def _example(self) -> Tensor:
+        """A batch of inputs."""
+        x, _ = next(iter(self.federation.clients.values())).batch(torch.arange(1))
+        return x.to(self.device)
 
     def _room(self) -> int:
         """How many clients fit into half of the free memory: weights, steps and answers, and what going backward keeps."""

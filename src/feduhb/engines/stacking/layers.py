@@ -126,6 +126,8 @@ def function_of(module: nn.Module) -> Callable[..., Tensor]:
             return lambda x, w, b=None: x @ w.transpose(1, 2) if b is None else x @ w.transpose(1, 2) + b
         case nn.GroupNorm() | nn.LayerNorm():
             return lambda x, *affine: _normed(x, affine, module)
+        case nn.ReLU():
+            return functional.relu  # not in place, whatever the module does: what came before is still needed
         case nn.Flatten(start_dim=start, end_dim=end):
             return lambda x: x.flatten(start + 1 if start > 0 else start, end + 1 if end > 0 else end)
         case _:

@@ -29,4 +29,4 @@ def slope(loss: Loss, outputs: Tensor, targets: Tensor, share: Tensor) -> Tensor
     def total(outputs: Tensor) -> Tensor:
         return (torch.func.vmap(lambda o, t: each(loss, o, t))(outputs, targets) * share).sum()
 
-    return torch.func.grad(total)(outputs)
+    return torch.func.grad(total)(outputs).contiguous()  # kernels write into it

@@ -47,11 +47,6 @@ def phases(totals: Sequence[int], waste: float = 0.0) -> tuple[Phase, ...]:
     return tuple(exact)
 
 
-def wasted(plan: Sequence[Phase], totals: Sequence[int]) -> float:
-    """The share of places in steps that no client uses."""
-    return 1 - sum(totals) / sum(phase.clients * phase.steps for phase in plan)
-
-
 @dataclass(frozen=True, slots=True)
 class Schedule:
     """The batches of a block of clients, who stand in the order of their lengths."""
