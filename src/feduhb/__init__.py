@@ -6,7 +6,7 @@
     print(feduhb.audit(unlearned, trained))
 
 Names are loaded when first used, so that reading records or reports does not import torch. `feduhb.flower`, for federations on
-real machines, is a room of its own with an extra: pip install 'feduhb[flower]'.
+real machines, is a room of its own with an extra; in a clone: pip install -c constraints.txt '.[flower]'.
 """
 
 from __future__ import annotations

@@ -19,6 +19,14 @@ ORIGINAL, RETRAIN = "original", "retrain"
 SERIES = (
     "test_accuracy", "test_loss", "backdoor", "moved", "client_seconds", "server_seconds", "evaluate_seconds",
 )  # fmt: skip
+MADE = (
+    "command",
+    "commit",
+    "engine",
+    "device",
+    "finished",
+    "alone",
+)  # what a report tells of who made a cell
 DIGITS = 6  # that a number of a series is kept with
 
 
@@ -131,6 +139,8 @@ class Cell:
         """Read a cell's file."""
         try:
             told = json.loads(path.read_text(encoding="utf-8"))
+            if lost := [name for name in MADE if name not in told["made"]]:
+                raise KeyError(f"made.{lost[0]}")
             return cls(
                 place=Place.from_json(told["place"]),
                 made=told["made"],
@@ -147,8 +157,14 @@ class Cell:
 
 
 def read_cells(folder: Path) -> list[Cell]:
-    """Read every cell of a grid's folder, in the order of their names."""
-    return [Cell.read(path) for path in sorted(folder.glob("*.json"))]
+    """Read every cell of a grid's folder, in the order of their names; refuse one that stands there under another name."""
+    cells = {path: Cell.read(path) for path in sorted(folder.glob("*.json"))}
+    for path, cell in cells.items():
+        if path.stem != cell.place.name:
+            raise RunFolderError(
+                f"{path} holds the cell {cell.place.name}; call it {cell.place.name}.json, or delete it where that is a copy"
+            )
+    return list(cells.values())
 
 
 def shortened(values: Sequence[float]) -> tuple[float, ...]:
@@ -157,8 +173,9 @@ def shortened(values: Sequence[float]) -> tuple[float, ...]:
 
 
 def _track(told: Mapping[str, Any]) -> Track:
+    tables = {name: dict(told[name]) for name in ("settings", "sums", "scores")}
     series = {name: tuple(values) for name, values in told["series"].items()}
-    return Track(**{**told, "series": series})
+    return Track(**{**told, **tables, "series": series})
 
 
 def _spelled(told: Mapping[str, Any]) -> str:

@@ -88,14 +88,20 @@ def disk_errors(path: Path) -> Generator[None]:
         full = error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
         what = "the disk is full" if full else (error.strerror or str(error))
         raise StorageError(
-            f"cannot write {path}: {what}; everything up to the last finished round is safe: "
-            f"{'free some space' if full else 'fix that'} and go on with --resume"
+            f"cannot write {path}: {what}; {'free some space' if full else 'fix that'} and give the same command again, "
+            "with --resume where it knows that: what was finished is kept"
         ) from error
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Replace a file whole or not at all."""
-    place_atomically(path, lambda temporary: _put(temporary, data))
+    """Replace a file whole or not at all; of several who do so at once, each waits for the one before."""
+    with disk_errors(path), _held(_beside(path)):
+        place_atomically(path, lambda temporary: _put(temporary, data))
+
+
+def _beside(path: Path) -> Path:
+    """Name the temporary file of a file."""
+    return path.with_name(f".{path.name}.tmp")
 
 
 def _put(path: Path, data: bytes) -> None:
@@ -105,7 +111,7 @@ def _put(path: Path, data: bytes) -> None:
 
 def place_atomically(path: Path, write: Callable[[Path], object]) -> None:
     """Let ``write`` fill a temporary file and put it in a file's place: fsync, rename, fsync of the folder."""
-    temporary = path.with_name(f".{path.name}.tmp")
+    temporary = _beside(path)
     with disk_errors(path):
         try:
             write(temporary)
@@ -118,6 +124,18 @@ def place_atomically(path: Path, write: Callable[[Path], object]) -> None:
         sync_folder(path.parent)
 
 
+@contextlib.contextmanager
+def _held(path: Path) -> Generator[None]:
+    """Open a file and lock it, waiting for whoever has it; again where that one moved it away meanwhile."""
+    while True:
+        with path.open("ab") as file:
+            locked(file, wait=True)
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                    yield
+                    return
+
+
 def sync_folder(folder: Path) -> None:
     """Make a rename in ``folder`` survive a power cut."""
     handle = os.open(folder, os.O_RDONLY)
@@ -127,14 +145,14 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def locked(file: IO[bytes]) -> bool:
+def locked(file: IO[bytes], *, wait: bool = False) -> bool:
     """Lock an open file for this process; False where another has it. Where the system knows no locks, everybody has it."""
     try:
         import fcntl
     except ImportError:  # not on Windows
         return True
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         return False
     return True

@@ -24,3 +24,10 @@ def killed(number: int) -> int:
     assert "PYTEST_CURRENT_TEST" not in os.environ or os.getppid() == number
     os.kill(os.getpid(), signal.SIGKILL)
     return number
+
+
+def killed_if_odd(number: int) -> int:
+    """Die at every other number."""
+    if number % 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return number

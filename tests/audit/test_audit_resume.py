@@ -14,7 +14,10 @@ import pytest
 
 import feduhb
 from audit.auditing import QUIET
+from feduhb.errors import RunFolderError
 from feduhb.experiment.audit import WORK, audit
+from feduhb.records import RunFolder
+from feduhb.run.folder import sole_writer
 
 SHADOWING = Path(__file__).with_name("shadowing.py")
 CLOCKS = ("finished", "seconds", "cost", "versions")
@@ -51,6 +54,17 @@ def copied(runs, tmp_path) -> Path:
     for name in ("original", "retrain"):
         shutil.copytree(runs[0] / name, tmp_path / name)
     return tmp_path
+
+
+def test_a_second_audit_of_a_run_does_not_take_the_firsts_work_away(runs, tmp_path):
+    folder = copied(runs, tmp_path)
+    unlearned, trained = (feduhb.open_run(folder / name) for name in ("retrain", "original"))
+    with (
+        sole_writer(RunFolder(folder / "audit")),
+        pytest.raises(RunFolderError, match="another process is writing"),
+    ):
+        audit(unlearned, trained, out=folder / "audit", **QUIET)
+    assert not (folder / "audit" / WORK).exists()
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +107,7 @@ def test_the_work_folder_is_gone_at_the_end_and_stays_where_asked(runs, tmp_path
     _, original, retrain = runs
     cheap = {"canaries": 0, **QUIET}
     audit(retrain, original, out=tmp_path, **cheap)
-    assert [path.name for path in tmp_path.iterdir()] == ["audit.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "audit.json"]
     audit(retrain, original, out=tmp_path, keep=True, **cheap)
     kept = {path.name.split("-")[0] for path in (tmp_path / WORK).iterdir() if path.is_dir()}
     assert kept == {"retrain", "noise", "never"}

@@ -45,6 +45,14 @@ EXACT, LEAKS, ELSEWHERE = (
 )
 
 
+def test_attacks_that_fail_beside_exactness_are_counted_in_plain_words():
+    one, two = (
+        verdict(True, EXACT, findings, None).reasons[-1] for findings in ([FAILED], [FAILED, FAILED, BLIND])
+    )
+    assert one.endswith("of 1 attack, 1 catches the original and not this model.")
+    assert two.endswith("of 3 attacks, 2 catch the original and not this model, 1 had no power here.")
+
+
 @pytest.mark.parametrize(
     ("unlearned", "original", "retrain", "found"),
     [
@@ -255,6 +263,6 @@ def test_a_rehearsal_counts_only_where_the_procedure_gave_the_weights():
 def test_an_attack_without_power_is_said_to_have_none():
     said = verdict(True, EXACT, [BLIND, BLIND, FAILED, UNSURE], None).reasons[-1]
     assert said.startswith("Attacks are no part of this verdict: of 4")
-    assert "1 failed" in said
+    assert "1 catches the original and not this model" in said
     assert said.endswith("2 had no power here, 1 decided nothing.")
     assert verdict(True, EXACT, [], None).reasons[-1].endswith("none was able to contradict it.")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from audit.jobs import doubled, killed, refused
+from audit.jobs import doubled, killed, killed_if_odd, refused
 from feduhb.errors import DataError, RunFolderError
 from feduhb.experiment.workers import spread
 
@@ -58,6 +58,11 @@ def test_a_job_that_others_cannot_read_is_done_here(monkeypatch):
 def test_a_process_that_dies_is_told_of():
     with pytest.raises(RunFolderError, match=r"ended early \(exit status -9\); start again"):
         list(spread(killed, [os.getpid()] * 2, 2))
+
+
+def test_a_job_whose_process_died_may_be_given_up_while_the_others_go_on():
+    found = list(spread(killed_if_odd, range(5), 2, lambda job, error: f"{job}: {error}"[:24]))
+    assert found == [0, "1: a process at work on ", 2, "3: a process at work on ", 4]
 
 
 def test_nothing_to_do():

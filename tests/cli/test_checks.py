@@ -102,7 +102,7 @@ def test_several_runs_at_once_and_a_report_of_them(run, tmp_path):
         (["run-feduhb", "--canaries", 2], "canaries is 2.0; give a share of 0 (none) to 1"),
         (["run-feduhb", "--relearn", -1], "relearn is -1"),
         (["run-feduhb", "--margin", 0.6], "margin is 0.6; give a number between 0 and 0.5"),
-        (["run-feduhb", "--original", "run-retrain"], "has already forgotten c00,c01; give the run that had everybody"),
+        (["run-feduhb", "--original", "run-retrain"], "has forgotten c00,c01, the audited run c00,c01; give a control that knows"),
         (["run-feduhb", "--retrain", "run"], "give a run of retrain without c00,c01"),
     ],
 )  # fmt: skip

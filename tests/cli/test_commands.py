@@ -1,6 +1,7 @@
 """Every command once, as a person and as a program would use it."""
 
 import json
+import shutil
 
 import pytest
 from typer.testing import CliRunner
@@ -31,7 +32,7 @@ def invoke(*arguments):
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
+def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("commands")
     (folder / "config.toml").write_text(CONFIG)
     said = invoke("train", folder / "config.toml", "--out", folder / "run")
@@ -40,6 +41,13 @@ def run(tmp_path_factory):
     assert picked.startswith("engine: ")
     assert first.startswith("train 1/3  loss ")
     return folder / "run"
+
+
+@pytest.fixture
+def run(trained, tmp_path_factory):
+    """The training, in a folder of its own, no request made of it yet."""
+    folder = tmp_path_factory.mktemp("commands")
+    return shutil.copytree(trained.parent, folder / "all") / "run"
 
 
 def test_train_answers_a_program(run, tmp_path):

@@ -13,22 +13,31 @@ import time
 from collections.abc import Generator, Iterable
 from pathlib import Path
 
+from torch import Tensor
+
+import feduhb
+from feduhb.core.flat import flatten
+from feduhb.run import run
+
 EXAMPLE = Path(__file__).parents[2] / "examples" / "flower-hospitals"
 sys.path.insert(0, str(EXAMPLE))
 
 import story  # noqa: E402
-from hospitals.server import EPOCHS, LOCAL  # noqa: E402
-from loopback import COMPLETED, FederationError  # noqa: E402
+from hospitals.server import EPOCHS, LOCAL, MOMENTUM, STOP  # noqa: E402
+from loopback import COMPLETED, Deployment, FederationError  # noqa: E402
 from loopback.keys import node_key  # noqa: E402
+from loopback.running import CONNECTION  # noqa: E402
 
 __all__ = [
     "COMPLETED",
+    "CONNECTION",
     "EPOCHS",
     "EXAMPLE",
     "LOCAL",
     "FederationError",
     "descendants",
     "gone",
+    "in_process",
     "island",
     "kill_serverapp",
     "listening",
@@ -142,3 +151,14 @@ def kill_serverapp(superexec: int) -> None:
     """End the ServerApp that a SuperExec runs, and nothing else, without a farewell."""
     (process,) = (p for p, words in descendants(superexec).items() if "flwr-serverapp" in words)
     os.kill(process, signal.SIGKILL)
+
+
+def in_process(hospitals: Deployment, forget: feduhb.Request, rounds: int) -> Tensor:
+    """Give the weights of an erasure by the loop in one process, on a federation that is without what is forgotten."""
+    whole = story.audit.federation(hospitals.folder / "data", story.ids_of(hospitals))
+    remaining, method = whole.without(forget), feduhb.FedUHB(momentum=MOMENTUM, epochs=EPOCHS)
+    start = method.init(flatten(remaining.fresh_model()))
+    *_, (state, _) = run(
+        method, feduhb.Loop(remaining, LOCAL), list(remaining.clients), start, rounds=rounds, stop=STOP
+    )
+    return state.params

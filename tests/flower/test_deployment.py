@@ -1,27 +1,34 @@
 """Real programs on loopback: TLS, keys, a database; and what happens when each of them dies.
 
-One federation serves all tests of this file, in the order in which they stand: the story first, then the crashes.
+One federation serves all tests of this file, in the order in which they stand: the story first, then the crashes, then
+rows of those who stayed, and the leaver that comes back.
 """
 
 from __future__ import annotations
 
+import json
 import os
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 pytest.importorskip("flwr")
 
 from feduhb.core.flat import flatten
 from feduhb.core.types import Work
+from feduhb.data.request import Request
 from feduhb.engines import Loop
+from feduhb.flower import key_id
 from feduhb.records import RunFolder
 from feduhb.run.checkpoint import load_params
 from flower.deploying import (
     COMPLETED,
+    CONNECTION,
     EPOCHS,
     LOCAL,
     FederationError,
+    in_process,
     island,
     kill_serverapp,
     node_key,
@@ -29,6 +36,8 @@ from flower.deploying import (
 )
 
 LEAVER, STAYS, DIES = "hospital-c", "hospital-a", "hospital-b"
+BACK = "hospital-d"  # the leaver, when it comes back under another name
+ROWS = (*range(10), 12)  # of DIES
 ROUNDS = 2
 TIMEOUT = 30  # seconds a round waits for the dead
 
@@ -58,6 +67,11 @@ def weights(hospitals, run):
 
 def lines(hospitals, run):
     return RunFolder(hospitals.folder / "runs" / run).rounds_path.read_text().splitlines()
+
+
+def names(hospitals, run):
+    """Everybody whom a run saw, by client id."""
+    return json.loads((hospitals.folder / "runs" / run / "names.json").read_text())
 
 
 def one_round_done(hospitals, run):
@@ -211,6 +225,101 @@ def test_what_was_sent_stays_in_the_database_until_it_is_scrubbed(hospitals):
     story.scrub(hospitals.database)
     assert copies(hospitals, update) == 0
     assert set(hospitals.nodes()) == set(hospitals.members)
+
+
+def held(hospitals, name):
+    """The keys of the rows that a hospital trains on, in the order of its own file."""
+    return load_file(hospitals.folder / "data" / f"{name}.cache" / "examples.safetensors")["keys"].tolist()
+
+
+def forgotten(hospitals, rows):
+    """The leaver, and rows of another, as a request by client ids."""
+    ids = story.ids_of(hospitals)
+    return Request((ids[LEAVER],), {ids[DIES]: rows})
+
+
+@pytest.fixture(scope="module")
+def rowless(hospitals, told):  # noqa: ARG001
+    """Some rows of a hospital are forgotten, after the leaver; give what both held before."""
+    before = {name: held(hospitals, name) for name in (STAYS, DIES)}
+    hospitals.wait(
+        story.submit(hospitals, "rowless", rounds=1, forget=f"{DIES}:0-9+12", replaces="unlearned")
+    )
+    return before
+
+
+def test_rows_that_are_forgotten_go_out_of_the_hospitals_own_data(hospitals, rowless):
+    """They are named in its messages and in nobody else's; it goes on taking part with the rest."""
+    (record,) = story.rounds_of(hospitals, "rowless")
+    assert set(record.answered) == {story.ids_of(hospitals)[name] for name in (STAYS, DIES)}
+    assert held(hospitals, DIES) == [key for key in rowless[DIES] if key not in ROWS]
+    assert len(held(hospitals, DIES)) == len(rowless[DIES]) - len(ROWS)
+    assert held(hospitals, STAYS) == rowless[STAYS]
+
+
+@pytest.mark.usefixtures("rowless")
+def test_the_model_without_these_rows_is_that_of_the_loop_which_never_had_them(hospitals):
+    """To the last row: with one of them it is another."""
+    found = weights(hospitals, "rowless")
+    assert torch.equal(found, in_process(hospitals, forgotten(hospitals, ROWS), 1))
+    assert not torch.equal(found, in_process(hospitals, forgotten(hospitals, ROWS[:-1]), 1))
+
+
+@pytest.mark.usefixtures("rowless")
+def test_a_key_that_was_unregistered_is_not_registered_again(hospitals):
+    """So in a database that lasts nobody ever has a second node id."""
+    (node,) = (node for node, name in hospitals.ids.items() if name == LEAVER)
+    hospitals.flwr("supernode", "unregister", node, CONNECTION)
+    with pytest.raises(FederationError, match="already in use"):
+        hospitals.flwr("supernode", "register", f"{hospitals.key(LEAVER)}.pub", CONNECTION, "--name", BACK)
+
+
+@pytest.fixture(scope="module")
+def returned(hospitals, rowless):  # noqa: ARG001
+    """The SuperLink begins with a new database and everybody is registered anew; give the node ids they had before.
+
+    Nothing else in Flower 1.41 gives a known key another node id. The leaver's key comes back under another name, and a new
+    key under the leaver's.
+    """
+    before = {name: node for node, name in hospitals.ids.items()}
+    hospitals.stop()
+    for file in hospitals.folder.glob(f"{hospitals.database.name}*"):
+        file.unlink()
+    for ending in ("", ".pub"):
+        hospitals.key(f"{LEAVER}{ending}").rename(hospitals.key(f"{BACK}{ending}"))
+    hospitals.members = {**hospitals.members, BACK: hospitals.members[LEAVER]}
+    with hospitals:
+        yield before
+
+
+def test_a_leaver_that_comes_back_under_a_new_node_id_is_not_asked_nor_is_a_new_key_under_its_name(
+    hospitals, returned
+):
+    """Both are connected and the run saw them; those who stayed have new node ids as well, and are asked."""
+    ids = {name: key_id(hospitals.key(name).with_suffix(".pub")) for name in hospitals.members}
+    assert ids[BACK] in story.rounds_of(hospitals, "trained")[0].asked
+    now = {name: node for node, name in hospitals.ids.items()}
+    assert now[BACK] != returned[LEAVER]
+    assert all(now[name] != returned[name] for name in (STAYS, DIES))
+    run = story.submit(hospitals, "returned", rounds=1, forget=f"{DIES}:20", replaces="rowless")
+    hospitals.wait(run)
+    (record,) = story.rounds_of(hospitals, "returned")
+    assert set(record.asked) == set(record.answered) == {ids[STAYS], ids[DIES]}
+    assert names(hospitals, "returned") == {client: name for name, client in ids.items()}
+    states = hospitals.nodes()
+    for name in (BACK, LEAVER):
+        assert states[name] == "online"
+        assert (str(run), "train") not in story.messages(hospitals, name)
+    assert story.messages(hospitals, STAYS).count((str(run), "train")) == 1
+
+
+@pytest.mark.usefixtures("returned")
+def test_what_was_forgotten_before_the_return_stays_forgotten(hospitals):
+    """Row 20 is the hospital's own key: at that place in what was left stood another."""
+    wanted = in_process(hospitals, forgotten(hospitals, (*ROWS, 20)), 1)
+    assert torch.equal(weights(hospitals, "returned"), wanted)
+    assert not {*ROWS, 20} & {*held(hospitals, DIES)}
+    assert not (hospitals.folder / "data" / f"{LEAVER}.cache").exists()
 
 
 CONNECT = """

@@ -1,5 +1,6 @@
 """A client is its key, or in simulation its partition; a node id is nobody."""
 
+import re
 import shutil
 import subprocess
 
@@ -10,7 +11,7 @@ from flwr.clientapp import ClientApp
 import feduhb
 from federations import ragged
 from feduhb import flower
-from feduhb.errors import AnswerError, ConfigError, RequestError
+from feduhb.errors import AnswerError, ConfigError, DataError, RequestError
 from flower.gridding import Seat, new_key, staged
 
 LOCAL = feduhb.Local(batch_size=8, lr=0.05)
@@ -249,6 +250,19 @@ def test_partitions_that_cannot_be():
     grid.seats[104].config["partition-id"] = 3
     with pytest.raises(AnswerError, match="two nodes say that they hold the same partition"):
         strategy("c01").start(grid, start(), 1)
+
+
+@pytest.mark.parametrize("name", ["site:1", "a,b", "a+b", "class", " a", "", "a\nb", 3])
+def test_partitions_that_no_request_could_spell_are_refused_before_anybody_is_asked(name):
+    grid = staged(FEDERATION)
+    with pytest.raises(DataError, match=f"{re.escape(repr(name))} cannot be a client's id"):
+        strategy("b", partitions=("b", name, "c", "d", "e")).start(grid, start(), 1)
+    assert grid.sent == []
+
+
+def test_partitions_of_one_name_are_refused():
+    with pytest.raises(ConfigError, match="two partitions are called 'b'; give each a name of its own"):
+        strategy("a", partitions=("a", "b", "c", "b", "e")).start(staged(FEDERATION), start(), 1)
 
 
 def test_an_app_that_does_not_know_the_question_is_told_how_to_answer():

@@ -6,7 +6,7 @@ import torch
 import feduhb
 from federations import ragged
 from feduhb import flower
-from feduhb.errors import AnswerError, DataError, RequestError
+from feduhb.errors import AnswerError, DataError, RequestError, RunFolderError
 from feduhb.history import DiskHistory
 from flower.gridding import answering, app_of, staged
 
@@ -98,6 +98,80 @@ def test_a_run_is_resumed(tmp_path):
         feduhb.train(far, 4, engine=far.engine, out=tmp_path / "run", show=stop, **SETTINGS)
     again = feduhb.train(far, 4, engine=far.engine, out=tmp_path / "run", resume=True, **SETTINGS)
     assert torch.equal(again.params, trained_here().params)
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        ({"dog": [1, 2]}, {"dog": [7, 8]}),
+        ({"dog": [1, 2]}, "dog:1-2,class:1"),
+        (None, "class:1"),
+        ("class:1", "class:2"),
+        ({"dog": [1]}, {"ant": [1]}),
+    ],
+)
+def test_a_run_is_not_resumed_with_other_rows_or_classes_forgotten(first, then, tmp_path):
+    def stop(_):
+        raise KeyboardInterrupt
+
+    far = remote(staged(FEDERATION), forget=first)
+    with pytest.raises(KeyboardInterrupt):
+        feduhb.train(far, 4, engine=far.engine, out=tmp_path / "run", show=stop, **SETTINGS)
+    grid = staged(FEDERATION)
+    other = remote(grid, forget=then)
+    with pytest.raises(
+        RunFolderError, match=r"was begun with other data of client (ant|dog); resume it with"
+    ):
+        feduhb.train(other, 4, engine=other.engine, out=tmp_path / "run", resume=True, **SETTINGS)
+    assert grid.trained() == set()
+    again = remote(staged(FEDERATION), forget=first)
+    assert (
+        len(feduhb.train(again, 4, engine=again.engine, out=tmp_path / "run", resume=True, **SETTINGS).rounds)
+        == 4
+    )
+
+
+def test_a_fingerprint_says_what_each_was_told_to_drop():
+    far = remote(staged(FEDERATION))
+    assert set(far.fingerprints().values()) == {"remote, 0 rows forgotten"}
+    found = far.without("bee,dog:0-2+5,class:1").without({"dog": [3]}).fingerprints()
+    assert found["dog"] == "remote, 5 rows forgotten: dog:0-3+5,class:1"
+    assert found["ant"] == "remote, 0 rows forgotten: class:1"
+    assert "bee" not in found
+
+
+WRONG = "key-" + "0" * 32
+
+
+@pytest.mark.parametrize("forget", [[WRONG], {WRONG: [0]}])
+def test_a_mistyped_key_is_refused_before_anybody_is_asked(forget, tmp_path):
+    grid = staged(FEDERATION, keyed=True)
+    run = trained_there(grid, tmp_path / "first", keep_history=True)
+    grid.sent.clear()
+    words = rf"nobody with the key {WRONG} took part or was ever seen here; see that it is spelled right: feduhb.flower.key_id"
+    with pytest.raises(RequestError, match=words):
+        feduhb.unlearn(run, forget, rounds=2, out=tmp_path / "without")
+    assert grid.sent == []
+    assert len(DiskHistory(tmp_path / "first" / "history").rounds) == 4
+    assert not (tmp_path / "without").exists()
+
+
+@pytest.mark.parametrize("spelled", ["name", "key"])
+def test_a_leaver_that_has_gone_is_known_by_name_and_key(spelled):
+    grid = staged(FEDERATION, keyed=True)
+    bee = flower.key_id(grid.seats[101].key)
+    run = trained_there(grid)
+    del grid.seats[101]
+    unlearned = feduhb.unlearn(run, ["bee" if spelled == "name" else bee], rounds=2)
+    assert bee not in unlearned.rounds[0].asked
+    assert feduhb.unlearn(unlearned, [bee], rounds=2).rounds[0].asked == unlearned.rounds[0].asked
+
+
+def test_a_key_that_an_earlier_request_took_away_need_not_be_known():
+    grid = staged(FEDERATION, keyed=True)
+    far = remote(grid, forget=[WRONG])
+    run = feduhb.train(far, 1, engine=far.engine, **SETTINGS)
+    assert len(feduhb.unlearn(run, [WRONG, "bee"], rounds=1).rounds[0].asked) == 4
 
 
 def test_bad_answers_are_left_out_here_too():

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
@@ -13,9 +13,10 @@ from federations import ragged, small_cnn
 from feduhb import flower
 from feduhb.core.flat import flatten
 from feduhb.errors import ModelError
-from feduhb.flower.wire import Layout, MalformedError, weighted
+from feduhb.flower.wire import Layout, MalformedError, words
 from toys import quick
 
+WIDE = np.dtype(np.longdouble).itemsize > 8  # it is not everywhere
 SHAPES = st.dictionaries(
     st.text(min_size=1, max_size=6), st.lists(st.integers(1, 4), max_size=3), min_size=1, max_size=4
 )
@@ -93,6 +94,7 @@ def test_statistics_of_the_clients_data_are_refused():
             r"the arrays have the types \['int64'\]; convert the model to one float type",
         ),
         ({"a": np.zeros(2, np.float32), "b": np.zeros(2)}, r"\['float32', 'float64'\]; convert"),
+        *[({"a": np.zeros(2, np.longdouble)}, r"\['float\d+'\]; convert") for _ in range(WIDE)],
     ],
 )
 def test_what_is_no_model_is_refused(arrays, words):
@@ -107,21 +109,45 @@ def test_another_precision_is_read_into_ours():
     assert read.tolist() == [0.5, 0.25]
 
 
+@pytest.mark.parametrize("kind", [">f2", ">f4", ">f8"])
+def test_floats_of_the_other_byte_order_are_read_into_ours(kind):
+    arrays = ArrayRecord(
+        {"a": Array(np.array([0.5, -3.0], kind)), "b": Array(np.array(2.0).astype(kind).reshape(1))}
+    )
+    layout = Layout.of(arrays)
+    assert layout.flat(arrays).tolist() == [0.5, -3.0, 2.0]
+    assert layout.dtype == {2: torch.float16, 4: torch.float32, 8: torch.float64}[int(kind[-1])]
+
+
+@quick
+@given(st.text(max_size=60), st.integers(4, 40))
+def test_what_others_say_is_one_short_line(said, most):
+    line = words(said, most)
+    assert len(line) <= most
+    assert line.isprintable()
+    assert set(line) <= set(said) | set(" .")
+
+
+@pytest.mark.parametrize(
+    ("said", "line"),
+    [
+        ("not\ntoday", "not today"),
+        ("a\x1b[2Jb\x00\u202ec\ud800d", "a [2Jb c d"),
+        ("Größe 3 µm", "Größe 3 µm"),
+        ("x" * 10**7, "x" * 497 + "..."),
+        (ValueError("cannot\ninflate"), "cannot inflate"),
+        (None, "None"),
+        ("", ""),
+    ],
+)
+def test_a_line_for_people(said, line):
+    assert words(said) == line
+
+
 def test_an_unknown_array_is_malformed():
     layout = Layout({"a": (1,)}, torch.float32)
-    with pytest.raises(MalformedError, match="an unknown array b"):
+    with pytest.raises(MalformedError, match="an unknown array 'b'"):
         layout.flat(ArrayRecord({"a": Array(np.zeros(1)), "b": Array(np.zeros(1))}))
-
-
-def test_scores_are_averaged_by_examples_over_those_who_gave_them():
-    answers = [
-        RecordDict({"metrics": MetricRecord({"num-examples": 1, "loss": 4.0, "accuracy": 1.0})}),
-        RecordDict({"metrics": MetricRecord({"num-examples": 3, "loss": 0.0})}),
-        RecordDict({"metrics": MetricRecord({"num-examples": 5, "loss": float("nan")})}),
-        RecordDict({"metrics": MetricRecord({"num-examples": -2, "loss": 100.0})}),
-        RecordDict({}),
-    ]
-    assert weighted(answers) == {"accuracy": 1.0, "loss": 1.0}
 
 
 def test_the_room_lists_what_it_has():

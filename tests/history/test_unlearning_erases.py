@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,15 @@ import torch
 
 import feduhb
 from federations import ragged
-from feduhb.errors import AnswerError, ConfigError, FeduhbError, RequestError, RunFolderError
+from feduhb.core.types import Updates
+from feduhb.errors import (
+    AggregationError,
+    AnswerError,
+    ConfigError,
+    FeduhbError,
+    RequestError,
+    RunFolderError,
+)
 from feduhb.records import Round
 from history.remembering import files
 
@@ -153,6 +162,7 @@ BAD: dict[str, tuple[type[FeduhbError], Any]] = {
     "unknown": (RequestError, lambda _: {"forget": ["stranger"]}),
     "everyone": (RequestError, lambda _: {"forget": list(ragged().clients)}),
     "rounds": (ConfigError, lambda _: {"rounds": 0}),
+    "half a round": (ConfigError, lambda _: {"rounds": 2.5}),
     "engine": (ConfigError, lambda _: {"engine": "no such engine"}),
     "taken": (RunFolderError, lambda tmp_path: {"out": taken(tmp_path)}),
     "resumed": (RunFolderError, lambda tmp_path: {"out": taken(tmp_path), "resume": True}),
@@ -166,7 +176,7 @@ BAD: dict[str, tuple[type[FeduhbError], Any]] = {
         (name, wrong)
         for name in METHODS
         for wrong in BAD
-        if not (wrong == "rounds" and name in AFTERWARDS)  # they have a number of their own
+        if not (wrong in {"rounds", "half a round"} and name in AFTERWARDS)  # they have a number of their own
     ],
 )
 def test_a_bad_request_erases_nothing(copied, tmp_path, name, wrong):
@@ -176,6 +186,32 @@ def test_a_bad_request_erases_nothing(copied, tmp_path, name, wrong):
     with pytest.raises(error):
         feduhb.unlearn(copied, method=METHODS[name], **wanted)
     assert files(copied.folder) == before
+
+
+@pytest.mark.parametrize("method", ["feduhb", feduhb.Retrain(epochs=1, aggregate=feduhb.krum)])
+def test_a_rule_that_too_few_remain_for_erases_nothing(tmp_path, method):
+    """Krum takes five for one hostile client, and three for none."""
+    run = feduhb.train(ragged(), 2, epochs=1, aggregate="krum:1", out=tmp_path / "run", keep_history=True)
+    before = files(tmp_path)
+    forget = ["bee"] if method == "feduhb" else ["bee", "cat", "dog"]
+    with pytest.raises(
+        AggregationError, match=r"krum needs [35] answers for [01] hostile clients, but [24] came"
+    ):
+        feduhb.unlearn(run, forget, method=method, rounds=1, out=tmp_path / "new")
+    assert files(tmp_path) == before
+
+
+def test_a_rule_of_ones_own_is_not_tried(tmp_path):
+    seen: list[int] = []
+
+    def first_seen(answers: Iterable[Updates]) -> torch.Tensor:
+        blocks = list(answers)
+        seen.append(sum(len(block.clients) for block in blocks))
+        return blocks[0].values[0]
+
+    run = feduhb.train(ragged(), 1, epochs=1, out=tmp_path / "run")
+    feduhb.unlearn(run, ["bee"], method=feduhb.Retrain(epochs=1, aggregate=first_seen), rounds=2)
+    assert seen == [4, 4]
 
 
 @pytest.mark.parametrize("name", AFTERWARDS)

@@ -123,7 +123,10 @@ def test_the_package_works_without_the_extras():
 def test_a_room_without_its_extra_says_what_to_install(typed):
     code = f"import sys; sys.modules['flwr'] = None\n{typed}"
     ended = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
-    assert "feduhb.flower needs Flower; install it: pip install 'feduhb[flower]'" in ended.stderr
+    assert (
+        "feduhb.flower needs Flower; install it in the clone: pip install -c constraints.txt '.[flower]'"
+        in ended.stderr
+    )
 
 
 def test_the_front_door_opens_the_flower_room_without_importing_it_before():

@@ -251,7 +251,7 @@ def test_a_leaver_far_away_shows_in_the_stored_lengths_only():
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"interval": 0}, "interval is 0; give 1 stored round or more"),
+        ({"interval": 0}, "interval is 0; give 1 or more"),
         ({"ratio": 0.0}, "ratio is 0.0; give a share of the local epochs above 0"),
         ({"ratio": 1.5}, "ratio is 1.5"),
         ({"ratio": math.nan}, "ratio is nan"),

@@ -16,7 +16,7 @@ from feduhb.methods.fedrecover import Recovery
 from feduhb.run import run
 from history.remembering import Remembered, remember
 from methods.curvature import dense
-from toys import Quadratics, block_of, quadratics, quick
+from toys import Quadratics, Scripted, block_of, quadratics, quick
 
 CLIENTS = ("a", "b", "c", "d", "e")
 REMAINING = ("a", "c", "d")
@@ -321,10 +321,14 @@ def test_answers_stand_for_abnormal_estimates_and_leave_no_pair():
 
 
 def test_an_abnormal_client_that_stays_silent_is_left_out():
+    """Told by the loop, that is, which lets the round through without any answer."""
     engine, history, method, state, largest = at_the_first_estimate()
     strange = max(largest, key=largest.__getitem__)
     limit = torch.tensor(largest[strange] * (1 - 1e-6), dtype=torch.float64)
-    told = method.tell(state._replace(limit=limit), ())
+    silent = Scripted({3: []})
+    told, record = next(iter(run(method, silent, REMAINING, state._replace(limit=limit), rounds=8, first=3)))
+    assert silent.asked == [(3, (strange,))]
+    assert (record.asked, record.answered) == ((strange,), ())
     others = [c for c in REMAINING if c != strange]
     step = torch.stack([engine.examples[c] * estimate(state, history, 3, c) for c in others]).sum(dim=0)
     expected = state.params - step / sum(engine.examples[c] for c in others)
@@ -370,10 +374,10 @@ def test_an_estimate_beyond_its_precision_is_asked_even_without_a_limit():
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"buffer": 0}, "buffer is 0; give 1 pair or more"),
+        ({"buffer": 0}, "buffer is 0; give 1 or more"),
         ({"warmup": 2}, "warmup is 2; give more rounds than the buffer of 2 pairs"),
-        ({"correction": -1}, "give rounds, 0 for none"),
-        ({"final": -1}, "give rounds, 0 for none"),
+        ({"correction": -1}, "correction is -1; give 0 or more"),
+        ({"final": -1}, "final is -1; give 0 or more"),
         ({"abnormal": 1.0}, "abnormal is 1.0; give a share"),
         ({"abnormal": -0.1}, "abnormal is -0.1"),
         ({"abnormal": float("nan")}, "abnormal is nan"),

@@ -9,11 +9,11 @@ import pytest
 
 from feduhb.core.aggregate import krum, median, weighted_mean
 from feduhb.errors import ConfigError
-from feduhb.methods import METHODS, FedUHB, Retrain, method_named
+from feduhb.methods import METHODS, FedEraser, FedRecover, FedUHB, Retrain, method_named
 
 MOMENTUM = "give at least 0 and below 1 (at 1 or more the weights never settle), such as 0.9"
 STEP = "give a positive number, such as 1.0"
-EPOCHS = "give 1 or more, or 0 for full-batch gradients"
+EPOCHS = "give 0 or more"
 
 
 @pytest.mark.parametrize(
@@ -35,6 +35,41 @@ def test_settings_that_cannot_be(make, words: str):
     with pytest.raises(ConfigError) as error:
         make()
     assert str(error.value) == words
+
+
+COUNTED = [
+    *((kind, "epochs") for kind in (FedUHB, Retrain, FedEraser, FedRecover)),
+    (FedEraser, "interval"),
+    *((FedRecover, name) for name in ("warmup", "correction", "final", "buffer")),
+]
+
+
+@pytest.mark.parametrize("value", [1.5, 4.0, math.nan, True, "3", None])
+@pytest.mark.parametrize(("kind", "name"), COUNTED)
+def test_what_is_counted_is_a_whole_number(kind, name, value):
+    with pytest.raises(ConfigError, match=f"^{name} is {value!r}; give a whole number, [01] or more$"):
+        kind(**{name: value})
+
+
+@pytest.mark.parametrize("value", ["0.5", None, True, [0.5]])
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [(FedUHB, "step_size"), (FedUHB, "momentum"), (Retrain, "step_size"), (FedEraser, "ratio"), (FedRecover, "abnormal")],
+)  # fmt: skip
+def test_what_is_measured_is_a_number(kind, name, value):
+    with pytest.raises(ConfigError) as error:
+        kind(**{name: value})
+    assert str(error.value).startswith(f"{name} is {value!r}; give a")
+
+
+@pytest.mark.parametrize("kind", [FedUHB, Retrain])
+@pytest.mark.parametrize("value", [3, "median", None])
+def test_a_rule_can_be_called(kind, value):
+    with pytest.raises(ConfigError) as error:
+        kind(aggregate=value)
+    assert str(error.value) == (
+        f"aggregate is {value!r}; give a rule, such as feduhb.median, or leave it to be the run's own"
+    )
 
 
 def test_the_papers_defaults():

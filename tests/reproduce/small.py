@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
 from feduhb.cells import Cell
+from feduhb.experiment.cell_plan import Job
 from feduhb.experiment.grids import Grid, Part, read_grid
 
 TEXT = """
@@ -70,3 +73,10 @@ def facts(path: Path) -> dict[str, Any]:
         for name, track in cell.runs.items()
     }
     return json.loads(json.dumps({"place": cell.place.as_json(), "runs": runs, "misr": cell.misr}))
+
+
+def killed_at_the_first_backdoor(job: Job, show: object = None) -> list[str]:  # noqa: ARG001
+    """Make no cell, and die at one of them."""
+    if job.place.name == "iid-40-backdoor-s0":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return []

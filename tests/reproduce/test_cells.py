@@ -22,7 +22,10 @@ TRACK = Track(
 )  # fmt: skip
 CELL = Cell(
     place=PLACE, runs={"original": TRACK, "retrain": TRACK}, misr={"boosted trees": {"retrain": (0.5, 0.25)}},
-    made={"command": "feduhb reproduce mnist", "alone": True},
+    made={
+        "command": "feduhb reproduce mnist", "commit": "abc", "engine": {"name": "pool"}, "device": "a computer",
+        "finished": "2026-01-01", "alone": True,
+    },
 )  # fmt: skip
 
 
@@ -55,12 +58,32 @@ def test_a_damaged_cell_is_refused_with_the_way_out(tmp_path, cut):
         Cell.read(path)
 
 
-def test_a_cell_without_its_place_is_refused(tmp_path):
+def lost_seed(told):
+    del told["place"]["seed"]
+
+
+def lost_alone(told):
+    del told["made"]["alone"]
+
+
+def lost_sums(told):
+    told["runs"]["retrain"]["sums"] = None
+
+
+@pytest.mark.parametrize("damage", [lost_seed, lost_alone, lost_sums])
+def test_a_cell_that_lacks_something_is_refused(tmp_path, damage):
     path = CELL.write(tmp_path)
     told = json.loads(path.read_text())
-    del told["place"]["seed"]
+    damage(told)
     path.write_text(json.dumps(told))
     with pytest.raises(RunFolderError, match="is damaged"):
+        read_cells(tmp_path)
+
+
+def test_a_copy_under_another_name_counts_no_seed_twice(tmp_path):
+    path = CELL.write(tmp_path)
+    path.with_name("dirichlet-0.1-525-s3 (1).json").write_bytes(path.read_bytes())
+    with pytest.raises(RunFolderError, match=r"\(1\).json holds the cell dirichlet-0.1-525-s3; .* delete it"):
         read_cells(tmp_path)
 
 

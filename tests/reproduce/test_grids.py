@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from feduhb.errors import ConfigError
+from feduhb.experiment.cell_plan import plans
 from feduhb.experiment.grids import Grid, Part, grid_file, read_grid
+from feduhb.methods import FedRecover
 from reproduce.small import TEXT, written
 
 PART = Part(partitions=("iid",))
@@ -28,6 +30,14 @@ def test_a_cell_knows_all_that_its_numbers_depend_on(tmp_path):
     assert dict(place.fedrecover) == {"warmup": 3, "final": 1, "correction": 2}
 
 
+def test_whole_numbers_of_fedrecover_stay_whole(tmp_path):
+    text = TEXT.replace("warmup = 3", "buffer = 3, warmup = 4")
+    place = next(read_grid(written(tmp_path, text)).places())
+    method = plans(place)["fedrecover"].method
+    assert isinstance(method, FedRecover)
+    assert isinstance(method.buffer, int)
+
+
 def test_without_a_size_all_images_are_shared_out():
     (place,) = Grid(data="digits", parts=(PART,), seeds=(3,)).places()
     assert place.per_client is None
@@ -47,6 +57,8 @@ def test_without_a_size_all_images_are_shared_out():
         ("backdoor = true", "backdoor = false", "two parts make the cell iid-40-s0"),
         ("clients = 5", 'clients = 5\nforget = "class:3"', "cannot forget; name clients"),
         ('["dirichlet:0.5"]', "[]", "a part has no partitions"),
+        ("clients = 5", "clients = 0", "clients is 0; give 1 or more"),
+        ("clients = 5", "clients = -3", "clients is -3; give 1 or more"),
         ("clients = 5", "clients = 1", "forget names 'c01', who is not among c00 to c00"),
         ("clients = 5", "clients = 2", "nobody would remain of 2 clients"),
     ],

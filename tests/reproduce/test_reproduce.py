@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -17,7 +18,7 @@ from feduhb.experiment.cell_plan import Job
 from feduhb.experiment.grids import Part, read_grid
 from feduhb.experiment.reproduce import reproduce, standing
 from feduhb.records import locked
-from reproduce.small import TEXT, facts, one_cell, written
+from reproduce.small import TEXT, facts, killed_at_the_first_backdoor, one_cell, written
 
 METHODS = {"retrain", "federaser", "fedrecover", "fedrecover-corrected", "feduhb", "feduhb-on"}
 
@@ -211,20 +212,38 @@ def test_what_a_kill_left_of_a_finished_cell_is_cleared_away(made, tmp_path):
     assert not left.exists()
 
 
-def test_one_cell_that_cannot_be_made_does_not_stop_the_others(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (StorageError("the disk is full"), "the disk is full"),
+        (ZeroDivisionError("one"), "ZeroDivisionError: one"),
+    ],
+)
+def test_one_cell_that_cannot_be_made_does_not_stop_the_others(tmp_path, monkeypatch, error, says):
     tried = []
 
     def sometimes(job, show):  # noqa: ARG001
         tried.append(job.place.name)
         if job.place.backdoor:
-            raise StorageError("the disk is full")
+            raise error
 
     monkeypatch.setattr(module, "make_cell", sometimes)
     with pytest.raises(RunFolderError) as told:
         reproduce(read_grid(written(tmp_path)), tmp_path / "paper", engine="pool", show=None)
     assert len(tried) == 6
     assert str(told.value).startswith(
-        "2 of 6 cells could not be made, the others are done: iid-40-backdoor-s0: the disk is full; "
+        f"2 of 6 cells could not be made, the others are done: iid-40-backdoor-s0, iid-40-backdoor-s1: {says}"
+    )
+
+
+def test_a_cell_whose_process_is_killed_does_not_stop_the_others(tmp_path, monkeypatch):
+    """Real processes: the one that makes the first cell with a backdoor ends as if the machine had run out of memory."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
+    monkeypatch.setattr(module, "attempted", killed_at_the_first_backdoor)
+    with pytest.raises(RunFolderError) as told:
+        reproduce(read_grid(written(tmp_path)), tmp_path / "paper", engine="pool", workers=2, show=None)
+    assert str(told.value).startswith(
+        "1 of 6 cells could not be made, the others are done: iid-40-backdoor-s0: a process at work on this ended early"
     )
 
 

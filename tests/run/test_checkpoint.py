@@ -95,7 +95,10 @@ def test_a_missing_checkpoint(path: Path):
     for read in (lambda: load_state(path, LIKE), lambda: load_params(path)):
         with pytest.raises(CheckpointError) as error:
             read()
-        assert str(error.value) == f"there is no checkpoint {path}; run again without --resume"
+        assert (
+            str(error.value)
+            == f"there is no checkpoint {path}; put that right, or delete its run folder and run again"
+        )
 
 
 def refused_as_damaged(path: Path) -> None:

@@ -14,10 +14,10 @@ import torch
 from feduhb.errors import StorageError
 from feduhb.methods.retrain import Plain
 from feduhb.records import Round, RunFolder, write_atomically
-from feduhb.run.checkpoint import load_state, save_state
+from feduhb.run.checkpoint import OWN, load_state, save_state
 
 OLD, NEW = Plain(torch.zeros(3)), Plain(torch.ones(3))
-SAFE = "everything up to the last finished round is safe:"
+SAFE = "and give the same command again, with --resume where it knows that: what was finished is kept"
 
 
 def refusal(number: int):
@@ -46,7 +46,7 @@ def test_a_refused_checkpoint_leaves_the_old_one(
         patch.setattr(where, refusal(number))
         with pytest.raises(StorageError) as error:
             save_state(path, NEW, 5)
-    assert str(error.value) == f"cannot write {path}: {what}; {SAFE} {remedy} and go on with --resume"
+    assert str(error.value) == f"cannot write {path}: {what}; {remedy} {SAFE}"
     assert isinstance(error.value.__cause__, OSError)
     state, rounds_done = load_state(path, OLD)
     assert torch.equal(state.params, OLD.params)
@@ -102,10 +102,7 @@ def test_a_real_refusal_of_the_operating_system(tmp_path: Path):
     done = subprocess.run(
         [sys.executable, "-c", LIMITED, str(path)], capture_output=True, text=True, check=True
     )
-    assert (
-        done.stdout.strip()
-        == f"cannot write {path}: the disk is full; {SAFE} free some space and go on with --resume"
-    )
+    assert done.stdout.strip() == f"cannot write {path}: the disk is full; free some space {SAFE}"
     assert load_state(path, OLD)[1] == 4
     assert [p.name for p in tmp_path.iterdir()] == ["state.safetensors"]
 
@@ -126,5 +123,58 @@ def test_a_round_that_cannot_be_appended(tmp_path: Path, monkeypatch: pytest.Mon
         patch.setattr("os.fsync", refusal(errno.ENOSPC))
         with pytest.raises(StorageError) as error:
             folder.append(Round(1, ("a",), ("a",), 1.0))
-    assert str(error.value).startswith(f"cannot write {tmp_path / 'rounds.jsonl'}: the disk is full; {SAFE}")
+    assert str(error.value).startswith(
+        f"cannot write {tmp_path / 'rounds.jsonl'}: the disk is full; free some space {SAFE}"
+    )
     assert folder.rounds()[0].round == 0
+
+
+def test_what_a_kill_left_of_safetensors_own_file_is_cleared_away(tmp_path: Path):
+    (tmp_path / ".tmpAb3xYz").write_bytes(b"a model")
+    save_state(tmp_path / "state.safetensors", NEW, 1)
+    assert [p.name for p in tmp_path.iterdir()] == ["state.safetensors"]
+
+
+def test_what_safetensors_leaves_is_what_is_cleared_away(tmp_path: Path):
+    """A limit on file sizes breaks its writing off, with nobody to catch it: whatever is left has the name that is looked for."""
+    told = (
+        LIMITED.replace("except StorageError as error", "finally")[: -len("    print(error)\n")]
+        + "    os._exit(1)\n"
+    )
+    script = "import os, signal\nsignal.signal(signal.SIGXFSZ, signal.SIG_DFL)\n" + told
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path / "state.safetensors")], capture_output=True, check=False
+    )
+    assert done.returncode
+    assert all(p.match(OWN) or p.name == ".state.safetensors.tmp" for p in tmp_path.iterdir())
+    save_state(tmp_path / "state.safetensors", NEW, 1)
+    assert [p.name for p in tmp_path.iterdir()] == ["state.safetensors"]
+
+
+def test_a_checkpoint_can_be_read_by_whoever_can_read_the_records(tmp_path: Path):
+    (tmp_path / "plain").touch()
+    save_state(tmp_path / "state.safetensors", NEW, 1)
+    assert (tmp_path / "state.safetensors").stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+WRITER = """
+import json, sys
+from pathlib import Path
+from feduhb.records import write_atomically
+
+path = Path(sys.argv[1])
+for _ in range(60):
+    write_atomically(path, json.dumps([sys.argv[2]] * 20_000).encode())
+    assert len(set(json.loads(path.read_text()))) == 1
+"""
+
+
+def test_two_who_replace_one_file_wait_for_each_other(tmp_path: Path):
+    path = tmp_path / "shared.json"
+    command = [sys.executable, "-c", WRITER, str(path)]
+    writers = [
+        subprocess.Popen([*command, word], stderr=subprocess.PIPE, text=True) for word in ("one", "two")
+    ]
+    told = [writer.communicate()[1] for writer in writers]
+    assert [writer.returncode for writer in writers] == [0, 0], told
+    assert [p.name for p in tmp_path.iterdir()] == ["shared.json"]

@@ -34,6 +34,7 @@ class EveryOther:
     """Asks in even rounds only, whom it is told to ask, and takes one step of 1 in the others."""
 
     whom: tuple[str, ...] | None = None
+    needed: bool = True
     name: ClassVar[str] = "every-other"
     exact: ClassVar[bool] = False
 
@@ -49,14 +50,15 @@ class EveryOther:
         return Counted(params, 0)
 
     def ask(self, state: Counted) -> Work | None:
-        return Work(state.params, 2, self.whom) if state.seen % 2 == 0 else None
+        return Work(state.params, 2, self.whom, self.needed) if state.seen % 2 == 0 else None
 
     def tell(self, state: Counted, answers: Iterable[Updates]) -> Counted:
         if state.seen % 2:
             assert answers == ()
             return Counted(state.params + 1, state.seen + 1)
         return Counted(
-            state.params - torch.cat([block.values for block in answers]).sum(dim=0), state.seen + 1
+            state.params - sum((block.values.sum(dim=0) for block in answers), torch.zeros(())),
+            state.seen + 1,
         )
 
 
@@ -112,6 +114,20 @@ def test_asking_nobody_tells_an_empty_answer():
     assert (silent.asked, silent.answered, silent.client_epochs) == ((), (), 0)
     assert (silent.bytes_down, silent.bytes_up, silent.client_seconds) == (0, 0, 0.0)
     assert silent.moved == 1.0
+
+
+def test_work_that_needs_no_answer_goes_on_without_one():
+    """Nobody answers the first round, and the method is told just that; in the third "a" does."""
+    engine = Scripted({0: [], 2: [block_of({"a": [1.0]})]})
+    method = EveryOther(whom=("a", "b"), needed=False)
+    start = method.init(torch.zeros(1, dtype=torch.float64))
+    rounds = list(run(method, engine, ("a", "b", "c"), start, rounds=3))
+    assert [state.params.item() for state, _ in rounds] == [0.0, 1.0, 0.0]
+    _, silent = rounds[0]
+    assert (silent.asked, silent.answered) == (("a", "b"), ())
+    assert (silent.bytes_down, silent.bytes_up, silent.client_epochs) == (16, 0, 0)
+    with pytest.raises(AnswerError, match="none of the 2 clients asked in round 0 answered"):
+        list(run(EveryOther(whom=("a", "b")), engine, ("a", "b", "c"), start, rounds=3))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -34,11 +34,11 @@ class Deployment(Running):
     def start(self) -> None:
         """Make keys and certificates, bring everything up, and wait until every member is let in.
 
-        In a folder with a SuperLink's database a federation goes on where it was: its members are registered.
+        In a folder with a SuperLink's database a federation goes on where it was: its members are registered. Where that
+        is gone they are registered anew, by the keys they have.
         """
         again = self.database.exists()
-        if again and self.known.exists():
-            self.ids = json.loads(self.known.read_text())
+        self.ids = json.loads(self.known.read_text()) if again and self.known.exists() else {}
         certificates(self.folder / "tls", HOST)
         secret(self.secret)
         self.connect(f'root-certificates = "{self.tls("ca.crt")}"')

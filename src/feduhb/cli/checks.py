@@ -9,6 +9,8 @@ import typer
 
 from feduhb.cli.common import Data, Json, answering, numbers_of, write_pages
 
+WORK_KEPT = "what was trained is kept, start again to go on; or delete RUN/audit-work, whose models know the forgotten data"
+
 
 def audit(
     runs: Annotated[
@@ -21,7 +23,7 @@ def audit(
         Path | None,
         typer.Option(
             metavar="RUN",
-            help="The run before the request, a control that must be caught; trained again if not given.",
+            help="The run before the request, a control that must be caught: the audit asks about what was forgotten since. Trained again, with everybody, if not given.",
             show_default=False,
         ),
     ] = None,
@@ -71,7 +73,7 @@ def audit(
     from feduhb.experiment.audit import audit_all
     from feduhb.experiment.runs import open_run
 
-    with answering(json) as answer:
+    with answering(json, WORK_KEPT) as answer:
         found = audit_all(
             [open_run(run, data=data) for run in runs],
             None if original is None else open_run(original, data=data),

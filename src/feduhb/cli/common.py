@@ -92,9 +92,16 @@ def write_pages(answer: dict[str, Any], runs: list[Path], out: Path, json: bool)
         typer.echo("\n".join(str(path) for path in written))
 
 
+GO_ON = "finished rounds are kept, go on with --resume"
+
+
 @contextlib.contextmanager
-def answering(json: bool) -> Generator[dict[str, Any]]:
-    """Collect a command's answer; print it as JSON if wanted; say errors in one line and exit 2."""
+def answering(json: bool, interrupted: str = "start again") -> Generator[dict[str, Any]]:
+    """Collect a command's answer; print it as JSON if wanted; say errors in one line and exit 2.
+
+    Args:
+        interrupted: what is kept of a command that is interrupted, and how to go on.
+    """
     answer: dict[str, Any] = {}
     try:
         yield answer
@@ -104,11 +111,7 @@ def answering(json: bool) -> Generator[dict[str, Any]]:
         typer.echo(f"feduhb: {error}", err=True)
         raise typer.Exit(2) from None
     except KeyboardInterrupt:
-        typer.echo(
-            "feduhb: interrupted; finished rounds are kept: train, unlearn and compare go on with --resume; audit and reproduce go on when started again, "
-            "or delete RUN/audit-work and FOLDER/work, whose models know the forgotten data",
-            err=True,
-        )
+        typer.echo(f"feduhb: interrupted; {interrupted}", err=True)
         raise typer.Exit(130) from None
     if json:
         typer.echo(json_format.dumps(answer, indent=2 if sys.stdout.isatty() else None))

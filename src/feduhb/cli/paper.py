@@ -10,6 +10,10 @@ import typer
 from feduhb.cli.common import Data, Json, answering, numbers_of
 from feduhb.errors import ConfigError
 
+CELLS_KEPT = (
+    "what is done is kept, start again to go on; or delete FOLDER/work, whose models know the forgotten data"
+)
+
 
 def reproduce(
     what: Annotated[
@@ -79,7 +83,7 @@ def reproduce(
     from feduhb.experiment.reproduce import standing
     from feduhb.report.paper import write_paper
 
-    with answering(json) as answer:
+    with answering(json, CELLS_KEPT) as answer:
         path = grid_file(what, quick=quick)
         grid = read_grid(path)
         folder = out or Path("paper") / path.stem

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from feduhb.cli.common import (
+    GO_ON,
     Data,
     Forget,
     Json,
@@ -20,7 +21,7 @@ from feduhb.cli.common import (
     settings_of,
     write_pages,
 )
-from feduhb.errors import ConfigError
+from feduhb.errors import ConfigError, RequestError
 
 
 def demo(
@@ -35,7 +36,7 @@ def demo(
     """
     from feduhb.demo import run_demo
 
-    with answering(json) as answer:
+    with answering(json, "start again: the demo begins anew") as answer:
         answer.update(run_demo(out, quiet=json))
 
 
@@ -81,7 +82,7 @@ def train(
     from feduhb.experiment.config import read_config
     from feduhb.experiment.runner import train_from
 
-    with answering(json) as answer:
+    with answering(json, GO_ON) as answer:
         settings = read_config(config)
         if engine is not None:
             settings = replace(settings, train=replace(settings.train, engine=engine))
@@ -135,14 +136,20 @@ def unlearn(
 
     For example: feduhb unlearn runs/first --forget c00,c01
 
-    The old run's history is erased from the leavers' first round on. Its model stays: delete it once the new one has taken its place.
+    Make the next request of the run that came out, here runs/first-feduhb: it remembers who has been forgotten.
+
+    The history of the old run, and of those it came from, is erased from the leavers' first round on. Its model stays: delete it once the new one has taken its place.
     """
+    from feduhb.data.request import Request
     from feduhb.experiment.runner import folder_beside, unlearn_from
     from feduhb.experiment.runs import open_run
+    from feduhb.experiment.succession import brings_back
 
-    with answering(json) as answer:
+    with answering(json, GO_ON) as answer:
         settings = {"momentum": momentum, "step_size": step_size, **settings_of(setting or [])}
         opened = open_run(run, data=data)
+        if back := brings_back(opened, Request.parse(forget)):
+            raise RequestError(back)
         new = unlearn_from(
             opened,
             forget,
@@ -194,7 +201,7 @@ def compare(
     from feduhb.experiment.runner import folder_beside, sweep, sweep_methods
     from feduhb.experiment.runs import open_run
 
-    with answering(json) as answer:
+    with answering(json, GO_ON) as answer:
         opened = open_run(run, data=data)
         betas = () if momenta is None else numbers_of("--momenta", momenta)
         given = "retrain" if methods is None and betas else methods

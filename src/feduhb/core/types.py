@@ -7,7 +7,6 @@ gradient, and servers subtract it. Letters in shapes: C clients, P parameters.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol, TypeVar
@@ -15,6 +14,7 @@ from typing import Any, ClassVar, Literal, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from feduhb.core.checks import finite, whole
 from feduhb.errors import ConfigError
 
 ClientId = str
@@ -28,6 +28,7 @@ class Work:
     params: Tensor  # [P] start here
     epochs: int  # local passes; 0: answer with the full-batch gradient at params
     clients: tuple[ClientId, ...] | None = None  # None: everyone who takes part
+    needed: bool = True  # False: the method goes on where nobody answers
 
     def __post_init__(self) -> None:
         if self.params.dim() != 1:
@@ -100,7 +101,7 @@ class Method(Protocol[S]):
         ...
 
     def tell(self, state: S, answers: Iterable[Updates]) -> S:
-        """Give the next state. Pure; after None it is told ``()``."""
+        """Give the next state. Pure; it is told ``()`` after None, and may be told nothing after work that needs no answer."""
         ...
 
 
@@ -114,12 +115,11 @@ class Local:
     l2: float = 0.0  # adds l2/2 * ‖w‖² to the loss, biases included
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise ConfigError(f"batch_size is {self.batch_size}; give 1 or more")
-        if not 0 < self.lr < math.inf:
-            raise ConfigError(f"lr is {self.lr}; give a positive number, such as 0.005")
-        if not 0 <= self.l2 < math.inf:
-            raise ConfigError(f"l2 is {self.l2}; give 0 or more")
+        whole("batch_size", self.batch_size)
+        if not (finite(self.lr) and self.lr > 0):
+            raise ConfigError(f"lr is {self.lr!r}; give a positive number, such as 0.005")
+        if not (finite(self.l2) and self.l2 >= 0):
+            raise ConfigError(f"l2 is {self.l2!r}; give 0 or more")
 
 
 class Engine(Protocol):

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from feduhb.core.checks import whole
 from feduhb.core.flat import ModelSource, fresh
 from feduhb.core.types import ClientId, Loss
 from feduhb.data.backdoor import Backdoor
@@ -110,6 +111,7 @@ class Federation:
             for client, data in (held_out or {}).items()
         }
         self.model = model
+        whole("seed", seed, least=None)
         self.seed = seed
         self.loss = loss
         self.backdoor = backdoor
@@ -182,7 +184,7 @@ class Federation:
 
     def fingerprints(self) -> dict[ClientId, str]:
         """Name each client's data by its size and a digest, so that a run is never resumed on other data."""
-        return {client: f"{len(e)} {_digest(e)}" for client, e in sorted(self.clients.items())}
+        return {client: fingerprint(examples) for client, examples in sorted(self.clients.items())}
 
     def forgotten(self, forget: Forget) -> dict[ClientId, Examples]:
         """Give what a request takes away, by client."""
@@ -213,12 +215,13 @@ class Federation:
                 )
 
 
-def _digest(examples: Examples) -> str:
+def fingerprint(examples: Examples) -> str:
+    """Name examples by how many they are and a digest of all that is in them."""
     total = blake2b(digest_size=8)
     for part in (*examples.all(), examples.keys):
         total.update(f"{part.dtype} {list(part.shape)}".encode())
         total.update(part.contiguous().flatten().view(torch.uint8).numpy().tobytes())
-    return total.hexdigest()
+    return f"{len(examples)} {total.hexdigest()}"
 
 
 def check_id(client: Any) -> ClientId:

@@ -64,6 +64,20 @@ class Request:
         both = {c: (*self.rows.get(c, ()), *other.rows.get(c, ())) for c in (*self.rows, *other.rows)}
         return Request((*self.clients, *other.clients), both, (*self.classes, *other.classes))
 
+    def beyond(self, earlier: Request | None) -> Request | None:
+        """Give what is asked here and was not in an earlier request; None where that is nothing."""
+        if earlier is None:
+            return self
+        clients = {*self.clients} - {*earlier.clients}
+        rows = {
+            c: {*some} - {*earlier.rows.get(c, ())}
+            for c, some in self.rows.items()
+            if c not in earlier.clients
+        }
+        classes = {*self.classes} - {*earlier.classes}
+        named = {c: tuple(some) for c, some in rows.items() if some}
+        return Request(tuple(clients), named, tuple(classes)) if clients or named or classes else None
+
     def mask(self, client: ClientId, keys: Tensor, y: Tensor) -> Tensor:
         """Mark, of a client's examples with these keys [n] and targets [n], those to forget."""
         if client in self.clients:
@@ -79,7 +93,9 @@ class Request:
             raise RequestError(
                 "a class can be forgotten only where targets are whole numbers; name clients or rows instead"
             )
-        return torch.isin(y, torch.tensor(self.classes, dtype=y.dtype))
+        room = torch.iinfo(y.dtype)
+        possible = [number for number in self.classes if room.min <= number <= room.max]
+        return torch.isin(y, torch.tensor(possible, dtype=y.dtype))
 
 
 Forget = Request | str | Iterable[ClientId] | Mapping[ClientId, Iterable[int]]

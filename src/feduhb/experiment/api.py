@@ -3,34 +3,40 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Iterable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
-from feduhb.core.aggregate import rule_named
+from feduhb.core.aggregate import RULES, rule_named
+from feduhb.core.checks import whole
 from feduhb.core.flat import flatten
-from feduhb.core.types import Method
+from feduhb.core.types import Method, Updates
 from feduhb.data.federation import Federation
 from feduhb.data.request import Forget, Request, as_request
-from feduhb.errors import ConfigError, HistoryError, RequestError, RunFolderError
+from feduhb.errors import ConfigError, HistoryError, RequestError
+from feduhb.experiment import succession
+from feduhb.experiment.erasing import Erasure, erasure
 from feduhb.experiment.plans import carried_out, nothing, spelled_engine
 from feduhb.experiment.runs import EngineMaker, Run, method_for, open_run
 from feduhb.experiment.settings import (
     KeepHistory,
     TrainSettings,
     UnlearnSettings,
-    check_rounds,
 )
+from feduhb.history import Earlier
 from feduhb.methods import METHODS, FedUHB, Retrain, replaying
 from feduhb.methods.replaying import bound, replays
 from feduhb.records import RunFolder
-from feduhb.run.folder import identity, settings_of
+from feduhb.run.folder import identity, same_replay, settings_of
 from feduhb.run.progress import Show
 from feduhb.stopping import DynamicStop, StopRule, dynamic_stop, never
+
+PARTS = ("name", "exact", "needs", "rounds", "init", "ask", "tell")  # of a method
+FEW = 1000  # answers that a rule is tried on; with more it has enough
 
 
 def train(
@@ -108,18 +114,19 @@ def unlearn(
         out: a folder for the new run; ``resume`` goes on with what is there.
         keep_history: None keeps one where the run kept one, there is a folder, and the method is none that replays: it
             takes the old one's place.
-        erase_history: delete the run's own history from the leavers' first round on, as an erasure must: after a
-            method that replays it, at once otherwise. False is for comparisons.
+        erase_history: delete from the leavers' first round on what this run and those that it came from kept of a history, as
+            an erasure must: after a method that replays it, at once otherwise. False is for comparisons.
         checkpoint_every: seconds at least between two checkpoints in the folder; 0 makes one every round.
     """
     request = as_request(forget)
+    if erase_history and (back := succession.brings_back(run, request)):
+        sys.stderr.write(f"feduhb: {back}\n")
     remaining = run.federation.without(request)
-    leavers = list(run.federation.forgotten(request))
-    history, folder = run.history, Path(out) if out else None
+    folder = Path(out) if out else None
     total = request if run.forgot is None else run.forgot.merged(request)
-    erase = partial(history.forget, leavers) if erase_history and history is not None else nothing
+    erasing = erasure(run, request) if erase_history else Erasure()
     if resume and (ended := _finished_replay(folder, run, method, total)):
-        erase()
+        erasing.close()
         return ended
     chosen = _ready(method, run, request, remaining)
     rule = _stop_for(chosen) if stop == "auto" else stop
@@ -132,9 +139,10 @@ def unlearn(
             f"what {chosen.name} asks of clients is no history to replay; keep one with feduhb or retrain"
         )
     most = chosen.rounds or rounds
-    check_rounds(most)
+    whole("rounds", most)
     blank = Run(
         federation=remaining, original=run.original, method=chosen, state=None, rounds=(), forgot=total,
+        earlier=((Earlier.at(run.folder),) if run.folder else ()) + run.earlier,
         settings=replace(run.settings, engine=spelled_engine(maker), keep_history=kept), folder=folder, engine=maker,
         block=block, scheduled=most, stop=rule,
     )  # fmt: skip
@@ -142,11 +150,17 @@ def unlearn(
         forget=str(total), method=chosen.name, rounds=most, settings=settings_of(chosen),
         stop=rule if isinstance(rule, DynamicStop) else None,
     )  # fmt: skip
-    at_once = nothing if replays(chosen) else erase
+    at_once = nothing if replays(chosen) else erasing.delete
+
+    def begun() -> None:
+        if erase_history and folder is not None and run.folder is not None:
+            succession.note(run.folder, folder)
+        at_once()
+
     done = carried_out(
-        blank, chosen.name, described, at_once, resume=resume, show=show, checkpoint_every=checkpoint_every
+        blank, chosen.name, described, begun, resume=resume, show=show, checkpoint_every=checkpoint_every
     )
-    erase()
+    erasing.close()
     return done
 
 
@@ -194,7 +208,13 @@ def comparable(run: Run, forget: Forget) -> list[str]:
 def _ready(method: str | Method[Any], run: Run, request: Request, remaining: Federation) -> Method[Any]:
     """Give the method, with the run's history where it replays one."""
     chosen = method_for(method, run.settings) if isinstance(method, str) else method
+    if isinstance(chosen, type):
+        raise ConfigError(f"{chosen.__name__} is a class; give an instance of it: {chosen.__name__}()")
+    if lacks := [part for part in PARTS if not hasattr(chosen, part)]:
+        raise ConfigError(f"{chosen!r} is no method: it has no {lacks[0]}; docs/design.md shows what one has")
     if not replays(chosen):
+        everyone = len(remaining.clients)
+        _check_rule(chosen, min(run.settings.clients_per_round or everyone, everyone))
         return chosen
     if run.settings.aggregate != "weighted_mean":
         raise ConfigError(
@@ -218,22 +238,23 @@ def _ready(method: str | Method[Any], run: Run, request: Request, remaining: Fed
     return bound(chosen, history, list(remaining.clients))
 
 
+def _check_rule(method: Method[Any], answers: int) -> None:
+    """Refuse one of our rules that so few answers cannot satisfy: before a history is erased, not in the first round."""
+    rule = getattr(method, "aggregate", None)
+    ours = any(getattr(rule, "func", rule) is known for known, _ in RULES.values())
+    if rule is not None and ours and answers <= FEW:
+        names = tuple(str(number) for number in range(answers))
+        rule([Updates(names, torch.zeros(answers, 1), torch.ones(answers))])
+
+
 def _finished_replay(folder: Path | None, run: Run, method: str | Method[Any], total: Request) -> Run | None:
     """Find a replaying run that came to its end, and so took its history with it."""
     name = method if isinstance(method, str) else method.name
     if folder is None or name not in METHODS or not replaying(name) or not RunFolder(folder).finished():
         return None
-    opened = open_run(folder, run.original)
     wanted = method_for(method, run.settings) if isinstance(method, str) else method
-    if (opened.method.name, str(opened.forgot), settings_of(opened.method)) != (
-        name,
-        str(total),
-        settings_of(wanted),
-    ):
-        raise RunFolderError(
-            f"{folder} holds a finished run of another request or other settings; choose another --out"
-        )
-    return opened
+    same_replay(RunFolder(folder), wanted, str(total))
+    return open_run(folder, run.original)
 
 
 def _stop_for(method: Method[Any]) -> StopRule:

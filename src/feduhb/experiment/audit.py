@@ -24,10 +24,11 @@ from feduhb.experiment.exactness import as_recorded, carries, exactness, ours
 from feduhb.experiment.measures import accuracies, commonest, cost, distances, relearned, remaining_clients
 from feduhb.experiment.runs import EngineMaker, Run
 from feduhb.experiment.settings import KeepHistory
+from feduhb.experiment.since import since, still_held, told
 from feduhb.methods.replaying import replays
 from feduhb.methods.retrain import Retrain
-from feduhb.records import disk_errors, write_atomically
-from feduhb.run.folder import now, versions, weights_digest
+from feduhb.records import RunFolder, disk_errors, write_atomically
+from feduhb.run.folder import now, sole_writer, versions, weights_digest
 from feduhb.run.progress import Show, stepped
 
 WORK = "audit-work"  # a folder for the runs that an audit makes, gone when it has ended
@@ -80,7 +81,8 @@ def audit(
 
     Args:
         unlearned: the run to audit.
-        trained: the original, a control that must be caught; None trains it again from the recorded settings.
+        trained: the original, a control that must be caught; None trains it again from the recorded settings. Where it had itself
+            forgotten somebody, the audit asks about what was forgotten since.
         retrain: the other control, which must not be caught; None makes it.
         engine: None takes the audited run's.
         out: where audit.json goes, and runs that are made on the way; None takes the audited run's folder.
@@ -113,6 +115,8 @@ def audit_all(
     if engine is not None:
         runs = [replace(run, engine=engine) for run in runs]
         trained = trained and replace(trained, engine=engine)
+    asked = told(trained)
+    runs, trained, retrain = since(runs, trained, retrain)
     first = _checked(runs, trained, retrain)
     place = Path(out) if out else first.folder
     with (
@@ -126,7 +130,8 @@ def audit_all(
         )  # fmt: skip
         found: list[Audit] = []
         for run in runs:
-            found.append(_audited(run, bench, how))
+            audited = _audited(run, bench, how)
+            found.append(replace(audited, notes=(*asked, *audited.notes)))
             target = place if len(runs) == 1 else run.folder
             if target is not None:
                 _put(target, found[-1])
@@ -237,7 +242,7 @@ def _checked(runs: Sequence[Run], trained: Run | None, retrain: Run | None) -> R
     if not runs:
         raise RunFolderError("no run is named to audit; give one that feduhb unlearn made")
     first = runs[0]
-    _request(first)
+    still_held(first.original, _request(first))
     for name, control in (("original", trained), ("retrain", retrain)):
         if control is not None:
             check_control(name, control, first)
@@ -292,11 +297,12 @@ def _work(place: Path | None, run: Run, how: AuditSettings, *, keep: bool) -> Ge
             yield Path(temporary)
         return
     folder = place / WORK
-    wanted = {"settings": asdict(how), "weights": weights_digest(run.params)}
-    _begin(folder, wanted)
-    yield folder
-    if not keep:
-        shutil.rmtree(folder)
+    wanted = {"settings": asdict(how), "weights": weights_digest(run.params), "request": str(run.forgot)}
+    with sole_writer(RunFolder(place)):
+        _begin(folder, wanted)
+        yield folder
+        if not keep:
+            shutil.rmtree(folder)
 
 
 def _begin(folder: Path, wanted: Mapping[str, Any]) -> None:

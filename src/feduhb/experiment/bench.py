@@ -206,10 +206,6 @@ def check_control(name: str, given: Run, run: Run) -> None:
             f"the {name} control was made with other data than the audited run; give the one it came from"
         )
     check_way(given, run)
-    if name == "original" and given.forgot is not None:
-        raise RunFolderError(
-            f"the original control has already forgotten {given.forgot}; give the run that had everybody"
-        )
     if name == "retrain" and (not isinstance(given.method, Retrain) or str(given.forgot) != str(run.forgot)):
         raise RunFolderError(
             f"the retrain control is {given.method.name}, which has forgotten {given.forgot or 'nobody'}; "

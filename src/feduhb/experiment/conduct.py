@@ -19,18 +19,14 @@ from feduhb.evaluate.accuracy import evaluator
 from feduhb.history import DiskHistory, Near, Recorded
 from feduhb.methods.replaying import replays
 from feduhb.methods.retrain import Plain
-from feduhb.records import Round, RunFolder, why_ended
+from feduhb.records import Round, RunFolder
 from feduhb.run.checkpoint import save_state
 from feduhb.run.folder import (
     first_difference,
     identity,
-    now,
     resumed,
-    settings_of,
     sole_writer,
-    totals,
-    versions,
-    weights_digest,
+    summary,
 )
 from feduhb.run.loop import Participants, run
 from feduhb.run.pipes import evaluated, saved, shown
@@ -104,7 +100,7 @@ def carry_out(
             if replays(task.method):
                 # Its memory of the history is gone with the run: old models and updates could be worked out from it.
                 save_state(task.folder.state_path, Plain(state.params), len(records))
-            task.folder.finish(summary(task, state.params, records))
+            task.folder.finish(_summary(task, state.params, records))
         return at_home(state), records
 
 
@@ -149,32 +145,9 @@ def _same_run(folder: RunFolder, old: Mapping[str, Any], new: Mapping[str, Any])
         )
 
 
-def summary(task: Task, params: Tensor, records: Sequence[Round]) -> dict[str, Any]:
-    """Sum a finished run up for result.json."""
-    return {
-        "method": task.method.name,
-        "exact": task.method.exact,
-        "needs": task.method.needs,
-        "settings": settings_of(task.method),
-        "rounds": len(records),
-        "scheduled_rounds": task.rounds,
-        "stopped": why_ended(records),
-        "clients": sorted(task.federation.clients),
-        "parameters": params.numel(),
-        "weights_sha256": weights_digest(params),
-        **totals(records),
-        "client_rounds_saved": _saved(task, records),
-        "history_bytes_read": task.method.history.bytes if replays(task.method) else 0,  # pyright: ignore[reportAttributeAccessIssue]
-        "history_bytes_kept": task.history.bytes if task.history else 0,
-        "scores": dict(records[-1].scores) if records else {},
-        "engine": dict(task.engine.about),
-        "versions": versions(),
-        "finished": now(),
-    }
-
-
-def _saved(task: Task, records: Sequence[Round]) -> float:
-    """The share of client rounds that estimates took the place of."""
+def _summary(task: Task, params: Tensor, records: Sequence[Round]) -> dict[str, Any]:
     each = task.clients_per_round or len(task.federation.clients)
-    full = each * len(records)
-    return 1 - sum(len(record.asked) for record in records) / full if full else 0.0
+    return summary(
+        task.method, task.engine, params, records, scheduled=task.rounds, clients=list(task.federation.clients),
+        full=each * len(records), history_bytes=task.history.bytes if task.history else 0,
+    )  # fmt: skip

@@ -8,12 +8,12 @@ from itertools import product
 from pathlib import Path
 
 from feduhb.cells import Place
+from feduhb.core.checks import whole
 from feduhb.data.partition import client_names, read_partition
 from feduhb.data.request import Request
 from feduhb.data.sources import DATASETS
 from feduhb.errors import ConfigError
 from feduhb.experiment.config import read_toml, validated
-from feduhb.experiment.settings import check_rounds
 
 FOLDER = "experiments"
 
@@ -52,10 +52,11 @@ class Grid:
     momentum: float = 0.9
     scale: float = 0.6  # the stop rule's lambda
     model: str | None = None  # None: the data set's own
-    fedrecover: Mapping[str, float] = field(default_factory=dict)  # such as warmup = 4
+    fedrecover: Mapping[str, int | float] = field(default_factory=dict)  # such as warmup = 4
 
     def __post_init__(self) -> None:
-        check_rounds(self.rounds)
+        whole("rounds", self.rounds)
+        whole("clients", self.clients)
         if self.data not in DATASETS:
             raise ConfigError(f"there is no data set {self.data!r}; choose one of {', '.join(DATASETS)}")
         request = Request.parse(self.forget)

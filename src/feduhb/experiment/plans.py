@@ -17,6 +17,7 @@ from feduhb.experiment.config import to_toml
 from feduhb.experiment.runs import HISTORY, EngineMaker, Run, block_of
 from feduhb.experiment.settings import Config, FederationSettings, TrainSettings, UnlearnSettings
 from feduhb.history import DiskHistory
+from feduhb.history import earlier as chain
 from feduhb.methods import FedEraser
 from feduhb.records import RunFolder
 from feduhb.run.loop import run as rounds_of
@@ -53,6 +54,8 @@ def carried_out(
 
     def begin() -> None:
         sys.stderr.write(said)
+        if run.folder is not None:
+            chain.note(run.folder, run.earlier)
         begun()
 
     with watched(show, label, run.scheduled) as tell:

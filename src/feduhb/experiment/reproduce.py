@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -10,6 +11,7 @@ from pathlib import Path
 import torch
 
 from feduhb.cells import ORIGINAL, Place
+from feduhb.core.checks import whole
 from feduhb.data.sources import dataset_named
 from feduhb.engines import check_engine
 from feduhb.errors import ConfigError, FeduhbError, RunFolderError
@@ -19,6 +21,7 @@ from feduhb.experiment.grids import Grid
 from feduhb.experiment.workers import spread
 from feduhb.run.progress import Show, Step, stepped
 
+Failure = tuple[str, str]  # a cell's name, and why it could not be made
 AT_ONCE = 6  # cells on one GPU: while one's server computes, another's clients train
 
 
@@ -79,8 +82,8 @@ def reproduce(
         keep: the run folders too, with histories of gigabytes.
         command: what was typed, for the records.
     """
-    if workers is not None and workers < 1:
-        raise ConfigError(f"workers is {workers}; give 1 or more")
+    if workers is not None:
+        whole("workers", workers)
     check_engine(engine)
     before = standing(grid, out, seeds=seeds, only=only)
     make = partial(Job, out=out, data=data, engine=engine, command=command, keep=keep)
@@ -93,29 +96,42 @@ def reproduce(
     jobs = [make(place=place) for place in before.missing]
     alone = [job for job in jobs if job.place.timed or at_once == 1]
     together = [replace(job, alone=False) for job in jobs if job not in alone]
-    failed: list[str] = []
+    failed: list[Failure] = []
     with stepped(
         show, "reproduce", sum(len(lacking(job.place, job.file)) for job in alone) + len(together)
     ) as step:
         for job in alone:
             failed += attempted(job, _named(step, job.place.name))
-        for job, why in zip(together, spread(attempted, together, at_once), strict=True):
+        for job, why in zip(together, spread(attempted, together, at_once, _told), strict=True):
             step(job.place.name, 1)
             failed += why
     if failed:
-        raise RunFolderError(
-            f"{len(failed)} of {len(jobs)} cells could not be made, the others are done: {'; '.join(failed)}"
-        )
+        rest = ", the others are done" if len(failed) < len(jobs) else ""
+        raise RunFolderError(f"{len(failed)} of {len(jobs)} cells could not be made{rest}: {_joined(failed)}")
     return standing(grid, out, seeds=seeds, only=only)
 
 
-def attempted(job: Job, show: Step = silent) -> list[str]:
+def attempted(job: Job, show: Step = silent) -> list[Failure]:
     """Make a cell; give why it could not be, if it could not."""
     try:
         make_cell(job, show)
     except FeduhbError as error:
-        return [f"{job.place.name}: {error}"]
+        return _told(job, error)
+    except Exception as error:
+        traceback.print_exc()
+        return _told(job, error)
     return []
+
+
+def _told(job: Job, error: Exception) -> list[Failure]:
+    kind = "" if isinstance(error, FeduhbError) else f"{type(error).__name__}: "
+    return [(job.place.name, f"{kind}{error}")]
+
+
+def _joined(failed: Sequence[Failure]) -> str:
+    """Say every reason once, after the cells that it holds for."""
+    reasons = dict.fromkeys(why for _, why in failed)
+    return "; ".join(f"{', '.join(name for name, why in failed if why == each)}: {each}" for each in reasons)
 
 
 def _chosen(grid: Grid, seeds: Sequence[int] | None, only: Sequence[str]) -> list[Place]:

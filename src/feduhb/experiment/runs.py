@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,20 +14,22 @@ from feduhb.core.aggregate import rule_named
 from feduhb.core.flat import flatten, with_params
 from feduhb.core.types import Engine, Local, Method
 from feduhb.data.federation import Federation
+from feduhb.data.gone import numbered_as_before, still_there
 from feduhb.data.request import Request
-from feduhb.errors import RunFolderError
+from feduhb.errors import ConfigError, RunFolderError
 from feduhb.experiment.config import parse_config
 from feduhb.experiment.federations import build_federation
 from feduhb.experiment.settings import Config, TrainSettings
-from feduhb.history import DiskHistory
+from feduhb.history import DiskHistory, Earlier
+from feduhb.history import earlier as chain
 from feduhb.methods import method_named, settings_named
 from feduhb.methods.replaying import replays
 from feduhb.methods.retrain import Plain
 from feduhb.records import Round, RunFolder, why_ended
 from feduhb.run.checkpoint import load_params, load_state
+from feduhb.run.folder import HISTORY
 from feduhb.stopping import StopRule, never
 
-HISTORY = "history"  # the folder of a run's history, in the run's own
 EngineMaker = Callable[[Federation, Local], Engine]
 
 
@@ -42,6 +44,7 @@ class Run:
     state: Any
     rounds: tuple[Round, ...]
     forgot: Request | None = None
+    earlier: tuple[Earlier, ...] = ()  # the runs it came from that had a folder, nearest first
     folder: Path | None = None
     engine: str | EngineMaker = "auto"
     block: int | None = None  # clients trained at once, where bits depend on that
@@ -85,17 +88,18 @@ def open_run(
     """Open a finished run folder.
 
     Args:
-        federation: the clients' data, nobody forgotten yet, where a config cannot name it. It must be the very data of the run.
+        federation: the clients' data, where a config cannot name it. It must be the very data of the run; what was forgotten may
+            be deleted from it, whole clients and rows (not a class), and is then left out of whatever is asked of the run.
         method: the run's, where it is none of ours.
         data: the folder with the files of "mnist" or "cifar10"; else FEDUHB_DATA, else a cache.
     """
     files = RunFolder(Path(folder))
     config = parse_config(files.config(), str(files.config_path))
     files.result()
-    original = federation or _described(files, config, data)
-    remaining = original.without(config.unlearn.forget) if config.unlearn else original
+    earlier = chain.read(files.path)
+    original, remaining = _before_and_after(federation or _described(files, config, data), config, earlier)
     _same_data(files, config, remaining)
-    chosen = method or _method_of(config)
+    chosen = method or _method_of(files, config)
     if replays(chosen):  # its state belongs to a history that may be gone; the model does not
         state, done = Plain(load_params(files.state_path)), len(files.rounds())
     else:
@@ -108,6 +112,7 @@ def open_run(
         state=state,
         rounds=tuple(files.rounds()[:done]),
         forgot=Request.parse(config.unlearn.forget) if config.unlearn else None,
+        earlier=earlier,
         folder=files.path,
         engine=config.train.engine,
         block=block_of(files),
@@ -129,13 +134,35 @@ def method_for(name: str, settings: TrainSettings, **changes: Any) -> Method[Any
     return method_named(name, **{**fitting, **changes})
 
 
-def _method_of(config: Config) -> Method[Any]:
+def _method_of(files: RunFolder, config: Config) -> Method[Any]:
     if config.unlearn is None:
         return method_for("retrain", config.train)
     settings: dict[str, Any] = dict(config.unlearn.settings)
-    if "aggregate" in settings:
-        settings["aggregate"] = rule_named(settings["aggregate"])
-    return method_named(config.unlearn.method, **settings)
+    try:
+        if "aggregate" in settings:
+            settings["aggregate"] = rule_named(settings["aggregate"])
+        return method_named(config.unlearn.method, **settings)
+    except ConfigError as error:
+        raise RunFolderError(
+            f"{files.path} was made by a method or rule of your own ({str(error).partition(';')[0]}); "
+            f"open it in Python with that method: feduhb.open_run({str(files.path)!r}, method=...)"
+        ) from None
+
+
+def _before_and_after(
+    given: Federation, config: Config, earlier: Sequence[Earlier]
+) -> tuple[Federation, Federation]:
+    """Give a run's federation with whatever is still there of the forgotten data, and without."""
+    if config.unlearn is None:
+        return given, given
+    request = Request.parse(config.unlearn.forget)
+    if all(words.startswith("remote") for words in config.clients.values()):  # nothing is here to be deleted
+        return given, given.without(request)
+    told = (RunFolder(one.path).config().get("unlearn", {}).get("forget") for one in earlier if one.there)
+    requests = [*(Request.parse(text) for text in told if text), request]
+    original = numbered_as_before(given, requests, config.clients)
+    rest = still_there(original, request)
+    return original, original if rest is None else original.without(rest)
 
 
 def _described(files: RunFolder, config: Config, data: str | Path | None) -> Federation:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from feduhb.core.checks import whole
 from feduhb.data.backdoor import Backdoor
 from feduhb.data.canaries import Canaries
 from feduhb.errors import ConfigError
@@ -49,7 +50,10 @@ class TrainSettings:
     keep_history: KeepHistory = False  # for methods that replay it; "float16" takes half the room
 
     def __post_init__(self) -> None:
-        check_rounds(self.rounds)
+        whole("rounds", self.rounds)
+        whole("epochs", self.epochs, least=0)
+        if self.clients_per_round is not None:
+            whole("clients_per_round", self.clients_per_round)
         if not (isinstance(self.keep_history, bool) or self.keep_history == "float16"):
             raise ConfigError(f"keep_history is {self.keep_history!r}; give true, false or 'float16'")
 
@@ -65,7 +69,7 @@ class UnlearnSettings:
     stop: DynamicStop | None = None  # None: every scheduled round
 
     def __post_init__(self) -> None:
-        check_rounds(self.rounds)
+        whole("rounds", self.rounds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,9 +84,3 @@ class Config:
     clients: Mapping[str, str] = field(
         default_factory=dict
     )  # size and digest of the data of everyone who took part
-
-
-def check_rounds(rounds: int) -> None:
-    """Refuse a run of no rounds."""
-    if rounds < 1:
-        raise ConfigError(f"rounds is {rounds}; give 1 or more")

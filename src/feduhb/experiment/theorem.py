@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from feduhb.core.checks import whole
 from feduhb.core.flat import flatten, with_params
 from feduhb.core.types import Local, Method
 from feduhb.data.federation import Federation
@@ -22,7 +23,7 @@ from feduhb.errors import ConfigError, StorageError
 from feduhb.evaluate import theorem
 from feduhb.evaluate.accuracy import scores
 from feduhb.experiment.federations import build_federation
-from feduhb.experiment.settings import FederationSettings, check_rounds
+from feduhb.experiment.settings import FederationSettings
 from feduhb.methods import FedUHB, Retrain
 from feduhb.records import Round, disk_errors, write_atomically
 from feduhb.run.progress import Show, watched
@@ -46,7 +47,7 @@ class TheoremSettings:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "betas", tuple(sorted({float(beta) for beta in self.betas})))
-        check_rounds(self.rounds)
+        whole("rounds", self.rounds)
         if not self.betas:
             raise ConfigError("no beta is given; name some, such as 0,0.3,0.6,0.9")
         for beta in self.betas:

@@ -22,15 +22,23 @@ R = TypeVar("R")
 SIZE = 8  # bytes in front of every message: its length
 Answer = tuple[
     str, Any
-]  # "done" with the result, "failed" with the error, "unread" where the job did not unpickle
+]  # "done" with the result, "failed" or "died" with the error, "unread" where the job did not unpickle
 UNREAD: Answer = ("unread", None)
 
 
-def spread(function: Callable[[J], R], jobs: Iterable[J], workers: int) -> Iterator[R]:
+def spread(
+    function: Callable[[J], R],
+    jobs: Iterable[J],
+    workers: int,
+    lost: Callable[[J, FeduhbError], R] | None = None,
+) -> Iterator[R]:
     """Give ``function`` of every job, in order, ``workers`` at a time.
 
     Jobs travel by pickle, through pipes alone. One that cannot (a model whose class only the user's script knows)
     is done right here, in its turn. Workers end with this process, however it ends.
+
+    Args:
+        lost: what to give for a job whose process died (killed for memory, say); None lets that end everything.
     """
     if workers < 2:
         yield from map(function, jobs)
@@ -39,7 +47,7 @@ def spread(function: Callable[[J], R], jobs: Iterable[J], workers: int) -> Itera
         running: deque[Future[R]] = deque()
         try:
             for job in jobs:
-                running.append(threads.submit(pool.do, function, job))
+                running.append(threads.submit(pool.do, function, job, lost))
                 if len(running) > workers:
                     yield running.popleft().result()
             while running:
@@ -72,11 +80,13 @@ class Workers:
                 with contextlib.suppress(OSError):
                     pipe.close()  # pyright: ignore[reportOptionalMemberAccess]
 
-    def do(self, function: Callable[[J], R], job: J) -> R:
+    def do(self, function: Callable[[J], R], job: J, lost: Callable[[J, FeduhbError], R] | None = None) -> R:
         """Have a job done, and wait for it."""
         packed = _packed(function, job)
         kind, value = UNREAD if packed is None else self._asked(packed)
-        if kind == "failed":
+        if kind == "died" and lost is not None:
+            return lost(job, value)
+        if kind in {"failed", "died"}:
             raise value
         if kind == "done":
             return value
@@ -95,7 +105,7 @@ class Workers:
             send(process.stdin, packed)  # pyright: ignore[reportArgumentType]
             answer = receive(process.stdout)  # pyright: ignore[reportArgumentType]
         if answer is None:
-            raise RunFolderError(
+            return "died", RunFolderError(
                 f"a process at work on this ended early (exit status {process.wait()}); start again, it goes on where it stood"
             )
         self._idle.put(process)

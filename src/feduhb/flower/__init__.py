@@ -3,7 +3,7 @@
     strategy = feduhb.flower.FedUHB(forget=["hospital-1"], checkpoint="/srv/runs/without-1", trained="/srv/runs/first")
     outcome  = strategy.start(grid, feduhb.flower.fresh_arrays(model, seed=1), num_rounds=40)
 
-It needs the extra: pip install 'feduhb[flower]'. Names are loaded when first used, so that a client's process, which
+It needs the extra: pip install -c constraints.txt '.[flower]' in a clone. Names are loaded when first used, so that a client's process, which
 starts anew for every message, does not load the server's side.
 """
 
@@ -47,7 +47,9 @@ class ExtraError(FeduhbError, ImportError):
 try:
     importlib.import_module("flwr")
 except ImportError:
-    raise ExtraError("feduhb.flower needs Flower; install it: pip install 'feduhb[flower]'") from None
+    raise ExtraError(
+        "feduhb.flower needs Flower; install it in the clone: pip install -c constraints.txt '.[flower]'"
+    ) from None
 
 
 def __getattr__(name: str) -> Any:

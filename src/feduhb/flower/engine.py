@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
@@ -13,6 +14,7 @@ from flwr.app import ArrayRecord, ConfigRecord, ConfigRecordValues, Message, Rec
 from flwr.serverapp import Grid
 from torch import Tensor
 
+from feduhb.core.checks import whole
 from feduhb.core.types import ClientId, Local, Updates, Work
 from feduhb.data.request import Forget, Request, as_request
 from feduhb.engines.local import described
@@ -20,8 +22,8 @@ from feduhb.errors import AnswerError, ConfigError
 from feduhb.flower.farewell import Farewell
 from feduhb.flower.forgetting import Forgotten, text, understood
 from feduhb.flower.identity import Roster
-from feduhb.flower.judging import Answer, parted
-from feduhb.flower.post import exchange
+from feduhb.flower.judging import Answer, averaged, parted
+from feduhb.flower.post import PAUSE, exchange
 from feduhb.flower.wire import (
     ARRAYS,
     CLASSES,
@@ -34,7 +36,6 @@ from feduhb.flower.wire import (
     examples_of,
     order,
     update_of,
-    weighted,
 )
 
 log = logging.getLogger("flwr.feduhb")
@@ -56,7 +57,8 @@ class FlowerEngine:
         forget: clients who are never asked, rows and classes that clients are told to drop.
         partitions: clients' names in simulation, by partition id.
         min_replies: sound answers that a round needs; None needs half of those asked, and where a method asks certain clients
-            no more than those are needed. Where there are fewer, the others are asked once more.
+            no more than those are needed, or none where it can do without them. A round begins once so many of those asked are
+            connected, or ``timeout`` has passed. Where fewer answer, the others are asked once more.
         timeout: seconds to wait for answers.
         max_norm: of an update; None takes 1,000 times the median of the round, or the model's own norm where that is more.
         max_examples: that an answer may stand for; None takes 1,000 times the median of the round, and 100,000 at least.
@@ -84,8 +86,8 @@ class FlowerEngine:
         before: Forgotten | None = None,
         roster: Roster | None = None,
     ) -> None:
-        if min_replies is not None and min_replies < 1:
-            raise ConfigError(f"min_replies is {min_replies}; give 1 or more")
+        if min_replies is not None:
+            whole("min_replies", min_replies)
         if not 0 < timeout < math.inf:
             raise ConfigError(f"timeout is {timeout}; give a positive number of seconds, such as 600")
         for name, limit in (("max_norm", max_norm), ("max_examples", max_examples)):
@@ -147,6 +149,7 @@ class FlowerEngine:
         if strangers := [client for client in clients if self._barred(client)]:
             raise AnswerError(f"{self.roster.called(strangers[0])} is forgotten and must not be asked")
         needed = self._needed(work, len(clients))
+        self._wait(clients, needed)
         answers: dict[ClientId, Answer] = {}
         for _ in range(2):
             missing = [client for client in clients if client not in answers]
@@ -185,9 +188,16 @@ class FlowerEngine:
             for client, node in self.clients().items()
         }  # fmt: skip
         replies, silent = exchange(self._grid, messages, self._timeout)
-        for client, why in silent.items():
-            log.warning("%s gave no scores: %s", self.roster.called(client), why)
-        return weighted([reply.content for reply in replies.values()])
+        scores, faulty = averaged({c: reply.content for c, reply in replies.items()}, self._max_examples)
+        for client, why in {**silent, **faulty}.items():
+            log.warning("%s gave no scores that count: %s", self.roster.called(client), why)
+        return scores
+
+    def _wait(self, clients: Sequence[ClientId], needed: int) -> None:
+        """Wait until so many of these are connected, as after a SuperLink's restart; who is still away then is told of as such."""
+        end = time.monotonic() + self._timeout
+        while len({*clients} & {*self.clients()}) < min(needed, len(clients)) and time.monotonic() < end:
+            time.sleep(PAUSE)
 
     def _asked(self, work: Work, clients: Sequence[ClientId], round: int) -> dict[ClientId, Answer]:
         """Ask, and read what comes; note why of everyone else there is nothing."""
@@ -225,6 +235,8 @@ class FlowerEngine:
         return {key: some for key, some in {ROWS: rows, CLASSES: list(request.classes)}.items() if some}
 
     def _needed(self, work: Work, asked: int) -> int:
+        if not work.needed:
+            return 0
         if self._min_replies is None:
             return max(1, math.ceil(asked / 2))
         return self._min_replies if work.clients is None else min(self._min_replies, asked)

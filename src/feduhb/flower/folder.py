@@ -7,10 +7,12 @@ import json
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import tomli_w
+from flwr.app import ConfigRecordValues
 from torch import Tensor
 
 from feduhb.core.types import ClientId, Engine, Local, Method
@@ -21,21 +23,21 @@ from feduhb.flower.forgetting import Forgotten
 from feduhb.history import DiskHistory
 from feduhb.methods.replaying import replays
 from feduhb.methods.retrain import Plain
-from feduhb.records import Round, RunFolder, why_ended, write_atomically
+from feduhb.records import Round, RunFolder, write_atomically
 from feduhb.run.checkpoint import save_state
 from feduhb.run.folder import (
+    HISTORY,
     first_difference,
-    now,
     resumed,
+    same_replay,
     settings_of,
     sole_writer,
-    totals,
-    versions,
+    summary,
     weights_digest,
 )
 from feduhb.stopping import DynamicStop, StopRule
 
-HISTORY, NAMES, LEFT_OUT = "history", "names.json", "left_out.json"
+NAMES, LEFT_OUT = "names.json", "left_out.json"
 
 
 def described(
@@ -50,8 +52,13 @@ def described(
     clients_per_round: int | None,
     keep_history: bool,
     unlearns: bool,
+    told: Mapping[str, ConfigRecordValues] | None = None,
 ) -> str:
-    """Write a run's config.toml: what must be the same for it to be resumed."""
+    """Write a run's config.toml: what must be the same for it to be resumed.
+
+    Args:
+        told: what clients are told beside our own settings, under the keys of the user.
+    """
     settings = settings_of(method)
     sampled = {} if clients_per_round is None else {"clients_per_round": clients_per_round}
     train = {
@@ -65,7 +72,10 @@ def described(
         "keep_history": keep_history,
         **sampled,
     }
-    config = {"seed": seed, "made_by": "flower", "train": train, "flower": {"start": weights_digest(start)}}
+    flower: dict[str, Any] = {"start": weights_digest(start)}
+    if told:
+        flower["train_config"] = {key: _plain(value) for key, value in told.items()}
+    config = {"seed": seed, "made_by": "flower", "train": train, "flower": flower}
     if not unlearns:
         without = {} if request is None else {"forget": str(request)}
         config["flower"] = {**config["flower"], **without, "settings": settings}
@@ -75,6 +85,13 @@ def described(
         unlearn = {"forget": str(request), "method": method.name, "rounds": rounds, "settings": settings}
         config["unlearn"] = {**unlearn, **judged}
     return tomli_w.dumps(config)
+
+
+def _plain(value: ConfigRecordValues) -> Any:
+    """Spell a value as TOML can: bytes by their digest."""
+    if isinstance(value, list):
+        return [_plain(part) for part in value]
+    return f"sha256:{sha256(value).hexdigest()}" if isinstance(value, bytes) else value
 
 
 def begin(folder: RunFolder, config: str, fresh: Any, forgotten: Forgotten) -> tuple[Any, list[Round]]:
@@ -92,15 +109,7 @@ def begin(folder: RunFolder, config: str, fresh: Any, forgotten: Forgotten) -> t
 
 def same_request(folder: RunFolder, method: Method[Any], request: Request | None) -> None:
     """Refuse a finished replay of another request or by another method, whose history is gone."""
-    found = folder.config().get("unlearn", {})
-    if (found.get("method"), found.get("forget"), found.get("settings")) != (
-        method.name,
-        str(request),
-        settings_of(method),
-    ):
-        raise RunFolderError(
-            f"{folder.path} holds a finished run of another request or other settings; choose another checkpoint folder"
-        )
+    same_replay(folder, method, str(request), "choose another checkpoint folder")
 
 
 def finish(
@@ -112,35 +121,16 @@ def finish(
     engine: Engine,
 ) -> None:
     """Write result.json. What a replaying method remembers of the history goes with the run."""
-    kept, read = DiskHistory(folder.path / HISTORY), getattr(method, "history", None)
+    kept = DiskHistory(folder.path / HISTORY)
     if replays(method):
         save_state(folder.state_path, Plain(state.params), len(records))
     everyone = sorted({client for record in records for client in record.asked})
-    full = len(everyone) * len(records)
-    folder.finish(
-        {
-            "method": method.name,
-            "exact": method.exact,
-            "needs": method.needs,
-            "settings": settings_of(method),
-            "rounds": len(records),
-            "scheduled_rounds": scheduled,
-            "stopped": why_ended(records),
-            "clients": everyone,
-            "parameters": state.params.numel(),
-            "weights_sha256": weights_digest(state.params),
-            **totals(records),
-            "client_rounds_saved": 1 - sum(len(r.asked) for r in records) / full
-            if full and replays(method)
-            else 0.0,
-            "history_bytes_read": read.bytes if read is not None else 0,
-            "history_bytes_kept": kept.bytes if kept.rounds else 0,
-            "scores": dict(records[-1].scores) if records else {},
-            "engine": dict(engine.about),
-            "versions": versions(),
-            "finished": now(),
-        }
-    )
+    result = summary(
+        method, engine, state.params, records, scheduled=scheduled, clients=everyone,
+        full=len(everyone) * len(records) if replays(method) else 0,
+        history_bytes=kept.bytes if kept.rounds else 0,
+    )  # fmt: skip
+    folder.finish(result)
 
 
 def names(folder: Path) -> dict[ClientId, str]:

@@ -15,11 +15,12 @@ from flwr.app import Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 
 from feduhb.core.types import ClientId
+from feduhb.data.federation import check_id
 from feduhb.data.partition import client_names
 from feduhb.data.request import Request
 from feduhb.errors import AnswerError, ConfigError, RequestError
 from feduhb.flower.post import exchange
-from feduhb.flower.wire import METRICS, WHO
+from feduhb.flower.wire import METRICS, WHO, words
 
 PEM = b"-----BEGIN PUBLIC KEY-----"
 log = logging.getLogger("flwr.feduhb")
@@ -45,7 +46,7 @@ class Roster:
             ClientId, str
         ] = {}  # registered names of all keys that were ever seen; "" where one has none
         self.expected: int | None = None  # in simulation, how many there are
-        self._partitions = partitions
+        self._partitions = None if partitions is None else _named(partitions)
         self._timeout = timeout
         self._keys = False
         self._asked: dict[int, ClientId] = {}
@@ -128,13 +129,22 @@ class Roster:
         )
         if not isinstance(number, int) or not isinstance(count, int) or not 0 <= number < count:
             raise AnswerError(
-                f"a node says that it holds partition {number} of {count}; set partition-id and num-partitions in its node config"
+                f"a node says that it holds partition {words(number, 20)} of {words(count, 20)}; set partition-id and "
+                "num-partitions in its node config"
             )
         names = client_names(count) if self._partitions is None else self._partitions
         if len(names) != count:
             raise ConfigError(f"{len(names)} partitions are named, but there are {count}; name each")
         self.expected = count
         return names[number]
+
+
+def _named(partitions: Sequence[ClientId]) -> tuple[ClientId, ...]:
+    """Refuse partitions' names that requests could not spell, or that two share."""
+    names = tuple(check_id(name) for name in partitions)
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ConfigError(f"two partitions are called {twice[0]!r}; give each a name of its own")
+    return names
 
 
 def key_id(key: str | Path | bytes) -> ClientId:

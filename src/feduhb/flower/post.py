@@ -9,6 +9,8 @@ from typing import TypeVar
 from flwr.app import Message
 from flwr.serverapp import Grid
 
+from feduhb.flower.wire import words
+
 PAUSE = 0.25  # seconds between two looks for answers
 K = TypeVar("K", bound=Hashable)
 
@@ -57,14 +59,14 @@ def collected(grid: Grid, waiting: dict[str, K]) -> tuple[dict[K, Message], dict
             reply = _pulled(grid, number)
         except Exception as error:
             failed[waiting.pop(number)] = (
-                f"its answer cannot be read ({_line(error) or type(error).__name__})"
+                f"its answer cannot be read ({words(error) or type(error).__name__})"
             )
             continue
         if reply is None:
             continue
         del waiting[number]
         if reply.has_error():
-            failed[key] = f"it failed: {_line(reply.error.reason)}"
+            failed[key] = f"it failed: {words(reply.error.reason)}"
         else:
             answers[key] = reply
     return answers, failed
@@ -74,7 +76,3 @@ def _pulled(grid: Grid, number: str) -> Message | None:
     """Give the reply to one message, if it is there."""
     found = (r for r in grid.pull_messages([number]) if r.metadata.reply_to_message_id == number)
     return next(found, None)
-
-
-def _line(words: object) -> str:
-    return " ".join(str(words).split())[:500]

@@ -92,17 +92,28 @@ class Remote(Federation):
         )
 
     def forgotten(self, forget: Forget) -> dict[ClientId, Examples]:
-        """Name the clients that a request touches; where a class is forgotten that may be any."""
+        """Name the clients that a request touches; where a class is forgotten that may be any. A key that nobody has is refused."""
         request = self.roster.resolved(as_request(forget), self.clients)
+        before = () if self.forgot is None else (*self.forgot.clients, *self.forgot.rows)
+        known = {*self.clients, *self.roster.names, *before}
+        for client in (*request.clients, *request.rows):
+            if client not in known:
+                raise RequestError(
+                    f"nobody with the key {client} took part or was ever seen here; see that it is spelled right: "
+                    "feduhb.flower.key_id('its-key.pub')"
+                )
         touched = self.clients if request.classes else {*request.clients, *request.rows}
         return {client: examples for client, examples in self.clients.items() if client in touched}
 
     def fingerprints(self) -> dict[ClientId, str]:
-        """Name who takes part; what they hold is theirs to know."""
-        forgot = self.forgot.rows if self.forgot else {}
-        return {
-            client: f"remote, {len(forgot.get(client, ()))} rows forgotten" for client in sorted(self.clients)
-        }
+        """Name who takes part, and what each was told to drop; what they hold is theirs to know."""
+        return {client: f"remote, {self._dropped(client)}" for client in sorted(self.clients)}
+
+    def _dropped(self, client: ClientId) -> str:
+        rows = {} if self.forgot is None else {c: some for c, some in self.forgot.rows.items() if c == client}
+        classes = () if self.forgot is None else self.forgot.classes
+        count = f"{sum(map(len, rows.values()))} rows forgotten"
+        return f"{count}: {Request(rows=rows, classes=classes)}" if rows or classes else count
 
     def replace(self, **changes: Any) -> Remote:
         """Give a federation like this one but for some arguments."""

@@ -113,7 +113,7 @@ def serve(order: Order, grid: Grid, initial: ArrayRecord) -> Outcome:
         engine.roster.names.update(files.names(known.path))
     forgotten = _understood(engine, options, None if folder is None else forgetting.read(folder.path))
     start = engine.layout.flat(initial)
-    past = Past.of(trained, forgotten.request, start)
+    past = Past.of(trained, forgotten, start)
     past.check(engine.roster.names)
     with files.held(folder):
         if folder is not None and folder.finished() and replays(order.method):
@@ -153,19 +153,22 @@ def _carried_out(
     text = files.described(
         method, order.stop, engine.request(), options.local, start, rounds=scheduled, seed=options.seed,
         clients_per_round=options.clients_per_round, keep_history=options.keep_history, unlearns=order.unlearns,
+        told=order.config,
     )  # fmt: skip
     state, records = method.init(start), []
     if folder is not None:
         state, records = files.begin(folder, text, state, engine.forgotten())
         engine.left_out.update(files.left_out(folder.path, len(records)))
         files.note(folder.path, files.NAMES, engine.roster.names)
+        past.note(folder)
         if folder.finished():
             return state, records, outcome
+    answering = _recorded(engine, options, method, folder, text)
     if not replays(method):
         past.erase()
     engine.see_off()
     stream = run(
-        method, _recorded(engine, options, method, folder, text), _participants(method, engine, options), state,
+        method, answering, _participants(method, engine, options), state,
         rounds=scheduled, stop=order.stop, first=len(records), moved=[r.moved for r in records], on_bad="drop",
     )  # fmt: skip
     stream = _scored(stream, engine, order, outcome, start)

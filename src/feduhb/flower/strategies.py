@@ -16,6 +16,7 @@ from flwr.serverapp.strategy import Strategy
 
 from feduhb import methods
 from feduhb.core.aggregate import Aggregate, weighted_mean
+from feduhb.core.checks import whole
 from feduhb.core.types import Method
 from feduhb.data.request import Forget, as_request
 from feduhb.errors import ConfigError
@@ -56,9 +57,8 @@ class Owned(Options, Strategy):
         if self.forgotten() is not None:
             as_request(self.forgotten())  # pyright: ignore[reportArgumentType]
         for name, least in (("clients_per_round", 1), ("min_clients", 1), ("evaluate_every", 0)):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise ConfigError(f"{name} is {value}; give {least} or more")
+            if (value := getattr(self, name)) is not None:
+                whole(name, value, least)
         if self.clients_per_round and self.min_replies and self.min_replies > self.clients_per_round:
             raise ConfigError(
                 f"min_replies is {self.min_replies}, but only {self.clients_per_round} clients are asked each round; lower it"
@@ -102,8 +102,7 @@ class Owned(Options, Strategy):
             train_config: more to tell the clients with each message, under keys that are not ours.
             evaluate_fn: of (round counted from 1, arrays), scores a round's model on the server.
         """
-        if num_rounds < 1:
-            raise ConfigError(f"num_rounds is {num_rounds}; give 1 or more")
+        whole("num_rounds", num_rounds)
         if ours := sorted({*(train_config or {})} & {*OURS}):
             raise ConfigError(
                 f"train_config says {ours[0]}, which the strategy says itself; set it there (local, epochs, seed, forget), or rename it"

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,6 +29,7 @@ ROWS, CLASSES = "forget-rows", "forget-classes"
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 OURS = ("server-round", "client", "round", "seed", "epochs", "batch-size", "lr", "l2", ANSWER, ROWS, CLASSES)
 HEADER = 4096  # bytes that an array on the wire may have beside its numbers
+WIDTHS = (2, 4, 8)  # bytes of the floats that are read, in either order
 
 
 class MalformedError(ValueError):
@@ -54,11 +56,12 @@ class Layout:
                 "use GroupNorm or LayerNorm instead of BatchNorm"
             )
         kinds = {array.dtype for array in arrays.values()}
-        if len(kinds) > 1 or np.dtype(next(iter(kinds))).kind != "f":
+        kind = np.dtype(next(iter(kinds)))
+        if len(kinds) > 1 or not _floats(kind):
             raise ModelError(
                 f"the arrays have the types {sorted(kinds)}; convert the model to one float type"
             )
-        dtype = torch.from_numpy(np.empty(0, np.dtype(kinds.pop()))).dtype
+        dtype = torch.from_numpy(np.empty(0, kind.newbyteorder("="))).dtype
         return cls({name: tuple(array.shape) for name, array in arrays.items()}, dtype)
 
     @classmethod
@@ -69,8 +72,10 @@ class Layout:
 
     def flat(self, arrays: ArrayRecord) -> Tensor:
         """Read arrays that came over the wire into one vector [P]; anything but these names and shapes is malformed."""
-        if odd := sorted({*arrays} ^ {*self.shapes}):
-            raise MalformedError(f"{'no' if odd[0] in self.shapes else 'an unknown'} array {odd[0]}")
+        if missing := sorted({*self.shapes} - {*arrays}):
+            raise MalformedError(f"no array {missing[0]}")
+        if unknown := sorted({*arrays} - {*self.shapes}):
+            raise MalformedError(f"an unknown array {words(repr(unknown[0][:80]), 80)}")
         return torch.cat([self._read(name, arrays[name]) for name in self.shapes])
 
     def arrays(self, params: Tensor) -> ArrayRecord:
@@ -84,16 +89,37 @@ class Layout:
     def _read(self, name: str, array: Array) -> Tensor:
         wanted = self.shapes[name]
         if tuple(array.shape) != wanted:
-            raise MalformedError(f"array {name} of shape {list(array.shape)} instead of {list(wanted)}")
+            shape = words(list(array.shape[: len(wanted) + 8]), 80)
+            raise MalformedError(f"array {name} of shape {shape} instead of {list(wanted)}")
         if len(array.data) > math.prod(wanted) * 8 + HEADER:  # 8 bytes: the widest float
             raise MalformedError(f"array {name} of {len(array.data)} bytes, too many for its shape")
         try:
             found = array.numpy()
         except Exception as error:
             raise MalformedError(f"array {name} that cannot be read ({type(error).__name__})") from None
-        if found.shape != wanted or found.dtype.kind != "f":
-            raise MalformedError(f"array {name} of {found.dtype} {list(found.shape)} under a false label")
-        return torch.from_numpy(np.ascontiguousarray(found)).reshape(-1).to(self.dtype)
+        if not isinstance(found, np.ndarray):  # a zip of arrays, which numpy opens too
+            raise MalformedError(f"array {name} that cannot be read ({type(found).__name__})")
+        if not _floats(found.dtype):
+            raise MalformedError(
+                f"array {name} of {words(found.dtype, 80)} instead of floats of 2, 4 or 8 bytes"
+            )
+        if found.shape != wanted:
+            raise MalformedError(
+                f"array {name} of {found.dtype} {words(list(found.shape), 80)} under a false label"
+            )
+        native = np.ascontiguousarray(found, found.dtype.newbyteorder("="))
+        return torch.from_numpy(native).reshape(-1).to(self.dtype)
+
+
+def _floats(kind: np.dtype[Any]) -> bool:
+    return kind.kind == "f" and kind.itemsize in WIDTHS
+
+
+def words(said: object, most: int = 500) -> str:
+    """Put what somebody else said into one line of printable characters, so many at most, fit for a log or a file."""
+    text = str(said)[: 4 * most]
+    line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    return line if len(line) <= most else f"{line[: most - 3]}..."
 
 
 def fresh_arrays(model: ModelSource, seed: int = 0) -> ArrayRecord:
@@ -135,13 +161,17 @@ def examples_of(content: RecordDict) -> float:
     count = metrics.get(EXAMPLES) if isinstance(metrics, MetricRecord) else None
     if not isinstance(count, int | float):
         raise MalformedError(f"no {EXAMPLES} among its metrics")
-    return float(count)
+    try:
+        return float(count)
+    except OverflowError:
+        return math.inf
 
 
 def update_of(content: RecordDict, work: Work, layout: Layout) -> Tensor:
     """Read an answer as an update [P]: what the client started from minus what it arrived at, or its gradient."""
     if isinstance(refusal := content.get(REFUSAL), ConfigRecord):
-        raise MalformedError(f"a refusal: {' '.join(str(refusal.get('why', '')).split())[:500]}")
+        why = refusal.get("why")
+        raise MalformedError(f"a refusal: {words(why) if isinstance(why, str) else 'without a reason'}")
     if isinstance(update := content.get(UPDATE), ArrayRecord):
         return layout.flat(update)
     if work.epochs == 0:
@@ -149,23 +179,3 @@ def update_of(content: RecordDict, work: Work, layout: Layout) -> Tensor:
     if not isinstance(arrays := content.get(ARRAYS), ArrayRecord):
         raise MalformedError("no arrays")
     return work.params.cpu() - layout.flat(arrays)
-
-
-def weighted(answers: Sequence[RecordDict]) -> dict[str, float]:
-    """Average the scores of answers by their examples, each over those who gave it; what is no finite number is left out."""
-    sums: dict[str, tuple[float, float]] = {}
-    for content in answers:
-        try:
-            count = examples_of(content)
-        except MalformedError:
-            continue
-        for key, value in content[METRICS].items():
-            if (
-                key != EXAMPLES
-                and isinstance(value, int | float)
-                and math.isfinite(value)
-                and 0 < count < math.inf
-            ):
-                total, weight = sums.get(key, (0.0, 0.0))
-                sums[key] = total + count * value, weight + count
-    return {key: total / weight for key, (total, weight) in sorted(sums.items())}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -46,6 +47,14 @@ class DiskHistory:
     def clients(self, round: int) -> tuple[ClientId, ...]:
         """Who answered in a round."""
         return tuple(client for block in self._about(round)["blocks"] for client in block["clients"])
+
+    def everyone(self) -> set[ClientId]:
+        """All who answered in any round that can be read."""
+        found: set[ClientId] = set()
+        for t in self.rounds:
+            with contextlib.suppress(HistoryError):
+                found.update(self.clients(t))
+        return found
 
     def params(self, round: int) -> Tensor:
         """The model [P] that the round started from."""

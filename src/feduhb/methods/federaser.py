@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from feduhb.core.aggregate import weighted_mean
+from feduhb.core.checks import finite, whole
 from feduhb.core.types import ClientId, History, Updates, Work
 from feduhb.errors import ConfigError
 from feduhb.methods.replaying import MISSING, each
@@ -54,16 +55,14 @@ class FedEraser:
     exact: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        if self.interval < 1:
-            raise ConfigError(f"interval is {self.interval}; give 1 stored round or more, such as 2")
-        if not 0 < self.ratio <= 1:
+        whole("interval", self.interval)
+        whole("epochs", self.epochs, least=0)
+        if not (finite(self.ratio) and 0 < self.ratio <= 1):
             raise ConfigError(
-                f"ratio is {self.ratio}; give a share of the local epochs above 0 and up to 1, such as 0.5"
+                f"ratio is {self.ratio!r}; give a share of the local epochs above 0 and up to 1, such as 0.5"
             )
-        if self.epochs < 1:
-            raise ConfigError(
-                f"epochs is {self.epochs}; FedEraser calibrates by local training, give 1 or more"
-            )
+        if self.epochs == 0:
+            raise ConfigError("epochs is 0; FedEraser calibrates by local training, give 1 or more")
 
     @property
     def needs(self) -> Literal["sum", "each"]:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from feduhb.core.aggregate import weighted_mean
+from feduhb.core.checks import finite, whole
 from feduhb.core.types import ClientId, History, Updates, Work
 from feduhb.errors import ConfigError
 from feduhb.methods.lbfgs import blocks, coefficients, product
@@ -52,8 +53,8 @@ class FedRecover:
         history: of the run to unlearn from; `feduhb.unlearn` fills it in.
         clients: those who remain, likewise.
 
-    Differs from the paper: an abnormal client that stays silent is left out of its round. One whose system is singular, or that has
-    no pairs yet, is asked.
+    Differs from the paper: an abnormal client that stays silent is left out of its round; only where all who remain are abnormal must
+    somebody answer. One whose system is singular, or that has no pairs yet, is asked.
     Reference: Cao et al., "FedRecover: Recovering from Poisoning Attacks in Federated Learning using Historical Information", 2023.
     """
 
@@ -70,22 +71,18 @@ class FedRecover:
     exact: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        if self.buffer < 1:
-            raise ConfigError(f"buffer is {self.buffer}; give 1 pair or more, such as 2")
+        for name in ("buffer", "warmup"):
+            whole(name, getattr(self, name))
+        for name in ("correction", "final", "epochs"):
+            whole(name, getattr(self, name), least=0)
         if self.warmup <= self.buffer:
             raise ConfigError(
                 f"warmup is {self.warmup}; give more rounds than the buffer of {self.buffer} pairs needs"
             )
-        if self.correction < 0 or self.final < 0:
+        if not (finite(self.abnormal) and 0 <= self.abnormal < 1):
             raise ConfigError(
-                f"correction is {self.correction} and final {self.final}; give rounds, 0 for none"
+                f"abnormal is {self.abnormal!r}; give a share of at least 0 and below 1, such as 1e-6"
             )
-        if not 0 <= self.abnormal < 1:
-            raise ConfigError(
-                f"abnormal is {self.abnormal}; give a share of at least 0 and below 1, such as 1e-6"
-            )
-        if self.epochs < 0:
-            raise ConfigError(f"epochs is {self.epochs}; give 1 or more, or 0 for full-batch gradients")
 
     @property
     def needs(self) -> Literal["sum", "each"]:
@@ -104,11 +101,13 @@ class FedRecover:
         return Recovery(params, 0, torch.tensor(self._limit(), dtype=torch.float64), empty, empty, none)
 
     def ask(self, state: Recovery) -> Work | None:
-        """Ask everyone in an exact round; else only those whose estimate is abnormal."""
+        """Ask everyone in an exact round; else only those whose estimate is abnormal, and go on without them if need be."""
         if self._is_exact(state.step):
             return Work(state.params, self.epochs)
         strange = self._abnormal(state)
-        return Work(state.params, self.epochs, strange) if strange else None
+        if not strange:
+            return None
+        return Work(state.params, self.epochs, strange, needed=len(strange) == len(self.clients))
 
     def tell(self, state: Recovery, answers: Iterable[Updates]) -> Recovery:
         """Average answers and estimates; an exact round adds to the pairs."""
@@ -116,7 +115,7 @@ class FedRecover:
             return self._told_exactly(state, answers)
         all_of_them = itertools.chain(self._sound(state), each(answers, self.name))
         first = next(all_of_them, None)
-        if first is None:  # nobody who remains was there in this round
+        if first is None:  # nobody who remains was there in this round, or those who were are silent now
             return state._replace(step=state.step + 1)
         mean = weighted_mean(itertools.chain([first], all_of_them))
         return state._replace(params=state.params - mean, step=state.step + 1)

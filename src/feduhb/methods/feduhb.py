@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple
@@ -10,8 +9,10 @@ from typing import ClassVar, Literal, NamedTuple
 from torch import Tensor
 
 from feduhb.core.aggregate import Aggregate, weighted_mean
+from feduhb.core.checks import finite
 from feduhb.core.types import Updates, Work
 from feduhb.errors import ConfigError
+from feduhb.methods.checking import check_step
 
 
 class HeavyBall(NamedTuple):
@@ -48,14 +49,11 @@ class FedUHB:
     exact: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if not 0 < self.step_size < math.inf:
-            raise ConfigError(f"step_size is {self.step_size}; give a positive number, such as 1.0")
-        if not 0 <= self.momentum < 1:
+        check_step(self.step_size, self.epochs, self.aggregate)
+        if not (finite(self.momentum) and 0 <= self.momentum < 1):
             raise ConfigError(
-                f"momentum is {self.momentum}; give at least 0 and below 1 (at 1 or more the weights never settle), such as 0.9"
+                f"momentum is {self.momentum!r}; give at least 0 and below 1 (at 1 or more the weights never settle), such as 0.9"
             )
-        if self.epochs < 0:
-            raise ConfigError(f"epochs is {self.epochs}; give 1 or more, or 0 for full-batch gradients")
 
     @property
     def rounds(self) -> int | None:

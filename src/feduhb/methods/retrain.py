@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple
@@ -11,7 +10,7 @@ from torch import Tensor
 
 from feduhb.core.aggregate import Aggregate, weighted_mean
 from feduhb.core.types import Updates, Work
-from feduhb.errors import ConfigError
+from feduhb.methods.checking import check_step
 
 
 class Plain(NamedTuple):
@@ -42,10 +41,7 @@ class Retrain:
     exact: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if not 0 < self.step_size < math.inf:
-            raise ConfigError(f"step_size is {self.step_size}; give a positive number, such as 1.0")
-        if self.epochs < 0:
-            raise ConfigError(f"epochs is {self.epochs}; give 1 or more, or 0 for full-batch gradients")
+        check_step(self.step_size, self.epochs, self.aggregate)
 
     @property
     def rounds(self) -> int | None:

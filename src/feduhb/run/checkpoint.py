@@ -20,6 +20,7 @@ from feduhb.errors import CheckpointError
 from feduhb.records import place_atomically
 
 S = TypeVar("S", bound=State)
+OWN = ".tmp??????"  # what safetensors writes first, and leaves behind where it is killed
 
 
 def save_state(path: Path, state: State, rounds_done: int) -> None:
@@ -33,8 +34,13 @@ def save_state(path: Path, state: State, rounds_done: int) -> None:
 
 
 def _save(tensors: dict[str, Tensor], path: Path, about: dict[str, str]) -> None:
+    for left in path.parent.glob(OWN):
+        left.unlink(missing_ok=True)
+    path.touch()
+    mode = path.stat().st_mode
     try:
         save_file(tensors, path, about)
+        path.chmod(mode)  # safetensors makes it its user's alone
     except SafetensorError as error:  # how it passes on what the operating system refused
         told = re.search(r"os error (\d+)", str(error))
         number = int(told[1]) if told else errno.EIO
@@ -90,8 +96,9 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         with safe_open(path, framework="pt") as file:
             digest, _, about = (file.metadata() or {}).get("state", "").partition(" ")
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
-    except FileNotFoundError:
-        raise CheckpointError(f"there is no checkpoint {path}; run again without --resume") from None
+    except FileNotFoundError:  # safetensors says so of files that it may not read, too
+        what = f"checkpoint {path} may not be read" if path.exists() else f"there is no checkpoint {path}"
+        raise CheckpointError(f"{what}; put that right, or delete its run folder and run again") from None
     except (SafetensorError, OSError, ValueError) as error:
         raise CheckpointError(damaged) from error
     if digest != _digest(tensors, about):

@@ -16,11 +16,12 @@ import torch
 from torch import Tensor
 
 from feduhb.core.aggregate import spelling
-from feduhb.core.types import Method
+from feduhb.core.types import ClientId, Engine, Method
 from feduhb.errors import CheckpointError, RunFolderError
-from feduhb.records import Round, RunFolder, locked
+from feduhb.records import Round, RunFolder, locked, why_ended
 from feduhb.run.checkpoint import load_state, state_fields
 
+HISTORY = "history"  # the folder of a run's history, in the run's own
 SUMMED = ("client_epochs", "bytes_down", "bytes_up", "client_seconds", "server_seconds", "evaluate_seconds")
 
 
@@ -97,6 +98,60 @@ def settings_of(method: Method[Any]) -> dict[str, float | int | str]:
         key: value if isinstance(value, int | float | str) else spelling(value)
         for key, value in found.items()
         if key not in {"history", "clients"}  # what a method works on, not how
+    }
+
+
+def same_replay(
+    folder: RunFolder, method: Method[Any], forget: str, way_out: str = "choose another --out"
+) -> None:
+    """Refuse a finished replay of another request or by another method: its history is gone, and it cannot be run again."""
+    found = folder.config().get("unlearn", {})
+    written = tuple(found.get(key) for key in ("method", "forget", "settings"))
+    if written != (method.name, forget, settings_of(method)):
+        raise RunFolderError(
+            f"{folder.path} holds a finished run of another request or other settings; {way_out}"
+        )
+
+
+def summary(
+    method: Method[Any],
+    engine: Engine,
+    params: Tensor,
+    records: Sequence[Round],
+    *,
+    scheduled: int,
+    clients: Sequence[ClientId],
+    full: int,
+    history_bytes: int,
+) -> dict[str, Any]:
+    """Sum a finished run up for result.json.
+
+    Args:
+        scheduled: rounds at most.
+        clients: everyone who took part.
+        full: client rounds of a run that estimates nobody's update; 0 where that cannot be said.
+        history_bytes: of the history that the run wrote.
+    """
+    read = getattr(method, "history", None)
+    return {
+        "method": method.name,
+        "exact": method.exact,
+        "needs": method.needs,
+        "settings": settings_of(method),
+        "rounds": len(records),
+        "scheduled_rounds": scheduled,
+        "stopped": why_ended(records),
+        "clients": sorted(clients),
+        "parameters": params.numel(),
+        "weights_sha256": weights_digest(params),
+        **totals(records),
+        "client_rounds_saved": 1 - sum(len(record.asked) for record in records) / full if full else 0.0,
+        "history_bytes_read": 0 if read is None else read.bytes,
+        "history_bytes_kept": history_bytes,
+        "scores": dict(records[-1].scores) if records else {},
+        "engine": dict(engine.about),
+        "versions": versions(),
+        "finished": now(),
     }
 
 

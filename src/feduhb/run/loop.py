@@ -62,7 +62,7 @@ def run(
                 good = _noted(
                     checked(blocks, asked, work.params, t, on_bad=on_bad, max_norm=max_norm), answered
                 )
-                new = method.tell(state, _at_least_one(good, asked, t))
+                new = method.tell(state, _at_least_one(good, asked, t) if work.needed else good)
         movement = float(torch.linalg.vector_norm(new.params.double() - state.params.double()))
         if not math.isfinite(movement):
             raise AnswerError(

@@ -1,0 +1,97 @@
+"""Numbers that will not do are refused in one line, before anything is done."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import numpy as np
+import pytest
+import torch
+
+import feduhb
+from federations import ragged
+from feduhb.core.checks import finite, whole
+from feduhb.core.types import Local
+from feduhb.errors import ConfigError, RequestError
+
+
+@pytest.mark.parametrize("value", [1, 7, np.int64(3), torch.tensor(2)])
+def test_whole_numbers_of_any_kind_will_do(value):
+    whole("rounds", value)
+
+
+@pytest.mark.parametrize("value", [2.5, 2.0, "2", None, True, math.nan, [2]])
+def test_anything_else_will_not(value):
+    with pytest.raises(ConfigError, match=r"rounds is .*; give a whole number, 1 or more"):
+        whole("rounds", value)
+
+
+def test_too_small_is_told_plainly():
+    with pytest.raises(ConfigError, match=r"^epochs is -1; give 0 or more$"):
+        whole("epochs", -1, least=0)
+
+
+def test_finite_numbers():
+    assert finite(0.1)
+    assert finite(3)
+    assert not any(map(finite, (math.inf, -math.inf, math.nan, "0.1", None, True)))
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"rounds": 2.5}, "rounds is 2.5"),
+        ({"rounds": True}, "rounds is True"),
+        ({"epochs": 1.5}, "epochs is 1.5"),
+        ({"batch_size": 2.5}, "batch_size is 2.5"),
+        ({"clients_per_round": 1.5}, "clients_per_round is 1.5"),
+        ({"clients_per_round": 0}, "clients_per_round is 0"),
+        ({"lr": "0.1"}, "lr is '0.1'"),
+        ({"l2": "0"}, "l2 is '0'"),
+    ],
+)
+def test_training_refuses_them(settings, says):
+    with pytest.raises(ConfigError, match=says):
+        feduhb.train(ragged(), **{"rounds": 1, "epochs": 1, "show": None, **settings})
+
+
+def test_local_training_takes_no_infinite_rate():
+    with pytest.raises(ConfigError, match="lr is inf"):
+        Local(lr=math.inf)
+
+
+@pytest.mark.parametrize("kind", [torch.uint8, torch.int64])
+def test_a_class_that_no_label_can_have_is_a_class_that_nobody_has(kind):
+    x, y = torch.randn(6, 4), torch.tensor([0, 1, 0, 1, 0, 1], dtype=kind)
+    federation = feduhb.Federation({"a": (x, y), "b": (x, y)}, (x, y), torch.nn.Linear(4, 2))
+    with pytest.raises(RequestError, match="class"):
+        federation.without("class:99999999999999999999")
+    assert list(federation.without("class:1").clients) == ["a", "b"]
+    with pytest.raises(RequestError, match="257"):
+        federation.without("class:257")  # on bytes that would be 1, by overflow
+
+
+def test_a_seed_is_a_whole_number():
+    with pytest.raises(ConfigError, match=r"^seed is 'a'; give a whole number$"):
+        feduhb.load("digits", seed="a")  # pyright: ignore[reportArgumentType]
+
+
+class NoRounds:
+    """A method that lacks a part."""
+
+    name, exact, needs = "odd", True, "sum"
+    init = ask = tell = None
+
+
+@pytest.mark.parametrize(
+    ("method", "says"),
+    [
+        (feduhb.FedUHB, "FedUHB is a class; give an instance of it: FedUHB()"),
+        (NoRounds(), "is no method: it has no rounds"),
+    ],
+)
+def test_what_is_no_method_is_refused(method, says):
+    run = feduhb.train(ragged(), 1, epochs=1, show=None)
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        feduhb.unlearn(run, ["cat"], method=method)

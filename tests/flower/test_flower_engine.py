@@ -1,0 +1,62 @@
+"""The engine below the strategies: whom it asks, in which order, and how many answers it wants."""
+
+import pytest
+import torch
+
+import feduhb
+from federations import ragged
+from feduhb import flower
+from feduhb.core.types import Work
+from feduhb.errors import AnswerError
+from flower.gridding import staged
+
+LOCAL = feduhb.Local(batch_size=8, lr=0.05)
+NAMES = ("ant", "bee", "cat", "dog", "elk")
+FEDERATION = ragged()
+
+
+def start():
+    return flower.fresh_arrays(FEDERATION.model, FEDERATION.seed)
+
+
+def test_the_engine_gives_blocks_in_the_order_asked_and_notes_who_is_away():
+    grid = staged(FEDERATION)
+    engine = flower.FlowerEngine(grid, start(), LOCAL, seed=7, partitions=NAMES, timeout=5)
+    params = engine.layout.flat(start())
+    grid.seats[101].online = False
+    blocks = list(engine.train(Work(params, 1), ["dog", "bee", "ant"], 3))
+    assert [block.clients for block in blocks] == [("dog",), ("ant",)]
+    assert engine.left_out == {3: {"bee": "it is not connected"}}
+    wanted = list(feduhb.Loop(FEDERATION, LOCAL).train(Work(params, 1), ["dog", "ant"], 3))
+    assert all(torch.equal(a.values, b.values) for a, b in zip(blocks, wanted, strict=True))
+    assert engine.about["name"] == "flower"
+    assert engine.about["precision"] == "float64"
+
+
+def test_the_engine_never_asks_a_leaver_whatever_it_is_told():
+    grid = staged(FEDERATION)
+    engine = flower.FlowerEngine(grid, start(), LOCAL, forget="bee", partitions=NAMES, timeout=5)
+    params = engine.layout.flat(start())
+    with pytest.raises(AnswerError, match="bee is forgotten and must not be asked"):
+        list(engine.train(Work(params, 1), ["ant", "bee"], 0))
+    assert grid.trained() == set()
+
+
+def engine_of(grid, **more):
+    return flower.FlowerEngine(grid, start(), LOCAL, seed=7, partitions=NAMES, timeout=5, **more)
+
+
+def test_fewer_asked_than_are_needed_is_an_error_in_words():
+    engine = engine_of(staged(FEDERATION), min_replies=3)
+    work = Work(engine.layout.flat(start()), 1)
+    with pytest.raises(
+        AnswerError,
+        match="2 of 2 clients gave a sound answer in round 0, but 3 are needed: no others were asked",
+    ):
+        list(engine.train(work, ["ant", "bee"], 0))
+
+
+def test_a_method_that_asks_one_client_needs_no_more():
+    engine = engine_of(staged(FEDERATION), min_replies=3)
+    work = Work(engine.layout.flat(start()), 1, ("bee",))
+    assert [block.clients for block in engine.train(work, ["bee"], 0)] == [("bee",)]
