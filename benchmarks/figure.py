@@ -1,4 +1,4 @@
-"""The figure: everyone side by side, growth with clients, and the way to an accuracy."""
+"""The figure: everyone side by side, the way to an accuracy, and growth with clients in time and in memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from feduhb.report.style import BLUE, GREY, OWN, VERMILLION
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-WIDTH, HEIGHT = 4.4, 2.9
+WIDTH, HEIGHT = 4.9, 2.7  # inches of a panel
 OURS = ("pool", "stacked", "loop")
 NAMES: dict[str, str] = {"flower": "Flower", "pfl": "pfl", "jax": "JAX", "plain": "plain PyTorch loop"}
 METHODS = {"feduhb": "FedUHB", "retrain": "Retrain", "federaser": "FedEraser", "fedrecover": "FedRecover"}
@@ -22,9 +22,10 @@ METHODS = {"feduhb": "FedUHB", "retrain": "Retrain", "federaser": "FedEraser", "
 
 def drawn(all: dict[str, Any]) -> bytes:
     """Draw the figure as PNG."""
-    figure, every = blank(3, 1, width=WIDTH, height=HEIGHT)
-    headings = [rates(every[0], all), growth(every[1], all), targets(every[2], all)]
-    write_headings(figure, every, headings, width=WIDTH)
+    figure, every = blank(2, 2, width=WIDTH, height=HEIGHT)
+    drawers = (rates, targets, seconds, memory)
+    headings = [draw(axes, all) for draw, axes in zip(drawers, every, strict=True)]
+    write_headings(figure, every, headings, width=WIDTH, rows=2)
     return png(figure)
 
 
@@ -50,36 +51,44 @@ def rates(axes: Axes, all: dict[str, Any]) -> Heading:
     )
 
 
-def growth(axes: Axes, all: dict[str, Any]) -> Heading:
-    """Seconds a round and memory, by the number of clients."""
+def seconds(axes: Axes, all: dict[str, Any]) -> Heading:
+    """Seconds a round, by the number of clients."""
+    grown(axes, all, "seconds", BLUE, "seconds a round", "{:.2g} s")
+    return Heading(
+        "Seconds a round by clients",
+        [("our pool, the paper's CNN, two images a client; both axes log", SOFT)],
+    )
+
+
+def memory(axes: Axes, all: dict[str, Any]) -> Heading:
+    """Memory beyond the data, by the number of clients."""
+    last = grown(axes, all, "beyond_mib", INK, "MiB beyond the data", "{:.0f} MiB")
+    model = last["parameters"] * 4 / 2**20
+    words = f"the same rounds; one model of {last['parameters']:,} parameters is {model:.1f} MiB; clients log"
+    return Heading("Memory by clients", [(words, SOFT)])
+
+
+def grown(axes: Axes, all: dict[str, Any], key: str, colour: str, unit: str, spell: str) -> dict[str, Any]:
+    """Draw one number of the pool by clients, each point with its value; give the last case."""
     cases = [one for name, one in all["growth"]["cases"].items() if name.startswith("clients:pool:")]
-    counts = [one["clients"] for one in cases]
-    axes.plot(counts, [one["seconds"] for one in cases], color=BLUE, marker="o", markersize=5, linewidth=1.8)
-    axes.plot(counts, [one["beyond_mib"] for one in cases], color=INK, marker="o", markersize=5,
-              linewidth=1.8, linestyle="dashed")  # fmt: skip
+    counts, heights = [one["clients"] for one in cases], [one[key] for one in cases]
+    axes.plot(counts, heights, color=colour, marker="o", markersize=5, linewidth=1.8)
     axes.set_xscale("log")
-    axes.set_yscale("log")
+    if key == "seconds":
+        axes.set_yscale("log")
+        axes.set_ylim(min(heights) / 2, max(heights) * 3.5)
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    else:
+        axes.set_ylim(0, 1.25 * max(heights))
     quiet(axes)
     axes.minorticks_off()
     axes.set_xlim(counts[0] / 2, counts[-1] * 2)
-    axes.set_ylim(cases[0]["seconds"] / 3, cases[-1]["beyond_mib"] * 3)
+    axes.set_xticks(counts, [f"{count:,}" for count in counts])
     axes.set_xlabel("clients", color=SOFT, size=SMALL)
-    last = cases[-1]
-    for one in cases:
-        say(axes, f"{one['seconds']:.2g} s", (one["clients"], one["seconds"]), (0, -11), BLUE, ha="center")
-    for one in cases:
-        say(
-            axes,
-            f"{one['beyond_mib']:.0f} MiB",
-            (one["clients"], one["beyond_mib"]),
-            (0, 10),
-            INK,
-            ha="center",
-        )
-    return Heading(
-        "Growth with clients",
-        [(f"seconds a round (blue) and MiB of memory beyond the data (dashed); {last['parameters']:,} parameters, 2 images a client", SOFT)],
-    )  # fmt: skip
+    axes.set_ylabel(unit, color=SOFT, size=SMALL)
+    for count, height in zip(counts, heights, strict=True):
+        say(axes, spell.format(height), (count, height), (0, 11), colour, ha="center")
+    return cases[-1]
 
 
 def targets(axes: Axes, all: dict[str, Any]) -> Heading:
@@ -95,12 +104,13 @@ def targets(axes: Axes, all: dict[str, Any]) -> Heading:
     reached = {method: count for method, count in rounds.items() if count < math.inf}
     names = sorted(reached, key=lambda name: -reached[name])
     bars(axes, [METHODS[name] for name in names], [reached[name] for name in names],
-         [OWN[name] for name in names], "{:g}")  # fmt: skip
+         [OWN[name] for name in names], "{:g}", [some(runs[name]) for name in names])  # fmt: skip
     axes.set_xlim(0, 1.15 * max(reached.values()))
     axes.set_xlabel("rounds", color=SOFT, size=SMALL)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     seeds = len(found["seeds"])
-    words = f"unlearning two of 20 clients of mnist-5k from a fresh model; median of {seeds} seeds"
+    few = "; a seed that never got there counts as the longest" if any(map(some, runs.values())) else ""
+    words = f"unlearning two of 20 clients of mnist-5k from a fresh model, no stop rule; median of {seeds} seeds{few}"
     return Heading(f"Rounds to {target} test accuracy", [(words, SOFT)])
 
 
@@ -109,12 +119,26 @@ def middle(runs: Sequence[dict[str, Any] | None], key: str) -> float:
     return statistics.median_high(math.inf if run is None else run[key] for run in runs)
 
 
-def bars(axes: Axes, names: list[str], values: list[float], colours: list[str], spell: str) -> None:
-    """Lying bars with their values."""
+def some(runs: Sequence[dict[str, Any] | None]) -> str:
+    """Say how many seeds got there, where not all did."""
+    there = sum(run is not None for run in runs)
+    return "" if there == len(runs) else f"{there} of {len(runs)} seeds got there"
+
+
+def bars(
+    axes: Axes,
+    names: list[str],
+    values: list[float],
+    colours: list[str],
+    spell: str,
+    notes: Sequence[str] = (),
+) -> None:
+    """Lying bars with their values, and notes before these."""
     axes.barh(range(len(names)), values, color=colours, height=0.62, zorder=3)
     axes.set_yticks(range(len(names)), names)
     quiet(axes)
     axes.grid(visible=False, axis="y")
     axes.tick_params(axis="y", labelsize=SIZE, labelcolor=INK)
     for row, value in enumerate(values):
-        say(axes, spell.format(value), (value, row), (-4, 0), "white", ha="right")
+        note = f"{notes[row]}   " if notes and notes[row] else ""
+        say(axes, note + spell.format(value), (value, row), (-4, 0), "white", ha="right")

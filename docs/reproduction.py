@@ -25,10 +25,10 @@ FIGURES = {
     "curves": "Test accuracy and loss by round",
     "forgetting": "MISR and ASR of every method, with controls",
     "beta": "Accuracy by round for each momentum",
-    "lambda": "Rounds and accuracy by λ and window",
+    "lambda": "The stop rule by λ and window",
     "ablation": "Momentum and the stop rule apart, and FedAvg with other server steps",
 }
-HEAD = """\
+HEAD = f"""\
 <!-- Made by docs/reproduction.py from results/: do not edit, run make docs. -->
 
 # The paper, reproduced
@@ -36,7 +36,7 @@ HEAD = """\
 `feduhb reproduce` runs the experiments of the FedUHB paper on real data: train, unlearn with every method, attack, for several
 seeds and several ways to share the data out. This page is what came of it. Every number on it was computed from the files in
 `results/`. A verdict follows from the numbers by a criterion that stands [at the end](#what-was-measured-on-each-claim), and other numbers would
-give another; where federations differ, the table says in which a claim holds."""
+give another; where federations differ, the table says in which a claim holds. {claims.RUNS}"""
 AGAIN = """\
 ### How to run it again
 
@@ -101,7 +101,7 @@ def front(root: Path = ROOT) -> str:
     """Make the README's table: every federation in a line."""
     evidence = claims.read_evidence(root / "results")
     lines = [
-        "| federation | original | Retrain, 40 rounds | FedUHB has that at round | its rule ends it at round | FedUHB then | FedEraser | FedRecover |",
+        "| federation | original | Retrain, 40 rounds | FedUHB, under its rule, has that at round | its rule ends it at round | FedUHB then | FedEraser | FedRecover |",
         "|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for data, name in DATA.items():
@@ -110,7 +110,7 @@ def front(root: Path = ROOT) -> str:
             fired = (
                 f"{ends.executed.mean:.0f}" if ends.fires == ends.n else f"in {ends.fires} of {ends.n} seeds"
             )
-            reach = reached(one, UHB_ON)
+            reach = reached(one, UHB)
             found = [
                 f"{name}, {one.label}",
                 *(_shares(final(one, run)) for run in (ORIGINAL, RETRAIN)),
@@ -215,10 +215,10 @@ def _precision(grids: Iterable[Sequence[Cell]]) -> str:
 
 def _versions(cells: Sequence[Cell]) -> list[str]:
     found = {
-        f"{name} {version}"
+        f"{name} {version if version[:1].isdigit() else 'from source, at the commits below'}"
         for cell in cells
-        for name, version in cell.made["versions"].items()
-        if version[:1].isdigit()
+        for made in cell.origins
+        for name, version in made["versions"].items()
     }
     return sorted(found)
 

@@ -7,12 +7,18 @@ import signal
 import subprocess
 import sys
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+from feduhb.core.seeds import generator
+from feduhb.evaluate.roc import Interval
+from feduhb.evaluate.verdicts import membership
 from feduhb.records import Round
+from feduhb.report.drawing import blank
 
 ROOT = Path(__file__).parents[2]
 BENCHMARKS = ROOT / "benchmarks"
@@ -269,6 +275,54 @@ def test_a_run_that_never_got_there_counts_as_the_longest(bench):
 
 def test_the_figure_is_a_picture(bench):
     assert bench("figure").drawn(measured()).startswith(b"\x89PNG")
+
+
+def test_every_panel_of_growth_has_its_unit_and_no_other(bench):
+    figure = bench("figure")
+    for draw, unit, values in (
+        (figure.seconds, "seconds a round", [1.0, 10.0]),
+        (figure.memory, "MiB beyond the data", [1.0, 1.0]),
+    ):
+        _, (axes,) = blank(1, 1, width=4, height=3)
+        draw(axes, measured())
+        assert axes.get_ylabel() == unit
+        (line,) = axes.lines
+        assert np.asarray(line.get_ydata()).tolist() == values
+
+
+def test_a_bar_says_how_many_seeds_got_there(bench):
+    _, (axes,) = blank(1, 1, width=4, height=3)
+    heading = bench("figure").targets(axes, measured())
+    said = [text.get_text() for text in axes.texts]
+    assert "2 of 3 seeds got there   3" in said, "FedUHB"
+    assert "3" in said, "Retrain, in every seed"
+    assert "median of 3 seeds; a seed that never got there counts as the longest" in heading.said[0][0]
+
+
+def test_simulated_attacks_are_judged_as_an_audit_judges_them(bench, monkeypatch):
+    """Where the audited model knows what Retrain does not, on either side, it is caught."""
+    intervals = bench("intervals")
+    monkeypatch.setattr(intervals, "DRAWS", 100)
+    words = intervals.alarms(1, 40, 40, 0.0, attacks=3)
+    assert "caught 0.0% of 3" in words
+    assert "the 99 % interval misses 0.5 in 0.0%" in words
+    models = intervals.audited(0, 1, 200, 200, 0.0)
+    assert models["original"].auc > 0.6 > models["retrain"].auc
+    known, worse = (replace(models["unlearned"], interval=Interval(*at)) for at in ((0.6, 0.7), (0.3, 0.4)))
+    for model in (known, worse):
+        assert intervals.misses(model)
+        assert membership({**models, "unlearned": model}).verdict == "caught"
+    assert not intervals.misses(models["unlearned"])
+
+
+def test_models_that_are_alike_score_alike(bench):
+    intervals = bench("intervals")
+    one = generator(0, "alike")
+    common = torch.randn(4000, generator=one)
+    for alike in (0.0, 0.5, 1.0):
+        first, second = (intervals._mixed(common, alike, one) for _ in range(2))
+        assert float(torch.corrcoef(torch.stack([first, second]))[0, 1]) == pytest.approx(alike, abs=0.05)
+        assert float(first.std()) == pytest.approx(1, abs=0.05)
 
 
 def test_pages_hold_the_results_beside_them(bench):

@@ -16,7 +16,7 @@ from feduhb.report.drawing import spread
 from feduhb.report.figures import backdoor, curves, draw, movement, overview, pdf, png
 from feduhb.report.runs import read_runs
 from feduhb.report.stop_figures import heat_map, scales
-from feduhb.report.style import GREY, OWN, VIOLET, strokes
+from feduhb.report.style import GREY, OWN, VIOLET, Stroke, strokes
 from report.folders import series, story, write
 from report.looking import legible, written
 
@@ -114,7 +114,7 @@ def test_strokes_tell_runs_apart(tmp_path: Path):
     paths += [write(tmp_path / f"t{i}", None, series(2), seed=i) for i in range(2)]
     looks = strokes(read_runs(paths))
     assert len(set(looks.values())) == 14
-    assert looks["original (seed 0)"] == (GREY, "dashed")
+    assert looks["original (seed 0)"] == Stroke(GREY, "dashed")
 
 
 def test_a_method_keeps_its_colour_whoever_is_beside_it(five):

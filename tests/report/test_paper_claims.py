@@ -374,7 +374,7 @@ def test_the_table_has_a_row_for_each_claim():
     lines = claims.table(found).splitlines()
     assert len(lines) == 2 + len(claims.CLAIMS)
     assert lines[2] == (
-        "| 1 | MNIST: FedUHB converges faster than Retrain. | abstract, IV-B.2, Fig. 2 | Retrain's final accuracy at round 20.0, Retrain itself at 40.0; 93% at nothing, Retrain at nothing | holds |"
+        "| 1 | MNIST: FedUHB converges faster than Retrain. | abstract, IV-B.2, Fig. 2 | Retrain's final accuracy at round 20.0, Retrain itself at 40.0; 93% at nothing, Retrain at nothing (FedUHB: under its rule) | holds |"
     )
     assert lines[3].endswith("| – | cannot be judged: no cell of CIFAR-10 is there |")  # noqa: RUF001
 

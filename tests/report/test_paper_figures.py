@@ -122,12 +122,12 @@ def test_curves_mark_the_round_where_the_rule_stops():
     figure = only("curves", fires)
     assert blue_marks(figure) == [24.0]
     assert "rule: after 24" in said(figure)
-    assert "gone on" in said(figure)
+    assert "FedUHB, rule off" in said(figure)
     silent = [cell(place(), runs_too={"feduhb-on": track([0.9] * 40, [1.0] * 40)})]
     figure = only("curves", silent)
     assert blue_marks(figure) == []
     assert "rule: never fires" in said(figure)
-    assert "gone on" not in said(figure)
+    assert "FedUHB, rule off" not in said(figure)
 
 
 def test_seeds_and_bands_are_named():
@@ -182,7 +182,7 @@ def upright(line: Line2D) -> float | None:
 def test_forgetting_has_controls_chance_and_floor():
     figure = only("forgetting", [cell(), cell(place(backdoor=True))])
     text = written(figure)
-    assert {"original", "Retrain", "FedUHB"} <= set(text)
+    assert {"original", "Retrain", "FedUHB, under its rule"} <= set(text)
     assert {"80.0%", "50.0%", "92.0%", "2.0%"} <= set(text)
     misr, asr = figure.axes
     assert [upright(line) for line in misr.lines].count(0.45) == 6, "a mark on each bar"
@@ -229,7 +229,8 @@ def test_lambda_tells_which_windows_never_speak_and_where_the_paper_was():
     silent = track([0.9] * 40, [1.0] * 40)
     never = [cell(place(data="mnist-5k"), runs_too={"feduhb-on": silent})]
     text = said(only("lambda", never))
-    assert "It fires at no λ with any window." in text
+    assert "The rule never fires" in text
+    assert "be it judged by all rounds so far or by the last 5, 10 or 20." in text
     assert "the paper's" not in text
 
 

@@ -84,7 +84,7 @@ def test_equal_work_is_compared():
     """FedEraser asks 9 of 18 clients for 20 rounds: a quarter of what FedUHB asks in 40."""
     eraser = track(rise(3, 0.8, rounds=20), asked=9)
     (line,) = said("equal client work: FedEraser", federation({"feduhb-on": rise(10), "federaser": eraser}))
-    assert "takes 900 client epochs in all, with which FedUHB runs 10 rounds." in line
+    assert "takes 900 client epochs in all, with which FedUHB, its rule off, runs 10 rounds." in line
     assert line.endswith("There FedUHB is clearly ahead for iid.")
     (late,) = said("equal client work: FedEraser", federation({"feduhb-on": rise(11), "federaser": eraser}))
     assert late.endswith("clearly behind for iid.")

@@ -53,3 +53,21 @@ def test_cells_that_say_no_settings_leave_the_sentence_out(script, tmp_path):
 def test_all_images_in_place_of_3000_are_explained(script, tmp_path):
     text = script.page(made(tmp_path, told(), told(partition="shards:2", per_client=None)))
     assert "- **2 classes a client on MNIST** stand with 525 images a client and with all images" in text
+
+
+def test_versions_say_where_feduhb_ran_from_its_source_tree(script, tmp_path):
+    installed, bare = cell(), cell(place(seed=1))
+    assert "Versions: feduhb 0.1.0 and torch 2.13.0." in script.page(made(tmp_path / "a", installed))
+    told = {**bare.made, "versions": {"feduhb": "not installed", "torch": "2.13.0"}}
+    text = script.page(made(tmp_path / "b", replace(bare, made=told)))
+    assert "Versions: feduhb from source, at the commits below and torch 2.13.0." in text
+
+
+def test_the_page_says_which_run_of_feduhb_is_which(script, tmp_path):
+    text = script.page(made(tmp_path, cell()))
+    head, _, _ = text.partition("## The claims")
+    assert (
+        "“under its rule” is the one that ends where the stop rule fires, “rule off” the same one gone on"
+        in head
+    )
+    assert "| FedUHB, under its rule, has that at round |" in script.front(tmp_path)

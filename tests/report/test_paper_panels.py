@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from feduhb.report.drawing import blank
 from feduhb.report.paper.ablation import GREEN, ablation
-from feduhb.report.paper.curves import GUESSING, curves
+from feduhb.report.paper.curves import MOST, curves
 from feduhb.report.paper.federations import federations
 from feduhb.report.paper.forgetting import forgetting
 from feduhb.report.paper.measures import Spread, stops
@@ -28,10 +28,11 @@ from feduhb.report.paper.pen import (
     panel_width,
     write_over,
 )
-from feduhb.report.paper.printed import LABELS, METHODS, STROKES
-from feduhb.report.paper.scales import SOME, scales
+from feduhb.report.paper.printed import CORRECTED, LABELS, METHODS, ROWS, STROKES
+from feduhb.report.paper.scales import SOME, quotients, scales
+from feduhb.report.paper.tuning import never_fires
 from feduhb.report.stop_map import SCALES
-from feduhb.report.style import BLUE, VERMILLION, Stroke
+from feduhb.report.style import BLUE, VERMILLION, Stroke, graded
 from report.cells import cell, falling, grid, place, track
 from report.looking import written
 
@@ -46,6 +47,10 @@ def drawn(axes: Axes, colour: str, *, mark: str = "None") -> list[list[tuple[flo
 def panel() -> tuple[Figure, Axes]:
     figure, (axes,) = blank(1, 1, width=4, height=2)
     return figure, axes
+
+
+def said(figure: Figure | None) -> str:
+    return " ".join(" ".join(written(figure)).split())
 
 
 def axes_of(figure: Figure | None) -> Sequence[Axes]:
@@ -145,6 +150,8 @@ def test_every_method_has_a_name_and_a_stroke_of_its_own():
     assert set(LABELS) == set(STROKES)
     assert len(set(STROKES.values())) == len(STROKES)
     assert len(set(LABELS.values())) == len(LABELS)
+    assert set(ROWS) == set(LABELS)
+    assert len(set(ROWS.values())) == len(ROWS)
 
 
 def test_feduhb_is_drawn_in_full_up_to_the_rule_and_dotted_beyond():
@@ -168,7 +175,7 @@ def test_a_column_for_each_federation_accuracy_over_loss():
     figure = curves(found)
     above, below = axes_of(figure)[:2], axes_of(figure)[2:]
     assert [axes.get_title("left") for axes in above] == ["iid", "2 classes a client"]
-    assert (above[0].get_ylabel(), below[0].get_ylabel()) == ("test accuracy", "test loss")
+    assert (above[0].get_ylabel(), below[0].get_ylabel()) == ("test accuracy", "test loss (log)")
     assert (above[1].get_ylabel(), below[1].get_ylabel()) == ("", "")
     assert curves([]) is None
 
@@ -177,7 +184,43 @@ def test_a_loss_that_explodes_does_not_flatten_the_others():
     wild = track([0.1] * 40)
     series = {**wild.series, "test_loss": (1e9,) * 40}
     cells = [cell(place(), runs_too={"fedrecover": replace(wild, series=series)})]
-    assert axes_of(curves(federations(cells)))[1].get_ylim() == (0, GUESSING)
+    figure = curves(federations(cells))
+    assert axes_of(figure)[1].get_ylim()[1] < MOST
+    assert "loss over 10 is not shown" in said(figure)
+    assert "loss over" not in said(curves(federations([cell()])))
+
+
+def test_an_early_peak_of_the_loss_is_shown_whole():
+    peaked = track([0.5] * 40)
+    series = {**peaked.series, "test_loss": (2.3, 5.0, *[1.0] * 38)}
+    cells = [cell(place(), runs_too={"feduhb-on": replace(peaked, series=series)})]
+    axes = axes_of(curves(federations(cells)))[1]
+    assert axes.get_yscale() == "log"
+    assert axes.get_ylim()[1] > 5.0
+
+
+def test_panels_of_a_row_share_one_range_and_say_what_is_cut_off():
+    runs = {"iid": [0.95] * 40, "shards:2": [0.6] * 40}
+    cells = [cell(place(way), runs_too={"retrain": track(end)}) for way, end in runs.items()]
+    figure = curves(federations(cells))
+    ranges = [axes.get_ylim() for axes in axes_of(figure)]
+    assert ranges[0] == ranges[1]
+    assert ranges[2] == ranges[3]
+    lower = axes_of(scales(federations(grid(["iid", "shards:2"], [525], [0]))))[2:]
+    assert lower[0].get_ylim() == lower[1].get_ylim()
+    assert f"share one range: accuracy under {100 * ranges[0][0]:.1f}% is not shown" in said(figure)
+
+
+def test_retrain_lies_wide_under_a_line_that_is_the_same():
+    """Else FedRecover is not to be seen where its estimates are right."""
+    same = track([0.7] * 40)
+    cells = [cell(place(), runs_too={"retrain": same, "fedrecover": same, CORRECTED: same})]
+    lines = [line for line in axes_of(curves(federations(cells)))[0].lines if len(line.get_xdata()) == 40]  # pyright: ignore[reportArgumentType]
+    look = {to_hex(line.get_color()).upper(): (line.get_zorder(), line.get_linewidth()) for line in lines}
+    under, over = look[VERMILLION], look[STROKES["fedrecover"].colour.upper()]
+    assert under[0] < over[0]
+    assert under[1] > over[1]
+    assert STROKES[CORRECTED].colour != STROKES["fedrecover"].colour
 
 
 def test_betas_heights_are_their_final_accuracies_and_rounds():
@@ -210,7 +253,7 @@ def test_lambdas_heights_are_rounds_and_accuracy():
 def test_lambdas_marks_tell_all_some_and_none():
     moves = (falling(), [1.0] * 40)
     faces = []
-    for chosen in (moves[:1], moves, moves[1:]):
+    for chosen in (moves[:1], moves, [[1.0, 1.0, 0.3, *[1.0] * 37]]):
         runs = [{"feduhb-on": track([0.9] * 40, moved)} for moved in chosen]
         cells = [cell(place(seed=i, data="mnist-5k"), runs_too=run) for i, run in enumerate(runs)]
         marks = [line for line in axes_of(scales(federations(cells)))[0].lines if line.get_marker() == "o"]
@@ -220,7 +263,30 @@ def test_lambdas_marks_tell_all_some_and_none():
     assert BLUE in faces[0]
     assert SOME in faces[1]
     assert BLUE not in faces[1]
-    assert faces[2] == {"#FFFFFF"}
+    assert faces[2] == {BLUE, "#FFFFFF"}, "0.3 lies between 0.9 and 1 times the standard deviation 0.33"
+
+
+def test_where_the_rule_never_fires_one_panel_shows_how_far_it_is_from_it():
+    """Movements that alternate between 3 and 5: their standard deviation is 1 after an even number of rounds."""
+    runs = {"feduhb-on": track([0.9] * 40, [3.0, 5.0] * 20)}
+    (found,) = federations([cell(place(data="cifar10"), runs_too=runs)])
+    assert never_fires(found)
+    seen = quotients(found)
+    assert len(seen) == 38, "the rule is silent before round 3"
+    assert seen[1::2] == pytest.approx([5.0] * 19)
+    figure = scales([found])
+    (axes,) = axes_of(figure)
+    assert axes.get_title("left") == "The rule never fires"
+    assert [line.get_ydata()[0] for line in axes.lines if line.get_linestyle() == "--"] == [SCALES[-1]]  # pyright: ignore[reportIndexIssue]
+    assert drawn(axes, graded(1)[0])[0][0] == (3, pytest.approx(seen[0]))
+    assert "In no seed of iid does the rule fire in 40 rounds" in said(figure)
+
+
+def test_movements_that_never_change_are_not_divided_by_nothing():
+    runs = {"feduhb-on": track([0.9] * 40, [1.0] * 40)}
+    (found,) = federations([cell(place(data="cifar10"), runs_too=runs)])
+    assert all(math.isnan(each) for each in quotients(found))
+    assert scales([found]) is not None
 
 
 def test_the_papers_points_are_crosses_on_mnist_alone():
@@ -257,7 +323,7 @@ def test_bars_have_whiskers_and_numbers():
 def test_names_stand_beside_the_first_panel_alone():
     figure = forgetting(grid(["iid"], [525], [0]))
     first, second = axes_of(figure)
-    assert [label.get_text() for label in first.get_yticklabels()][-1] == "FedUHB"
+    assert [label.get_text() for label in first.get_yticklabels()][-1] == "FedUHB, under its rule"
     assert {label.get_text() for label in second.get_yticklabels()} == {""}
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import statistics
 from dataclasses import replace
 
 import pytest
@@ -12,6 +13,7 @@ from feduhb.report.paper.spelling import arrived, counts, fired, numbers, points
 from feduhb.report.paper.tables import latex, markdown, tables
 from report.cells import cell, failing, falling, grid, place, track
 
+UNDER = "FedUHB, under its rule"
 NAMES = ["runs", "table-1", "accuracy", "reached", "misr", "asr", "beta", "lambda", "ablation"]
 
 
@@ -73,7 +75,7 @@ def test_every_table_is_there_and_has_what_its_headers_promise(cells):
 def test_table_1_has_rounds_seconds_and_the_papers_beside(cells):
     table = tables(cells)["table-1"]
     (retrain,) = rows(table, federation="iid, 525 images a client", method="Retrain")
-    (uhb,) = rows(table, federation="iid, 525 images a client", method="FedUHB")
+    (uhb,) = rows(table, federation="iid, 525 images a client", method=UNDER)
     assert (retrain["s per executed round"], retrain["s in total"], retrain["rounds executed"]) == ("2.00", "80.0", "40")  # fmt: skip
     assert (uhb["s per executed round"], uhb["s in total"], uhb["rounds executed"]) == ("2.00", "48.0", "24")
     assert uhb["s in total / rounds scheduled"] == "1.20"
@@ -84,7 +86,7 @@ def test_table_1_has_rounds_seconds_and_the_papers_beside(cells):
 
 def test_ratios_to_retrain_are_per_round_and_in_total(cells):
     row = tables(cells)["table-1"].rows[4]
-    assert row[1] == "FedUHB"
+    assert row[1] == UNDER
     assert (row[4], row[7]) == ("1.00", "0.60"), "a round takes as long as Retrain's, the whole does not"
 
 
@@ -102,7 +104,7 @@ def test_quartiles_over_rounds_stand_beside_the_median():
 
 def test_client_epochs_up_to_retrains_accuracy():
     runs = {
-        "retrain": track([0.1] * 39 + [0.9]), "feduhb-on": track([0.1] * 9 + [0.9] * 31),
+        "retrain": track([0.1] * 39 + [0.9]), "feduhb-on": track([0.1] * 9 + [0.9] * 31), "feduhb": track([0.1] * 9 + [0.9] * 15),
         "federaser": track([0.1] * 10 + [0.9] * 10, asked=9), "fedrecover": track([0.1] * 30 + [0.9] * 10, asked=5),
         "fedrecover-corrected": track([0.1] * 40),
     }  # fmt: skip
@@ -110,7 +112,7 @@ def test_client_epochs_up_to_retrains_accuracy():
         row["method"]: row["client epochs up to it"] for row in rows(tables([cell(runs_too=runs)])["reached"])
     }
     assert found == {
-        "Retrain": "3,600", "FedUHB": "900", "FedEraser": f"{900 * 10 / 19:.0f}", "FedRecover": "1,000", "FedRecover, corrected": NOTHING,
+        "Retrain": "3,600", UNDER: "900", "FedUHB, rule off": "900", "FedEraser": f"{900 * 10 / 19:.0f}", "FedRecover": "1,000", "FedRecover, corrected": NOTHING,
     }  # fmt: skip
 
 
@@ -130,7 +132,7 @@ def test_accuracy_has_every_method_and_the_papers_number(cells):
     table = tables(cells)["accuracy"]
     got = rows(table, federation="iid, 525 images a client")
     assert [row["method"] for row in got] == [
-        "original", "Retrain", "FedEraser", "FedRecover", "FedRecover, corrected", "FedUHB", "FedUHB, rule off",
+        "original", "Retrain", "FedEraser", "FedRecover", "FedRecover, corrected", UNDER, "FedUHB, rule off",
     ]  # fmt: skip
     assert got[5]["paper"] == "93.02% (22 rounds)"
     assert "24" in got[5]["rounds executed"]
@@ -146,14 +148,41 @@ def test_a_run_that_broke_off_has_no_accuracy_and_is_counted():
 
 def test_rounds_to_retrain_say_what_the_rule_leaves():
     late = [0.5] * 30 + [0.9] * 10
-    runs = {"retrain": track([0.8] * 40), "feduhb-on": track(late, falling())}
+    runs = {"retrain": track([0.8] * 40), "feduhb": track(late[:24]), "feduhb-on": track(late, falling())}
     table = tables([cell(place(), runs_too=runs)])["reached"]
-    (row,) = rows(table, method="FedUHB")
-    assert row["first round with it"] == "31"
-    assert row["of the scheduled rounds"] == "77.5%"
-    assert row["before the stop rule ends it"] == "0 of 1", "the rule fires at 24"
-    assert row["first round with 93.0%"] == "never"
-    assert row["paper: rounds"] == "about 20"
+    (row,), (on,) = rows(table, method=UNDER), rows(table, method="FedUHB, rule off")
+    assert on["first round with it"] == "31"
+    assert on["of the scheduled rounds"] == "77.5%"
+    assert row["first round with it"] == "never", "the rule fires at 24"
+    assert on["first round with 93.0%"] == "never"
+    assert (row["paper: rounds"], on["paper: rounds"]) == ("about 20", NOTHING)
+
+
+@pytest.mark.parametrize("name", ["table-1", "accuracy", "reached", "misr", "asr"])
+def test_no_table_leaves_open_which_run_of_feduhb_it_means(cells, name):
+    named = [row[2 if name == "reached" else 1] for row in tables(cells)[name].rows]
+    assert {label for label in named if "UHB" in label} <= {UNDER, "FedUHB, rule off"}
+    assert UNDER in named
+
+
+def test_a_rounds_seconds_are_the_plain_median_and_totals_those_of_a_warm_machine():
+    seconds = (*[1.0] * 19, *[2.0] * 20, 90.0)
+    timed = track([0.9] * 40)
+    timed = replace(timed, series={**timed.series, "client_seconds": seconds, "server_seconds": (0.0,) * 40})
+    table = tables([cell(runs_too={"retrain": timed})])["table-1"]
+    (row,) = rows(table, method="Retrain")
+    assert row["s per executed round"] == f"{statistics.median(seconds):.2f}" == "2.00"
+    assert row["s in total"] == "61.0", "the round of 90 s counts as one of 2 s"
+    assert "In a total, the odd round" in table.note
+
+
+def test_lambda_has_one_line_where_the_rule_never_fires_and_the_paper_no_number():
+    still = {"feduhb-on": track([0.9] * 40, [1.0] * 40)}
+    table = tables([cell(place(data="cifar10"), runs_too=still)])["lambda"]
+    assert [row[1:-1] for row in table.rows] == [["0.2 to 1", *["not in 40"] * 4, NOTHING]]
+    assert "In no seed of iid does the rule fire in 40 rounds with a λ from 0.2 to 1" in table.note
+    ours = tables([cell(place(), runs_too=still)])["lambda"]
+    assert len(ours.rows) == 5, "the paper's numbers stand beside these"
 
 
 def test_the_papers_numbers_stand_beside_their_own_data_set_alone():
@@ -176,7 +205,7 @@ def test_misr_has_controls_and_chance(cells):
 
 def test_asr_is_held_against_the_floor(cells):
     table = tables(cells)["asr"]
-    (original,), (uhb,) = rows(table, model="original"), rows(table, model="FedUHB")
+    (original,), (uhb,) = rows(table, model="original"), rows(table, model=UNDER)
     assert (original["ASR"], original["over Retrain's (points)"]) == ("92.0%", "+90.0")
     assert (uhb["ASR"], uhb["over Retrain's (points)"], uhb["paper"]) == ("2.0%", "+0.0", "3.35%")
     assert all("backdoor" in row[0] for row in table.rows)
@@ -238,9 +267,15 @@ def test_what_was_run_names_device_commit_and_seeds(cells):
 def test_markdown_and_latex_have_every_cell(cells):
     text = markdown(cells)
     assert text.count("\n## ") + text.startswith("## ") == len(NAMES)
-    assert "| FedUHB | 2.00 | 2.00 to 2.00 | 1.00 | 24 | 48.0 | 0.60 | 1.20 | 0.77 | 0.61 | 1 |" in text
+    assert (
+        "| FedUHB, under its rule | 2.00 | 2.00 to 2.00 | 1.00 | 24 | 48.0 | 0.60 | 1.20 | 0.77 | 0.61 | 1 |"
+        in text
+    )
     tex = latex(tables(cells)["table-1"])
-    assert r"FedUHB & 2.00 & 2.00 to 2.00 & 1.00 & 24 & 48.0 & 0.60 & 1.20 & 0.77 & 0.61 & 1 \\" in tex
+    assert (
+        r"FedUHB, under its rule & 2.00 & 2.00 to 2.00 & 1.00 & 24 & 48.0 & 0.60 & 1.20 & 0.77 & 0.61 & 1 \\"
+        in tex
+    )
     assert tex.startswith("% Table I: running time\n% ")
     assert r"\end{tabular}" in tex
 

@@ -4,6 +4,7 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,7 +13,7 @@ from feduhb.records import Round
 from feduhb.report.figures import draw
 from feduhb.report.runs import RunView, read_runs
 from feduhb.report.stop_charts import stop_charts
-from feduhb.report.stop_map import SCALES, WINDOWS, about, about_windows, mapped, stop_map
+from feduhb.report.stop_map import SCALES, WINDOWS, about, about_marks, about_windows, mapped, stop_map
 from feduhb.stopping import DynamicStop
 from report.folders import COSTS, judged, series, story, write
 from report.looking import written
@@ -150,6 +151,46 @@ def test_lambda_that_did_not_fire_is_an_open_mark(tmp_path: Path):
     figure = draw(views)["lambda"]
     assert "did not fire in 6" in " ".join(written(figure))
     assert "open: did not fire" in " ".join(written(figure))
+
+
+def test_lambda_that_the_runs_own_rule_left_unknown_has_no_mark(views):
+    """The rule ended the run: a smaller λ might have fired in the next round, or never."""
+    found = stop_map(views[1])
+    assert views[1].fired == found.rounds
+    assert found.unknown == [scale for scale in SCALES if found.endings[scale, None].round is None]
+    assert found.unknown
+    assert found.silent == []
+    for name in ("lambda-rounds", "lambda-accuracy"):
+        chart = stop_charts(views)[name]
+        assert not {x for trace in chart["data"] for x in trace["x"]} & set(found.unknown)
+        (shade,), (words,) = chart["layout"]["shapes"], chart["layout"]["annotations"]
+        assert shade["x1"] == pytest.approx(found.unknown[-1] + 0.05)
+        assert words["text"] == "not known"
+    figure = draw(views)["lambda"]
+    text = " ".join(written(figure))
+    assert text.count("not known") == 3, "in both panels, and in the note"
+    assert "did not fire" not in text
+    for axes in figure.axes:
+        marks = [float(np.asarray(line.get_xdata())[0]) for line in axes.lines if line.get_marker() == "o"]
+        assert sorted(marks) == [scale for scale in SCALES if scale not in found.unknown]
+    assert f"its own rule ended it after {found.rounds} rounds" not in about_marks(views[1])
+    assert any(
+        f"the run's own rule ended it after {found.rounds} rounds" in line for line in about_windows(views[1])
+    )
+
+
+def test_where_every_lambda_is_unknown_nothing_is_drawn(tmp_path: Path):
+    still = [replace(r, moved=1.0) for r in judged(series(6), DynamicStop(0.6))]
+    views = read_runs([write(tmp_path / "u", "feduhb", still, scale=0.6)])
+    assert views[0].fired
+    assert stop_map(views[0]).unknown == list(SCALES)
+    assert "lambda" not in draw(views)
+    assert not any(stop_charts(views)[name]["data"] for name in ("lambda-rounds", "lambda-accuracy"))
+
+
+def test_open_marks_are_explained_where_there_are_some():
+    assert "an open mark" in about_marks(run([1.0] * 8))
+    assert about_marks(run([2.0] * 4 + [0.001])) == "A larger λ stops earlier."
 
 
 def test_lambda_is_replayed_from_one_run(tmp_path: Path):

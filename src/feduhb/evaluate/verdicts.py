@@ -250,12 +250,16 @@ def _failed(findings: Sequence[Finding]) -> str:
     without = sum(f.verdict == "no power here" for f in findings)
     unsure = sum(f.verdict == "inconclusive" for f in findings)
     counts = {
-        "failed though the original is caught by it": failed,
+        f"{'catches' if failed == 1 else 'catch'} the original and not this model": failed,
         "had no power here": without,
         "decided nothing": unsure,
     }
     said = [f"{count} {what}" for what, count in counts.items() if count]
-    return f"of {len(findings)} attacks " + ", ".join(said) + "." if said else ""
+    return (
+        f"of {len(findings)} attack{'s' if len(findings) > 1 else ''}, " + ", ".join(said) + "."
+        if said
+        else ""
+    )
 
 
 def _auc(found: Roc) -> str:

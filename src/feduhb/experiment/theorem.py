@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import math
-import platform
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -26,6 +24,7 @@ from feduhb.experiment.federations import build_federation
 from feduhb.experiment.settings import FederationSettings
 from feduhb.methods import FedUHB, Retrain
 from feduhb.records import Round, disk_errors, write_atomically
+from feduhb.run.folder import versions
 from feduhb.run.progress import Show, watched
 
 FILE = "theorem.json"
@@ -119,8 +118,7 @@ def measure(settings: TheoremSettings, *, folder: Path | None = None, show: Show
         "retrain": retrain,
         "runs": runs,
         "engine": dict(engine.about),
-        "versions": {name: importlib.metadata.version(name) for name in ("feduhb", "torch")}
-        | {"python": platform.python_version()},
+        "versions": versions(),
         "seconds": time.perf_counter() - began,
     }
 

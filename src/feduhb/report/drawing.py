@@ -20,6 +20,7 @@ LABEL_GAP = 0.075  # between labels, of the axes' height
 LINE_POINTS = 11.5  # height of a line of small text
 CHARACTERS_AN_INCH = 16.5  # of small text
 POINTS_AN_INCH = 72
+WIDE_LINE = 3.6  # points
 MARGIN = 0.85  # inches of a panel's width that are not its axes
 
 
@@ -91,9 +92,10 @@ def line(
 ) -> None:
     """Draw a series over the rounds, with gaps where it has none."""
     heights = [math.nan if value is None else value for value in series]
-    width = 1.1 if thin else 1.3 if faint else 1.8
+    width = WIDE_LINE if stroke.wide else 1.1 if thin else 1.3 if faint else 1.8
+    under = faint or thin or stroke.wide
     look = {"color": stroke.colour, "linestyle": stroke.dash, "alpha": 0.75 if faint else 1.0}
-    axes.plot(range(1, len(series) + 1), heights, linewidth=width, zorder=2 if faint or thin else 3, **look)
+    axes.plot(range(1, len(series) + 1), heights, linewidth=width, zorder=2 if under else 3, **look)
     if len(series) == 1:
         axes.plot([1], heights, marker=".", zorder=3, **look)
 

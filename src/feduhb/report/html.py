@@ -11,7 +11,7 @@ from feduhb.report.audit_page import audits
 from feduhb.report.charts import Chart, charts
 from feduhb.report.markup import Group, paragraphs, section
 from feduhb.report.runs import RunView
-from feduhb.report.stop_map import about, about_windows, mapped, stop_map
+from feduhb.report.stop_map import about, about_marks, about_windows, mapped, stop_map
 from feduhb.report.sweeps import about as about_sweep
 from feduhb.report.sweeps import sweep
 from feduhb.report.tables import grid
@@ -65,7 +65,6 @@ function draw() {
 draw();
 document.addEventListener("toggle", draw, true);
 """
-LARGER = "A larger λ stops earlier; an open mark is a λ at which the rule did not fire."
 
 
 def page(views: Sequence[RunView]) -> str:
@@ -132,9 +131,9 @@ def _maps(views: Sequence[RunView]) -> Iterator[Group]:
     maps = {f"stop-map-{place}": f"The stop rule's map: {view.label}" for place, view in enumerate(runs)}
     yield Group("The stop rule's map", [read, *told], maps)
     label = runs[0].label if runs else ""
-    said = about_windows(runs[0]) if runs else []
+    said = [*about_windows(runs[0]), about_marks(runs[0])] if runs else []
     names = {"lambda-rounds": f"Rounds by λ: {label}", "lambda-accuracy": "Test accuracy there"}
-    yield Group("What λ does", [*said, LARGER] if runs else [], names)
+    yield Group("What λ does", said, names)
 
 
 def _momentum(views: Sequence[RunView]) -> Iterator[Group]:

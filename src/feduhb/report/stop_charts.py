@@ -7,7 +7,17 @@ from html import escape
 
 from feduhb.report.chart_parts import STILL, TEXT, Chart, layout
 from feduhb.report.runs import RunView
-from feduhb.report.stop_map import LOOKED_BACK, SCALES, WINDOWS, Ending, StopMap, mapped, spelled, stop_map
+from feduhb.report.stop_map import (
+    BESIDE,
+    LOOKED_BACK,
+    SCALES,
+    WINDOWS,
+    Ending,
+    StopMap,
+    mapped,
+    spelled,
+    stop_map,
+)
 from feduhb.report.style import BLUE, DARK_FROM, HEAT, OTHERS, VERMILLION
 from feduhb.report.words import percent
 
@@ -79,7 +89,10 @@ def _outline(scale: float, window: int | None) -> Chart:
 
 
 def _scales(found: StopMap, what: str) -> Chart:
-    """Describe what lambda does; a rule that does not fire is an open mark at the top, or at the run's end."""
+    """Describe what lambda does; a rule that does not fire is an open mark at the top, or at the run's end.
+
+    Of a run that its own rule ended, a λ that had not fired by then has no mark, and its part of the axis is shaded.
+    """
     bold = found.line(None)
     top = round(found.rounds * 1.1, 1)
     silent = top if what == "rounds" else found.last
@@ -92,24 +105,35 @@ def _scales(found: StopMap, what: str) -> Chart:
         _line("all so far", _fired(bold), what, BLUE)
         | {"line": {"color": BLUE, "width": 2.5}, "marker": {"size": 9}}
     )
-    unheard = [ending.scale for ending in bold if ending.round is None]
     data.append(
         {
             "type": "scatter",
             "mode": "markers",
             "name": f"did not fire in {found.rounds}",
-            "x": unheard,
-            "y": [silent] * len(unheard),
+            "x": found.silent,
+            "y": [silent] * len(found.silent),
             "marker": {"symbol": "circle-open", "size": 9, "color": BLUE, "line": {"width": 2}},
             "hovertemplate": f"did not fire in {found.rounds} rounds",
         }
     )
     scale = {"range": [0, 1.08 * top]} if what == "rounds" else {"tickformat": ".1%"}
-    across = {"title": _title("λ"), "tickvals": list(SCALES)} | STILL
+    edges = [SCALES[0] - BESIDE, SCALES[-1] + BESIDE]
+    across = {"title": _title("λ"), "tickvals": list(SCALES), "range": edges} | STILL
     return {
         "data": [trace for trace in data if trace["x"]],
-        "layout": layout(across, scale | STILL) | {"height": 320},
+        "layout": layout(across, scale | STILL) | {"height": 320} | _shaded(found.unknown),
     }
+
+
+def _shaded(unknown: Sequence[float]) -> Chart:
+    """Shade the λ of which nothing is known, and say so."""
+    if not unknown:
+        return {}
+    sides = {"x0": SCALES[0] - BESIDE, "x1": unknown[-1] + BESIDE, "y0": 0, "y1": 1, "yref": "paper"}
+    ground = {"type": "rect", **sides, "fillcolor": SILENT, "line": {"width": 0}, "layer": "below"}
+    middle = (SCALES[0] + unknown[-1]) / 2
+    words = {"text": "not known", "x": middle, "y": 0.5, "yref": "paper", "showarrow": False}
+    return {"shapes": [ground], "annotations": [words]}
 
 
 def _fired(line: Sequence[Ending]) -> list[Ending]:

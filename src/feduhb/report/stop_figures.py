@@ -6,9 +6,21 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from feduhb.report.drawing import INK, SMALL, SOFT, Heading, blank, label_ends, quiet, say, write_headings
+from feduhb.report.drawing import (
+    GRID,
+    INK,
+    SMALL,
+    SOFT,
+    Heading,
+    blank,
+    label_ends,
+    quiet,
+    say,
+    write_headings,
+)
 from feduhb.report.runs import RunView
 from feduhb.report.stop_map import (
+    BESIDE,
     LOOKED_BACK,
     SCALES,
     WINDOWS,
@@ -93,6 +105,8 @@ def scales(views: Sequence[RunView]) -> Figure | None:
     if not chosen:
         return None
     found = stop_map(chosen[0])
+    if len(found.unknown) == len(SCALES):
+        return None
     scored = found.last is not None
     figure, every = blank(2 if scored else 1, 1, width=PANEL_WIDTH, height=3.3)
     headings = [_rounds(every[0], found, chosen[0])]
@@ -105,9 +119,9 @@ def scales(views: Sequence[RunView]) -> Figure | None:
 def _rounds(axes: Axes, found: StopMap, view: RunView) -> Heading:
     top = found.rounds * 1.1
     axes.set_ylim(0, top * 1.08)
-    _lines(axes, found, {ending.scale: float(ending.round or top) for ending in found.line(None)}, "round")
-    silent = [ending.scale for ending in found.line(None) if ending.round is None]
-    if silent:
+    heights = {e.scale: float(e.round or top) for e in found.line(None) if e.scale not in found.unknown}
+    _lines(axes, found, heights, "round")
+    if silent := found.silent:
         right = silent[-1] < MIDDLE
         side, offset = ("left", 8) if right else ("right", 0)
         height = top if right else top * 0.92
@@ -118,12 +132,11 @@ def _rounds(axes: Axes, found: StopMap, view: RunView) -> Heading:
 
 def _accuracy(axes: Axes, found: StopMap) -> Heading:
     last = _known(found.last)
-    heights = {e.scale: last if e.round is None else _known(e.accuracy) for e in found.line(None)}
-    _lines(axes, found, heights, "accuracy")
+    known = [ending for ending in found.line(None) if ending.scale not in found.unknown]
+    _lines(axes, found, {e.scale: last if e.round is None else _known(e.accuracy) for e in known}, "accuracy")
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:.1%}")
     note = f"open: did not fire; {percent(last)} after the last round"
-    silent = any(ending.round is None for ending in found.line(None))
-    return Heading("Test accuracy there", [(note, SOFT)] if silent else ())
+    return Heading("Test accuracy there", [(note, SOFT)] if found.silent else ())
 
 
 def _lines(axes: Axes, found: StopMap, heights: dict[float, float], what: str) -> None:
@@ -144,6 +157,11 @@ def _lines(axes: Axes, found: StopMap, heights: dict[float, float], what: str) -
         axes.plot([scale], [height], color=BLUE, marker="o", markersize=6.5, markerfacecolor=face, zorder=4)
     quiet(axes)
     axes.xaxis.set_major_locator(FixedLocator(SCALES))
+    axes.set_xlim(SCALES[0] - BESIDE, SCALES[-1] + BESIDE)
+    if found.unknown:
+        axes.axvspan(SCALES[0] - BESIDE, found.unknown[-1] + BESIDE, color=GRID, alpha=0.6, zorder=1)
+        middle = (SCALES[0] + found.unknown[-1]) / 2
+        say(axes, "not known", (middle, 0.5), (0, 0), SOFT, within=("data", "axes fraction"), ha="center")
     axes.set_xlabel("λ", color=SOFT, size=SMALL)
     if ends:
         label_ends(axes, [e for e in [*ends, (heights[SCALES[-1]], "all so far", BLUE)] if e[0] == e[0]])

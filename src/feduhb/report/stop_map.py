@@ -12,6 +12,7 @@ from feduhb.stopping import DynamicStop, dynamic_stop, replay
 
 SCALES = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)  # λ
 WINDOWS: tuple[int | None, ...] = (None, 3, 5, 8, 10, 15, 20)  # rounds; None: all so far
+BESIDE = 0.05  # of λ: half of what lies between two
 LOOKED_BACK = (5, 10, 20)  # the windows that stand beside "all so far" where λ alone is drawn
 PLAIN = DynamicStop()
 
@@ -39,6 +40,20 @@ class StopMap:
     def line(self, window: int | None) -> list[Ending]:
         """Give one window's endings, λ rising."""
         return [self.endings[scale, window] for scale in SCALES]
+
+    @property
+    def silent(self) -> list[float]:
+        """λ at which "all so far" did not fire, in a run that its own rule did not end."""
+        return [] if self.cut else self._unheard
+
+    @property
+    def unknown(self) -> list[float]:
+        """λ of which nothing is known: the run's own rule ended it before they could speak."""
+        return self._unheard if self.cut else []
+
+    @property
+    def _unheard(self) -> list[float]:
+        return [ending.scale for ending in self.line(None) if ending.round is None]
 
     def told(self, ending: Ending, between: str = "\n") -> str:
         """Spell an ending: its round and the accuracy there, or that there is none."""
@@ -105,7 +120,20 @@ def about_windows(view: RunView) -> list[str]:
     told = [f"Replayed from one run; the rule looks back on all rounds so far{thin}."]
     if idle:
         told.append(f"With a window of {listed(idle, 'or')} rounds it fires at no λ shown.")
+    if found.unknown:
+        low, high = found.unknown[0], found.unknown[-1]
+        which = f"from {low:g} to {high:g}" if high > low else f"{low:g}"
+        told.append(
+            f"What λ {which} would do is not known: the run's own rule ended it after {found.rounds} rounds; "
+            "to see further, unlearn with --stop never."
+        )
     return told
+
+
+def about_marks(view: RunView) -> str:
+    """Say which way λ goes, and what an open mark is where there is one."""
+    opened = "; an open mark is a λ at which the rule did not fire" if stop_map(view).silent else ""
+    return f"A larger λ stops earlier{opened}."
 
 
 def spelled(window: int | None) -> str:

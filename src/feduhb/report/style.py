@@ -31,6 +31,7 @@ class Stroke(NamedTuple):
 
     colour: str
     dash: Dash
+    wide: bool = False  # and under the others, so that one that lies on it is seen
 
 
 Looks = dict[str, Stroke]  # by a run's label

@@ -174,5 +174,5 @@ def now() -> str:
 def _version(name: str) -> str:
     try:
         return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:  # run from a source tree
-        return "not installed"
+    except importlib.metadata.PackageNotFoundError:
+        return "run from source"

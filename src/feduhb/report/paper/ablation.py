@@ -23,17 +23,14 @@ GREEN = OTHERS[0]
 def ablation(cells: Sequence[Cell]) -> Figure | None:
     """Draw plain, heavy-ball and tuned FedAvg with where the rule ends them, and how the step was tuned."""
     found = [each for each in federations(cells) if best_step(each) is not None]
-    marks = " ● where the stop rule would end a run."
+    fires = any(stops(each, drawn.run).fires for each in found for drawn in _drawn(each))
+    marks = f" All runs without a stop rule{'; ● where it would end one' if fires else '; it would end none of those drawn'}."
     tuned = "The server step with the best final accuracy was chosen on the test data, which favours it."
     return in_rows(cells, found, _row, marks, f"{tuned} Blue line: heavy ball, step 1.")
 
 
 def _row(every: Sequence[Axes], federation: Federation) -> list[Heading]:
-    best, tried = best_step(federation), steps(federation)
-    own = federation.cells[0].place.momentum
-    lines = [Swept("β 0", RETRAIN, VERMILLION), Swept(f"β {own:g}", UHB_ON, BLUE)]
-    if best is not None and best != 1:
-        lines.append(Swept(f"step {best:g}", tried[best], GREEN))
+    lines, tried = _drawn(federation), steps(federation)
     by_round(every[0], federation, lines)
     for each in lines:
         _ending(every[0], federation, each)
@@ -45,6 +42,16 @@ def _row(every: Sequence[Axes], federation: Federation) -> list[Heading]:
             axes.axhline(level, color=BLUE, linewidth=1.2, zorder=1)
     every[1].margins(y=0.1)
     return [Heading("Momentum, or a longer step?", [(federation.label, SOFT)]), *headings]
+
+
+def _drawn(federation: Federation) -> list[Swept]:
+    """Give the runs whose lines are drawn: plain, heavy ball, and the tuned step where that is another than 1."""
+    best, own = best_step(federation), federation.cells[0].place.momentum
+    lines = [Swept("β 0", RETRAIN, VERMILLION), Swept(f"β {own:g}", UHB_ON, BLUE)]
+    tuned = (
+        [Swept(f"step {best:g}", steps(federation)[best], GREEN)] if best is not None and best != 1 else []
+    )
+    return [*lines, *tuned]
 
 
 def _ending(axes: Axes, federation: Federation, drawn: Swept) -> None:

@@ -13,7 +13,19 @@ from feduhb.report.paper import (
     claims_theory,
     claims_time,
 )
-from feduhb.report.paper.claims_parts import VERDICTS, Claim, Evidence, Judged, quantile, read_evidence
+from feduhb.report.paper.claims_parts import (
+    BOTH,
+    NEITHER,
+    OFF,
+    REPLAYED,
+    UNDER,
+    VERDICTS,
+    Claim,
+    Evidence,
+    Judged,
+    quantile,
+    read_evidence,
+)
 from feduhb.report.words import listed
 
 CLAIMS: tuple[Claim, ...] = (
@@ -29,6 +41,10 @@ CLEARLY = (
     f"times its standard error ({quantile(5):.3f} times with five seeds); with one seed, more than nothing. Claims are many, and "
     "none of these quantiles is corrected for that."
 )
+RUNS = (
+    f"Of FedUHB there are two runs: “{UNDER}” is the one that ends where the stop rule fires, “{OFF}” the same one gone on to the last round; "
+    f"“{REPLAYED}” stands for where another rule would have ended the latter."
+)
 
 
 def judged(evidence: Evidence) -> list[Judged]:
@@ -43,7 +59,7 @@ def table(found: Sequence[Judged]) -> str:
             str(n),
             claim.words,
             claim.where,
-            one.brief or NOTHING,
+            _briefly(claim, one),
             f"{one.verdict}: {one.why}" if one.why else one.verdict,
         )
         for n, (claim, one) in enumerate(zip(CLAIMS, found, strict=True), 1)
@@ -52,14 +68,22 @@ def table(found: Sequence[Judged]) -> str:
     return Grid("The claims", headers, rows, frozenset(range(len(headers)))).markdown()
 
 
+def _briefly(claim: Claim, one: Judged) -> str:
+    """Give a claim's numbers in short, and which run of FedUHB they are of."""
+    if not one.brief:
+        return NOTHING
+    return one.brief if claim.run in {BOTH, NEITHER} else f"{one.brief} (FedUHB: {claim.run})"
+
+
 def topics(found: Sequence[Judged]) -> dict[str, str]:
     """Tell by topic, of each claim, what it takes to hold, and what was measured in each federation."""
     told: dict[str, list[str]] = {}
     for n, (claim, one) in enumerate(zip(CLAIMS, found, strict=True), 1):
         lead, *lines = _lines(one.measured or "Nothing.")
         measured = " ".join([lead, *([f"{'; '.join(lines)}."] if lines else [])])
+        run = "" if claim.run == NEITHER else f" FedUHB: {claim.run}."
         told.setdefault(claim.topic, []).append(
-            f"**{n}. {markdown_safe(claim.words)}** Holds if: {markdown_safe(claim.criterion)}\n\n{measured}"
+            f"**{n}. {markdown_safe(claim.words)}** Holds if: {markdown_safe(claim.criterion)}{run}\n\n{measured}"
         )
     return {topic: "\n\n".join(these) for topic, these in told.items()}
 
@@ -87,5 +111,5 @@ def _plural(word: str, words: Sequence[str]) -> str:
 
 
 __all__ = [
-    "CLAIMS", "CLEARLY", "Claim", "Evidence", "Judged", "counted", "judged", "read_evidence", "table", "topics",
+    "CLAIMS", "CLEARLY", "RUNS", "Claim", "Evidence", "Judged", "counted", "judged", "read_evidence", "table", "topics",
 ]  # fmt: skip

@@ -9,6 +9,7 @@ from feduhb.cells import ORIGINAL, RETRAIN
 from feduhb.report.paper.claims_parts import (
     CIFAR,
     MNIST,
+    NEITHER,
     Claim,
     Evidence,
     Judged,
@@ -136,6 +137,7 @@ CLAIMS = [
         f"Its mean accuracy is within {100 * NEAR:g} points of {THIRTY:.0%}: before its last exact rounds, which repair it, and at the end. Partly, if only "
         "one of these.",
         thirty,
+        NEITHER,
     ),
     Claim(
         TOPIC, "IV-B.3, Fig. 3",

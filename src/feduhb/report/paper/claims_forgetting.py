@@ -16,6 +16,7 @@ from feduhb.report.paper.claims_parts import (
     FAILS,
     HOLDS,
     MNIST,
+    NEITHER,
     UNKNOWN,
     Claim,
     Evidence,
@@ -304,12 +305,14 @@ CLAIMS = [
         "An MISR close to 0.5 suggests successful unlearning.",
         f"Retrain's is within {100 * NEAR:g} points of 50 %, and the original model's is not: else it tells nothing.",
         half,
+        NEITHER,
     ),
     Claim(
         MISR, "IV-B.4, Fig. 4",
         f"MNIST: Retrain's MISR is only {PRINTED:.1%}, FedEraser's and FedRecover's are close to 50 %.",
         f"Each is within {100 * NEAR:g} points of that.",
         levels,
+        NEITHER,
     ),
     Claim(
         MISR, "IV-B.4, Fig. 4",

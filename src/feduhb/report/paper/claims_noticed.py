@@ -64,7 +64,7 @@ def halved(evidence: Evidence) -> Iterator[str]:
         when = _means((found[label].mean for label in found), ".1f")
         missed = f", not for {grouped(no)}" if no else ""
         yield (
-            f"{name}, our target and not the paper's: FedUHB has Retrain's final accuracy in at most half of its rounds in {len(yes)} of "
+            f"{name}, our target and not the paper's: FedUHB, under its rule, has Retrain's final accuracy in at most half of its rounds in {len(yes)} of "
             f"{len(found)} federations{missed} (in the mean at round {when}, a half being {half:g})."
         )
 
@@ -85,7 +85,7 @@ def worked(evidence: Evidence) -> Iterator[str]:
             epochs = _means((each for each, _, _ in found.values()), ",.0f")
             rounds = _means((each for _, each, _ in found.values()), ",.0f")
             yield (
-                f"{name}, at equal client work: {LABELS[other]} takes {epochs} client epochs in all, with which FedUHB runs {rounds} rounds. "
+                f"{name}, at equal client work: {LABELS[other]} takes {epochs} client epochs in all, with which FedUHB, its rule off, runs {rounds} rounds. "
                 f"There FedUHB is {told}."
             )
 
@@ -181,7 +181,7 @@ def images(evidence: Evidence) -> Iterator[str]:
         for size in sizes
     ]
     _, accuracy = LAMBDA[MNIST][0.6]
-    yield f"MNIST: the paper does not say how many images a client has. FedUHB ends at {listed(told)}; the paper's is at {accuracy:.2%}."
+    yield f"MNIST: the paper does not say how many images a client has. FedUHB, under its rule, ends at {listed(told)}; the paper's is at {accuracy:.2%}."
 
 
 def recovering(evidence: Evidence) -> Iterator[str]:

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from feduhb.cells import Cell, read_cells
 from feduhb.errors import RunFolderError
+from feduhb.report.grids import NOTHING
 from feduhb.report.paper.federations import Federation, federations
 from feduhb.report.paper.measures import Reached, Spread
 from feduhb.report.theorem import FILE as THEOREM
@@ -27,6 +28,8 @@ MNIST, CIFAR = DATA
 AUDITED = ("feduhb", "retrain", "federaser", "fedrecover")
 Brief = tuple[str, ...]  # words with a {} for each of a look's values, and how each is spelled
 NUMBER = "number"  # spelled to three digits
+UNDER, OFF = "under its rule", "rule off"  # which run of FedUHB a claim is judged by
+BOTH, REPLAYED, NEITHER = "both", "the rule replayed", NOTHING
 CLOSE = 0.01  # of accuracy: what counts as having converged
 # Student's two-sided 95 % quantile by degrees of freedom, from 1 on; the last of them beyond, which is stricter
 QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
@@ -68,6 +71,7 @@ class Claim:
     words: str  # ours, with the paper's numbers
     criterion: str  # what it takes to hold
     judge: Callable[[Evidence], Judged]
+    run: str = UNDER  # of FedUHB
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,13 @@ from itertools import pairwise
 
 from feduhb.cells import RETRAIN
 from feduhb.report.paper.claims_parts import (
+    BOTH,
     CONDITIONS,
     DATA,
     HOLDS,
     MNIST,
+    OFF,
+    REPLAYED,
     UNKNOWN,
     Claim,
     Evidence,
@@ -252,6 +255,7 @@ CLAIMS = [
             f"{name}: the stop rule saves rounds and still gives the best model.",
             "With λ 0.6 it fires in every seed, and the accuracy is not clearly below that of going on to the last round.",
             partial(stopped, data=data),
+            BOTH,
         )
         for data, name in DATA.items()
     ),
@@ -260,6 +264,7 @@ CLAIMS = [
         "MNIST: a larger λ means fewer rounds and a lower accuracy.",
         f"From λ to λ the mean number of rounds never rises, nor the accuracy by more than {100 * FLAT:g} points, and both fall in all.",
         larger,
+        REPLAYED,
     ),
     *(
         Claim(
@@ -268,6 +273,7 @@ CLAIMS = [
             f"The means are within {SAME_ROUNDS} rounds and {100 * SAME_ACCURACY:g} point of these in every federation, the window being all rounds so far; "
             "partly, in some federation with some window. If in none of those tried, it cannot be judged.",
             partial(printed, scale=scale),
+            REPLAYED,
         )
         for scale, (rounds, accuracy) in LAMBDA[MNIST].items()
     ),
@@ -276,6 +282,7 @@ CLAIMS = [
         "A higher β converges faster.",
         "Without the rule, Retrain's final accuracy comes clearly sooner with each β than with the one before.",
         faster,
+        OFF,
     ),
     *(
         Claim(
@@ -285,6 +292,7 @@ CLAIMS = [
             "higher than with the step that ends best (both chosen on the test data, which favours them); each of these steps has others beside it, less "
             f"than a factor of {COARSE:g} away, so that it is tuned.",
             partial(tuned, data=data),
+            OFF,
         )
         for data in DATA
     ),
@@ -293,5 +301,6 @@ CLAIMS = [
         "Momentum makes unlearning more stable.",
         "The largest fall of test accuracy from one round to the next is clearly smaller than Retrain's.",
         stable,
+        OFF,
     ),
 ]  # fmt: skip

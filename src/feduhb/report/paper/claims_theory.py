@@ -9,6 +9,7 @@ from feduhb.cells import RETRAIN
 from feduhb.report.paper.claims_parts import (
     FAILS,
     HOLDS,
+    NEITHER,
     UNKNOWN,
     Claim,
     Evidence,
@@ -184,24 +185,28 @@ CLAIMS = [
         "The distance of FedUHB to Retrain is bounded by ρᵗ d₀ + α G (1 − ρᵗ) / ((1 − β)(1 − ρ)).",  # noqa: RUF001
         "Where every constant is known, the measured distance is under the bound in every round and for every β tried.",
         bounded,
+        NEITHER,
     ),
     Claim(
         THEOREM, "III",
         "A higher β leads to a larger bound, a lower one keeps FedUHB nearer to Retrain.",
         "The largest distance on the way rises with β.",
         further,
+        NEITHER,
     ),
     Claim(
         THEOREM, "III",
         "The difference stabilizes at α G / ((1 − β)(1 − ρ)).",  # noqa: RUF001
         f"The last distance is within {SETTLED:.0%} of that limit.",
         stabilised,
+        NEITHER,
     ),
     Claim(
         THEOREM, "III",
         "The bound demonstrates that FedUHB unlearns effectively, and β trades speed for it.",
         "The bound's limit is below the distance of an untrained model: if not, it does not even tell FedUHB from one.",
         telling,
+        NEITHER,
     ),
     Claim(
         COST, "I, II-B",

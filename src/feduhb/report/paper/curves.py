@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from feduhb.cells import RETRAIN, Track
-from feduhb.report.drawing import SMALL, SOFT, Heading, blank, mark, quiet, write_headings
+from feduhb.report.drawing import GRID, SMALL, SOFT, Heading, blank, mark, quiet, write_headings
 from feduhb.report.paper.federations import Federation
 from feduhb.report.paper.measures import ACCURACY, UHB, UHB_ON, Reached, final, reached, stops
 from feduhb.report.paper.pen import (
@@ -17,12 +17,13 @@ from feduhb.report.paper.pen import (
     count_rounds,
     legend,
     mean_line,
+    one_range,
     panel_width,
     seeds_of,
     unlike,
     write_over,
 )
-from feduhb.report.paper.printed import CORRECTED, LABELS, METHODS, STROKES
+from feduhb.report.paper.printed import CORRECTED, LABELS, METHODS, ROWS, STROKES
 from feduhb.report.paper.spelling import counts, fired
 from feduhb.report.style import BLUE, Stroke
 from feduhb.report.words import percent
@@ -31,8 +32,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-DRAWN = ("fedrecover", CORRECTED, "federaser", RETRAIN)  # FedUHB comes after, on top
-GUESSING = 2.45  # a loss: somewhat above that of guessing among ten
+DRAWN = (RETRAIN, "federaser", "fedrecover", CORRECTED)  # FedUHB comes after, on top
+MOST = 10.0  # a loss, beyond which a run has exploded
+TICKS = tuple(digit * 10.0**power for power in range(-4, 2) for digit in (1, 2, 5))  # of a loss
 
 
 def curves(found: Sequence[Federation]) -> Figure | None:
@@ -47,16 +49,19 @@ def curves(found: Sequence[Federation]) -> Figure | None:
     for axes, federation in zip(every[columns:], found, strict=True):
         _panel(axes, federation, "test_loss")
         _loss(axes, federation)
-    for row, name in enumerate(("test accuracy", "test loss")):
+    cut = _cut(one_range(every[:columns])[0], found)
+    one_range(every[columns:])
+    for row, name in enumerate(("test accuracy", "test loss (log)")):
         every[row * columns].set_ylabel(name, color=SOFT, size=SMALL)
     write_headings(figure, every[:columns], [_heading(each, found[0]) for each in found], width=width)
     runs = [run for run in METHODS if any(each.has(run) for each in found)]
-    entries = [(LABELS[run], STROKES[run]) for run in runs]
-    beyond = [("FedUHB, gone on", Stroke(BLUE, "dotted"))] if any(stops(each).fires for each in found) else []
+    entries = [(ROWS[run], STROKES[run]) for run in runs]
+    beyond = [(ROWS[UHB_ON], Stroke(BLUE, "dotted"))] if any(stops(each).fires for each in found) else []
     legend(figure, [*entries, *beyond])
     marks = ["● where the stop rule ends FedUHB."] if beyond else []
-    how = "Blue over a panel: the first round at which FedUHB has Retrain's final accuracy (dashed)."
-    write_over(figure, [f"{about(found[0])}; {seeds_of(found, 'band')}.", " ".join([how, *marks])])
+    how = "Blue over a panel: the first round at which FedUHB, its rule off, has Retrain's final accuracy (dashed)."
+    seeds = f"{about(found[0])}; {seeds_of(found, 'band')}."
+    write_over(figure, [seeds, " ".join([how, *marks]), cut])
     return figure
 
 
@@ -95,14 +100,31 @@ def _accuracy(axes: Axes, federation: Federation) -> None:
 
 
 def _loss(axes: Axes, federation: Federation) -> None:
-    seen = [
-        value
-        for run in (*DRAWN, UHB_ON)
-        for value in mean_line(_shown(federation, run), "test_loss")[0]
-        if math.isfinite(value)
-    ]
-    axes.set_ylim(0, min(GUESSING, 1.05 * max(seen, default=GUESSING)))
+    """Show every loss on a logarithmic axis, from the least to the peak of a run's first rounds."""
+    from matplotlib.ticker import FixedLocator, NullLocator
+
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(FixedLocator(TICKS))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.grid(color=GRID, linewidth=0.7)
+    seen = [value for value in _losses(federation) if 0 < value <= MOST]
+    if seen:
+        axes.set_ylim(min(seen) / 1.15, max(seen) * 1.15)
     axes.set_xlabel("round", color=SOFT, size=SMALL)
+
+
+def _losses(federation: Federation) -> list[float]:
+    runs = (mean_line(_shown(federation, run), "test_loss")[0] for run in (*DRAWN, UHB_ON))
+    return [value for mean in runs for value in mean if math.isfinite(value)]
+
+
+def _cut(low: float, found: Sequence[Federation]) -> str:
+    """Say what a row's panels share, and what they do not show."""
+    under = f"accuracy under {percent(low)} is not shown" if low > 0 else ""
+    over = f"loss over {MOST:g} is not shown" if any(v > MOST for one in found for v in _losses(one)) else ""
+    told = "; ".join(part for part in (under, over) if part)
+    return f"The panels of a row share one range{f': {told}' if told else ''}."
 
 
 def _heading(federation: Federation, first: Federation) -> Heading:

@@ -11,7 +11,7 @@ from feduhb.report.grids import NOTHING
 from feduhb.report.paper.federations import Federation, by_size, federations
 from feduhb.report.paper.measures import TREES, Spread, asr, misr
 from feduhb.report.paper.pen import data_of, seeds_of, write_over
-from feduhb.report.paper.printed import CORRECTED, LABELS, METHODS, STROKES
+from feduhb.report.paper.printed import CORRECTED, METHODS, ROWS, STROKES
 from feduhb.report.style import GREY
 from feduhb.report.words import percent
 
@@ -98,4 +98,4 @@ def _edges(axes: Axes, *, named: bool) -> None:
     axes.set_xlim(0, ROOM)
     axes.set_ylim(len(RUNS) - 0.45, -0.55)
     axes.set_xticks([0, 0.5, 1], ["0%", "50%", "100%"])
-    axes.set_yticks(range(len(RUNS)), [LABELS[run] if named else "" for run in RUNS], color=INK, size=SMALL)
+    axes.set_yticks(range(len(RUNS)), [ROWS[run] if named else "" for run in RUNS], color=INK, size=SMALL)

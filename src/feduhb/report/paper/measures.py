@@ -18,7 +18,7 @@ ACCURACY = "test_accuracy"
 COARSE = 2.0  # times a server step, from which on the next one tried is far away
 WARM = 5  # times a run's median round, beyond which the odd round was compiling or the like
 ODD = 0.05  # of a run's rounds, and one at least
-COMPILED = f"The odd round of more than {WARM} times its run's median (one in {1 / ODD:.0f} at most) counts as the median: most likely it compiled kernels."
+COMPILED = f"In a total, the odd round of more than {WARM} times its run's median (one in {1 / ODD:.0f} at most) counts as the median: most likely it compiled kernels."
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +98,8 @@ class Stops:
 class Times:
     """Seconds of clients and server, evaluation apart, of the cells that had their machine to themselves."""
 
-    per_round: Spread  # the median over a run's executed rounds
-    total: Spread
+    per_round: Spread  # the median over a run's executed rounds, as they are
+    total: Spread  # of a machine that is warm: see `steady`
     per_scheduled: Spread  # the total over the rounds that were scheduled, run or not
     rounds: Spread  # executed
     quartiles: tuple[Spread, Spread]  # of a run's executed rounds
@@ -194,16 +194,17 @@ def over(federation: Federation, run: str, other: str, series: str = ACCURACY) -
 
 
 def times(federation: Federation, run: str) -> Times | None:
-    """Give a run's seconds on a machine that is warm; None where no cell of it was timed."""
+    """Give a run's seconds; None where no cell of it was timed."""
     timed = federation.timed
     tracks = [] if timed is None else [track for track in timed.tracks(run).values() if seconds(track)]
     if not tracks:
         return None
-    took = [steady(seconds(track)) for track in tracks]
+    took = [seconds(track) for track in tracks]
+    totals = [math.fsum(steady(each)) for each in took]
     return Times(
         Spread(tuple(statistics.median(each) for each in took)),
-        Spread(tuple(math.fsum(each) for each in took)),
-        Spread(tuple(math.fsum(each) / federation.rounds for each in took)),
+        Spread(tuple(totals)),
+        Spread(tuple(each / federation.rounds for each in totals)),
         Spread(tuple(float(len(each)) for each in took)),
         (
             Spread(tuple(_quartile(each, 0) for each in took)),

@@ -10,20 +10,17 @@ from feduhb.report.paper import printed
 from feduhb.report.paper.federations import Federation, federations
 from feduhb.report.paper.measures import (
     COMPILED,
-    UHB,
     UHB_ON,
     Times,
     final,
     reached,
     score,
-    stops,
     times,
     total,
-    within,
     work,
 )
-from feduhb.report.paper.spelling import PLUS, arrived, counts, numbers, ratio, seeded, shares
-from feduhb.report.words import listed, percent
+from feduhb.report.paper.spelling import PLUS, RULED, arrived, counts, numbers, ratio, seeded, shares
+from feduhb.report.words import listed, number, percent
 
 Row = list[str]
 
@@ -57,7 +54,7 @@ def _made(federation: Federation) -> Row:
 def table_1(cells: Sequence[Cell]) -> Grid:
     """The paper's Table I: seconds per executed round, in total, and per scheduled round."""
     rows = [
-        [each.label, printed.LABELS[run], *_took(found, times(each, RETRAIN)), *_claimed(each, run), f"{found.total.n}"]
+        [each.label, printed.ROWS[run], *_took(found, times(each, RETRAIN)), *_claimed(each, run), f"{found.total.n}"]
         for each in every(cells)
         for run in printed.METHODS
         if (found := times(each, run))
@@ -68,7 +65,7 @@ def table_1(cells: Sequence[Cell]) -> Grid:
     ]  # fmt: skip
     note = (
         "Seconds of clients and server, evaluation apart, of cells that had their machine to themselves. A round's seconds are the "
-        "median over a run's executed rounds; FedRecover's rounds are of two kinds, asked and estimated, and a median is of the commoner. "
+        "plain median over a run's executed rounds; FedRecover's rounds are of two kinds, asked and estimated, and a median is of the commoner. "
         f"{COMPILED} "
         "FedEraser runs one round for each that was kept. The paper says “each unlearning round” and not how that was taken: "
         f"total over scheduled rounds is what its numbers may be. {_machines(cells)} {_timings(cells)} {PLUS}"
@@ -83,7 +80,7 @@ def _took(found: Times, retrain: Times | None) -> Row:
         else (ratio(found.per_round, retrain.per_round), ratio(found.total, retrain.total))
     )
     return [
-        numbers(found.per_round), " to ".join(map(numbers, found.quartiles)), each, counts(found.rounds), numbers(found.total), whole, numbers(found.per_scheduled),
+        numbers(found.per_round), " to ".join(number(each.mean or 0.0) for each in found.quartiles), each, counts(found.rounds), numbers(found.total), whole, numbers(found.per_scheduled),
     ]  # fmt: skip
 
 
@@ -110,7 +107,7 @@ def _machines(cells: Sequence[Cell]) -> str:
 def accuracy(cells: Sequence[Cell]) -> Grid:
     """What each method's final model knows, and what it cost."""
     rows = [
-        [each.label, printed.LABELS[run], *_outcome(each, run), seeded(each, run)]
+        [each.label, printed.ROWS[run], *_outcome(each, run), seeded(each, run)]
         for each in every(cells)
         for run in (ORIGINAL, *printed.METHODS, UHB_ON)
         if each.has(run)
@@ -121,7 +118,7 @@ def accuracy(cells: Sequence[Cell]) -> Grid:
     ]  # fmt: skip
     note = (
         "Retrain and FedUHB are exact and need only the sum of the clients' answers, so they work under secure aggregation; FedEraser and "
-        "FedRecover are approximate and need every client's own. “FedUHB” ends where its stop rule fires; “rule off” is the same run gone on to the last round. Client rounds saved: the "
+        f"FedRecover are approximate and need every client's own. {RULED} Client rounds saved: the "
         f"share, in a run's own rounds, of client work that stored or estimated updates took the place of. {PLUS}"
     )
     return Grid("Accuracy after unlearning", headers, rows, frozenset({0, 1, 3}), note)
@@ -146,35 +143,34 @@ def rounds(cells: Sequence[Cell]) -> Grid:
     rows = [row for each in federations(cells) for row in _arrivals(each, goal)]
     fixed = [] if goal is None else [f"first round with {percent(goal)}"]
     headers = [
-        "federation", "Retrain's final accuracy", "method", "first round with it", "of the scheduled rounds", "before the stop rule ends it",
+        "federation", "Retrain's final accuracy", "method", "first round with it", "of the scheduled rounds",
         "client epochs up to it", *fixed, "paper: rounds", "seeds",
     ]  # fmt: skip
     note = (
         "Each seed is held against its own Retrain's final test accuracy; Retrain's row is when it first had its own. Where some "
         "seeds get there and others do not, the mean is over those that do, and how many is beside it. Client epochs are those of all clients up to "
-        f"that round; of FedRecover, whose rounds differ in what they ask, those of the whole run. {PLUS}"
+        f"that round; of FedRecover, whose rounds differ in what they ask, those of the whole run. {RULED} What comes after the rule has ended a run "
+        f"is never reached by it. {PLUS}"
     )
     return Grid("Rounds to Retrain's accuracy", headers, rows, frozenset({0, 2}), note)
 
 
 def _arrivals(federation: Federation, goal: float | None) -> Iterator[Row]:
     last = shares(final(federation, RETRAIN))
-    for run in (*printed.METHODS[:-1], UHB_ON):
+    for run in (*printed.METHODS, UHB_ON):
         found = reached(federation, run)
         if not found.n:
             continue
         share = NOTHING if found.mean is None else percent(found.mean / federation.rounds)
-        ruled = within(found, stops(federation)) if run == UHB_ON else None
         yield [
             federation.label,
             last,
-            printed.LABELS[UHB if run == UHB_ON else run],
+            printed.ROWS[run],
             arrived(found),
             share,
-            NOTHING if ruled is None else f"{ruled.hits} of {ruled.n}",
             counts(work(federation, run, found)),
             *([] if goal is None else [arrived(reached(federation, run, goal))]),
-            said(printed.REACHED, federation, UHB if run == UHB_ON else run),
+            said(printed.REACHED, federation, run),
             f"{found.n}",
         ]
 

@@ -18,6 +18,7 @@ from feduhb.report.drawing import (
     SIZE,
     SMALL,
     SOFT,
+    WIDE_LINE,
     line,
 )
 from feduhb.report.paper.federations import Federation, sized
@@ -93,6 +94,14 @@ def accuracy_axis(axes: Axes, ends: Sequence[Spread], retrain: Spread) -> None:
         axes.axhline(goal, color=GREY, linewidth=0.9, linestyle="dashed", zorder=1)
 
 
+def one_range(row: Sequence[Axes]) -> tuple[float, float]:
+    """Let panels that stand side by side show one range, the widest that any of them asks for."""
+    low, high = min(axes.get_ylim()[0] for axes in row), max(axes.get_ylim()[1] for axes in row)
+    for axes in row:
+        axes.set_ylim(low, high)
+    return low, high
+
+
 def bar_of(axes: Axes, x: float, spread: Spread, colour: str) -> None:
     """Draw a spread as an upright bar of one standard deviation to either side of its mean."""
     if spread.mean is not None and spread.sd:
@@ -112,7 +121,10 @@ def legend(figure: Figure, entries: Sequence[tuple[str, Stroke]]) -> None:
     columns = min(len(entries), int(figure.get_figwidth() / ENTRY))
     rows = math.ceil(len(entries) / columns)
     figure.set_figheight(figure.get_figheight() + (rows - 1) * 1.6 * SIZE / POINTS_AN_INCH)
-    lines = [Line2D([], [], color=stroke.colour, linestyle=stroke.dash, linewidth=2) for _, stroke in entries]
+    lines = [
+        Line2D([], [], color=stroke.colour, linestyle=stroke.dash, linewidth=WIDE_LINE if stroke.wide else 2)
+        for _, stroke in entries
+    ]
     figure.legend(
         lines, [name for name, _ in entries], loc="outside lower center", ncols=columns, frameon=False,
         fontsize=SIZE, labelcolor=INK,
@@ -139,13 +151,13 @@ def about(federation: Federation) -> str:
     return f"{NAMES.get(at.data, at.data)}, {sized(at.per_client)}, {at.clients} clients of which {gone} are forgotten"
 
 
-def seeds_of(found: Sequence[Federation], drawn: str) -> str:
-    """Say how many seeds stand behind a figure, and what is drawn one standard deviation wide to either side."""
+def seeds_of(found: Sequence[Federation], drawn: str = "") -> str:
+    """Say how many seeds stand behind a figure, and what, if anything, is drawn one standard deviation wide to either side."""
     counted = sorted({len(each.seeds) for each in found})
     if counted == [1]:
         return "one seed"
     many = " to ".join(str(n) for n in dict.fromkeys((counted[0], counted[-1])))
-    return f"mean of {many} seeds, {drawn} ± 1 standard deviation"
+    return f"mean of {many} seeds" + (f", {drawn} ± 1 standard deviation" if drawn else "")
 
 
 def data_of(cells: Sequence[Cell]) -> str:

@@ -23,12 +23,14 @@ LABELS = {
     "feduhb": "FedUHB",
     "feduhb-on": "FedUHB, rule off",
 }
+ROWS = {**LABELS, "feduhb": "FedUHB, under its rule"}  # where a table must say which run of FedUHB it means
+DEEP = "#45107F"  # violet, dark enough to be seen on FedRecover's
 STROKES = {
     ORIGINAL: Stroke(GREY, "dashed"),
-    RETRAIN: Stroke(OWN[RETRAIN], "solid"),
+    RETRAIN: Stroke(OWN[RETRAIN], "solid", wide=True),
     "federaser": Stroke(OWN["federaser"], "solid"),
     "fedrecover": Stroke(OWN["fedrecover"], "solid"),
-    CORRECTED: Stroke(OWN["fedrecover"], "dotted"),
+    CORRECTED: Stroke(DEEP, "dotted"),
     "feduhb": Stroke(OWN["feduhb"], "solid"),
     "feduhb-on": Stroke(OWN["feduhb"], "dashed"),
 }

@@ -2,33 +2,39 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from statistics import fmean
 from typing import TYPE_CHECKING
 
-from feduhb.report.drawing import SMALL, SOFT, Heading, blank, quiet, say, write_headings
+from feduhb.report.drawing import SMALL, SOFT, Heading, blank, label_ends, quiet, say, write_headings
 from feduhb.report.paper.federations import Federation
 from feduhb.report.paper.measures import UHB_ON, Stops, stops
 from feduhb.report.paper.pen import (
     about,
     bar_of,
+    count_rounds,
     in_percent,
     legend,
+    one_range,
     panel_width,
     seeds_of,
     unlike,
     write_over,
 )
 from feduhb.report.paper.printed import LAMBDA
-from feduhb.report.paper.tuning import WINDOWS
+from feduhb.report.paper.tuning import WINDOWS, silent
 from feduhb.report.stop_map import SCALES, spelled
-from feduhb.report.style import BLUE, OTHERS, VERMILLION, Stroke
+from feduhb.report.style import BLUE, OTHERS, VERMILLION, Stroke, graded
 from feduhb.report.words import listed
+from feduhb.stopping import dynamic_stop
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 COLOURS = dict(zip(WINDOWS, (BLUE, *OTHERS), strict=False))
+QUIET_WIDTH = 7.0  # inches of the one panel where the rule never fires
 SOME = "#A9CDE6"  # the face of a mark where the rule fires in some seeds
 
 
@@ -37,40 +43,80 @@ def scales(found: Sequence[Federation]) -> Figure | None:
     shown = [each for each in found if each.tracks(UHB_ON)]
     if not shown:
         return None
+    speaking = [
+        w for w in WINDOWS if any(stops(each, scale=s, window=w).fires for each in shown for s in SCALES)
+    ]
+    if not speaking:
+        return _silence(shown)
     columns, width = len(shown), panel_width(len(shown))
     figure, every = blank(columns, 2, width=width, height=2.1)
     for place, federation in enumerate(shown):
         _column(every[place], every[columns + place], federation)
+    one_range(every[columns:])
     every[0].set_ylabel("rounds run", color=SOFT, size=SMALL)
     every[columns].set_ylabel("test accuracy", color=SOFT, size=SMALL)
     write_headings(
         figure, every[:columns], [Heading(each.short, unlike(each, shown[0])) for each in shown], width=width
     )
-    speaking = [
-        w for w in WINDOWS if any(stops(each, scale=s, window=w).fires for each in shown for s in SCALES)
-    ]
     names = [
         (f"window: {spelled(w)}" + (" rounds" if w else ""), Stroke(COLOURS[w], "solid"))
         for w in WINDOWS
         if w in speaking
     ]
-    if names:
-        legend(figure, names)
+    legend(figure, names)
     write_over(figure, _told(shown, [w for w in WINDOWS if w not in speaking]))
     return figure
 
 
+def _silence(shown: Sequence[Federation]) -> Figure:
+    """Draw how far the rule is from firing, where it fires at no λ: what it judges, and the largest λ tried."""
+    figure, (axes,) = blank(1, 1, width=QUIET_WIDTH, height=2.6)
+    ends: list[tuple[float, str, str]] = []
+    for federation, colour in zip(shown, graded(len(shown)), strict=True):
+        means = quotients(federation)
+        x = range(federation.rounds - len(means) + 1, federation.rounds + 1)
+        axes.plot(x, means, color=colour, linewidth=1.8, zorder=3)
+        ends += [(means[-1], federation.short, colour)] if means and not math.isnan(means[-1]) else []
+    quiet(axes)
+    count_rounds(axes, max(each.rounds for each in shown))
+    axes.set_ylim(0, None)
+    axes.axhline(SCALES[-1], color=VERMILLION, linewidth=1.1, linestyle="dashed", zorder=2)
+    axes.set_xlabel("round", color=SOFT, size=SMALL)
+    axes.set_ylabel("movement / its standard deviation", color=SOFT, size=SMALL)
+    label_ends(axes, ends)
+    fires = "the rule ends a run where its line falls below λ; drawn with all rounds so far as window"
+    largest = f"dashed: {SCALES[-1]:g}, the largest λ tried"
+    told = Heading("The rule never fires", [(fires, SOFT), (largest, VERMILLION)])
+    write_headings(figure, [axes], [told], width=QUIET_WIDTH)
+    write_over(figure, [f"{about(shown[0])}; {seeds_of(shown)}.", silent(shown)])
+    return figure
+
+
+def quotients(federation: Federation) -> list[float]:
+    """Give round by round, from the first at which the rule speaks, the largest λ at which it would go on: the mean over seeds."""
+    sigma = dynamic_stop(1.0).threshold
+    tracks = [track.of("moved") for track in federation.tracks(UHB_ON).values()]
+    found = [
+        [
+            moved[n - 1] / spread if spread else math.nan
+            for n in range(1, len(moved) + 1)
+            if (spread := sigma(moved[:n])) is not None
+        ]
+        for moved in tracks
+    ]
+    last = min(map(len, found), default=0)
+    return [fmean(each[-last + n] for each in found) for n in range(last)]
+
+
 def _told(shown: Sequence[Federation], idle: Sequence[int | None]) -> list[str]:
     marks = "Filled: the rule fires in every seed; pale: in some (how many is beside it); open: in none, all rounds are run."
-    silent = (
+    mute = (
         f" It fires at no λ with the window {listed([spelled(window) for window in idle], 'or')}."
         if idle
         else ""
     )
-    if len(idle) == len(WINDOWS):
-        silent = " It fires at no λ with any window."
     paper = " ×: the paper's." if LAMBDA.get(shown[0].cells[0].place.data) else ""  # noqa: RUF001
-    return [f"{about(shown[0])}; {seeds_of(shown, 'whiskers')}.", f"{marks}{silent}{paper}"]
+    return [f"{about(shown[0])}; {seeds_of(shown, 'whiskers')}.", f"{marks}{mute}{paper}"]
 
 
 def _column(rounds: Axes, accuracy: Axes, federation: Federation) -> None:

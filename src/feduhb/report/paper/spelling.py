@@ -11,6 +11,8 @@ from feduhb.report.words import number, percent
 
 PLUS = "Numbers are means over the seeds ± their standard deviation; no ± where there is one seed, or where all agree."
 
+RULED = "“FedUHB, under its rule” ends where the stop rule fires; “rule off” is the same run gone on to the last round."
+
 
 def shares(spread: Spread) -> str:
     """Spell shares: 93.2% ± 0.4, the spread in points."""

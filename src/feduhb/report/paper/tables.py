@@ -52,7 +52,7 @@ def called(cells: Sequence[Cell]) -> Grid:
     rows = [
         [
             each.label,
-            printed.LABELS[run],
+            printed.ROWS[run],
             *(shares(side) for name in names for side in misr(each, run, name)),
             said(printed.MISR, each, run),
             seeded(each, run),
@@ -75,7 +75,7 @@ def triggered(cells: Sequence[Cell]) -> Grid:
     rows = [
         [
             each.label,
-            printed.LABELS[run],
+            printed.ROWS[run],
             shares(asr(each, run)),
             points(over(each, run, RETRAIN, "backdoor")),
             said(printed.ASR, each, run),

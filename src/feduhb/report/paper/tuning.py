@@ -26,7 +26,7 @@ from feduhb.report.paper.measures import (
 )
 from feduhb.report.paper.spelling import PLUS, arrived, counts, fired, seeded, shares
 from feduhb.report.stop_map import LOOKED_BACK, SCALES, spelled
-from feduhb.report.words import percent
+from feduhb.report.words import listed, percent
 
 WINDOWS: tuple[int | None, ...] = (None, *LOOKED_BACK)
 TOLD = SCALES[::2]  # λ; the figure has those between, too
@@ -78,6 +78,8 @@ def betas(cells: Sequence[Cell]) -> Grid:
 
 def lambdas(cells: Sequence[Cell]) -> Grid:
     """Where each lambda and window would end FedUHB."""
+    there = [each for each in federations(cells) if each.has(UHB_ON)]
+    mute = [each for each in there if never_fires(each) and each.cells[0].place.data not in printed.LAMBDA]
     rows = [
         [
             each.label,
@@ -86,18 +88,40 @@ def lambdas(cells: Sequence[Cell]) -> Grid:
             _paper(each, scale),
             str(len(each.tracks(UHB_ON))),
         ]
-        for each in federations(cells)
+        for each in there
+        if each not in mute
         for scale in TOLD
-        if each.has(UHB_ON)
     ]
+    rows += [_never(each) for each in mute]
     windows = [f"window: {spelled(window)}" for window in WINDOWS]
     headers = ["federation", "λ", *windows, "paper", "seeds"]
     note = (
         "Rounds that are run, and test accuracy after them, replayed from the movements of FedUHB with the rule off. A seed in which the "
         "rule does not fire counts with all scheduled rounds; how many fire is in brackets where not all do. The paper does not state "
-        f"its window. {PLUS}"
+        f"its window. {f'{silent(mute)} ' if mute else ''}{PLUS}"
     )
     return Grid("λ: the stop rule", headers, rows, frozenset({0}), note)
+
+
+def never_fires(federation: Federation) -> bool:
+    """Whether no rule that is replayed ends FedUHB in any seed."""
+    return not any(stops(federation, scale=scale, window=w).fires for scale in SCALES for w in WINDOWS)
+
+
+def silent(found: Sequence[Federation]) -> str:
+    """Say that no rule that is replayed fires in these federations."""
+    windows = listed([str(window) for window in LOOKED_BACK], "or")
+    return (
+        f"In no seed of {listed([each.short for each in found])} does the rule fire in {found[0].rounds} rounds with a λ from "
+        f"{SCALES[0]:g} to {SCALES[-1]:g}, be it judged by all rounds so far or by the last {windows}."
+    )
+
+
+def _never(federation: Federation) -> list[str]:
+    """Put all λ of a federation in which the rule never fires into one line; the paper has no numbers there."""
+    told = [f"not in {federation.rounds}"] * len(WINDOWS)
+    every = f"{TOLD[0]:g} to {TOLD[-1]:g}"
+    return [federation.label, every, *told, NOTHING, str(len(federation.tracks(UHB_ON)))]
 
 
 def _ending(found: Stops, scheduled: int) -> str:
