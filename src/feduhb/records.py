@@ -95,7 +95,13 @@ def disk_errors(path: Path) -> Generator[None]:
 
 def write_atomically(path: Path, data: bytes) -> None:
     """Replace a file whole or not at all; of several who do so at once, each waits for the one before."""
+    update_atomically(path, lambda _: data)
+
+
+def update_atomically(path: Path, change: Callable[[bytes], bytes]) -> None:
+    """Replace a file by what ``change`` makes of it (of nothing, where it is not there); nobody else replaces it meanwhile."""
     with disk_errors(path), _held(_beside(path)):
+        data = change(path.read_bytes() if path.exists() else b"")
         place_atomically(path, lambda temporary: _put(temporary, data))
 
 
@@ -130,10 +136,17 @@ def _held(path: Path) -> Generator[None]:
     while True:
         with path.open("ab") as file:
             locked(file, wait=True)
-            with contextlib.suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(file.fileno()), path.stat()):
-                    yield
-                    return
+            if _at(path, file):
+                yield
+                return
+
+
+def _at(path: Path, file: IO[bytes]) -> bool:
+    """Whether an open file is the one of that name still."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def sync_folder(folder: Path) -> None:

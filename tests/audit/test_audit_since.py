@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 import feduhb
@@ -59,3 +61,41 @@ def test_a_control_that_forgot_something_else_is_refused(chain):
     for control, run in ((other, third), (third, second)):
         with pytest.raises(RunFolderError, match="give a control that knows what the run forgot"):
             feduhb.audit(run, control, **QUIET)
+
+
+def test_where_the_rounds_asked_more_than_remained(tmp_path):
+    first = feduhb.train(drawn(SIZES), 2, clients_per_round=4, out=tmp_path / "first", **HOW)
+    second = feduhb.unlearn(first, ["ant"], rounds=2, out=tmp_path / "second", show=None)
+    third = feduhb.unlearn(second, ["bee"], rounds=2, out=tmp_path / "third", show=None)
+    found = feduhb.audit(third, second, canaries=0, **QUIET)
+    assert found.exactness is not None
+    assert "the same weights, bit for bit" in str(found)
+
+
+def poisoned(*leavers: str):
+    """Two poisoners of whom the first has left, and a run without these too."""
+    federation = feduhb.load(
+        "digits", clients=4, per_client=120, held_out=0.25, model="mlp", backdoor=["c00", "c01"]
+    )
+    how = {"epochs": 3, "batch_size": 8, "lr": 0.2, "engine": "pool", "show": None}
+    first = feduhb.train(federation, 8, **how)
+    second = feduhb.unlearn(first, ["c00"], method="retrain", rounds=8, show=None)
+    return second, feduhb.unlearn(second, leavers, method="retrain", rounds=8, show=None)
+
+
+def test_a_trigger_has_power_though_one_who_planted_it_left_before():
+    second, third = poisoned("c01")
+    found = feduhb.audit(third, second, canaries=0, exactness=False, **QUIET).backdoor
+    assert found is not None
+    assert found.success["original"] > 0.5 > found.success["unlearned"]
+    assert found.verdict == "not caught"
+    kept = replace(third, state=second.state)  # a model that did not forget
+    assert (caught := feduhb.audit(kept, second, canaries=0, exactness=False, **QUIET).backdoor) is not None
+    assert caught.verdict == "caught"
+
+
+def test_a_trigger_that_left_before_is_not_asked_about():
+    second, _ = poisoned("c01")
+    third = feduhb.unlearn(second, ["c01"], method="retrain", rounds=8, show=None)
+    fourth = feduhb.unlearn(third, ["c02"], method="retrain", rounds=8, show=None)
+    assert feduhb.audit(fourth, third, canaries=0, exactness=False, **QUIET).backdoor is None

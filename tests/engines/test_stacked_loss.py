@@ -4,7 +4,7 @@ import functools
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
@@ -14,7 +14,7 @@ from federations import tensors
 from feduhb.core.flat import flatten
 from feduhb.data.federation import Examples
 from feduhb.engines import Loop, Stacked
-from feduhb.engines.stacking import sample
+from feduhb.engines.stacking import sample, trial
 from feduhb.engines.stacking.sample import occurring, spread
 from feduhb.engines.stacking.trial import check_mean
 from feduhb.errors import ConfigError
@@ -128,9 +128,60 @@ def test_pixels_left_out_are_refused_unless_every_image_lacks_as_many():
     y[:, 0, 0] = -100
     model = nn.Conv2d(1, 2, 3, padding=1)
     Stacked(federation(y, functional.cross_entropy, model=model), device="cpu")
-    y[11, 5] = -100
+    places, _ = spread(held(range(25), range(25, 39), [39]), trial.FEW)
+    assert 12 not in places
+    y[12, :9] = -100
     with pytest.raises(ConfigError, match=REFUSED):
         Stacked(federation(y, functional.cross_entropy, model=model), device="cpu")
+
+
+def known_labels(outputs, targets):
+    """Mean over the labels of a batch that are not -1."""
+    known = (targets >= 0).to(outputs.dtype)
+    labels = targets.clamp(min=0).to(outputs.dtype)
+    losses = functional.binary_cross_entropy_with_logits(outputs, labels, reduction="none")
+    return (losses * known).sum() / known.sum()
+
+
+SEVERAL = {  # shape of inputs and of targets, what marks a number as left out, model, loss
+    "pixels": ((1, 2, 3), (2, 3), -100, lambda: nn.Conv2d(1, 2, 1), functional.cross_entropy),
+    "labels": ((3,), (6,), -1, lambda: nn.Linear(3, 6), known_labels),
+}
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+@settings(quick, max_examples=20)
+@given(
+    usual=st.integers(0, 5),
+    odd=st.dictionaries(st.integers(0, 39), st.integers(0, 5), max_size=3),
+    most=st.sampled_from([trial.FEW, trial.VALUES]),
+    seed=st.integers(0, 99),
+)
+def test_numbers_left_out_are_refused_or_train_as_on_the_loop(name, usual, odd, most, seed):
+    """Taken if and only if as many of the six are left out of every example, also where few examples are tried."""
+    inputs, shape, mark, model, loss = SEVERAL[name]
+    draw = torch.Generator().manual_seed(seed)
+    x = torch.randn(40, *inputs, generator=draw, dtype=torch.float64)
+    y = torch.randint(0, 2, (40, 6), generator=draw)
+    lacking = [odd.get(i, usual) for i in range(40)]
+    for target, count in zip(y, lacking, strict=True):
+        target[torch.randperm(6, generator=draw)[:count]] = mark
+    y = y.reshape(40, *shape)
+    world = feduhb.Federation(clients_of(y, x), (x, y), model().double(), seed=7, loss=loss)
+    local = feduhb.Local(batch_size=6, lr=0.1, loss=loss)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trial, "VALUES", most)
+        if len(set(lacking)) > 1:
+            with pytest.raises(ConfigError, match=REFUSED):
+                Stacked(world, local, device="cpu")
+            return
+        stacked = Stacked(world, local, device="cpu")
+    work = feduhb.Work(flatten(world.fresh_model()), 1)
+    slow, fast = (
+        torch.cat([block.values for block in engine.train(work, tuple(world.clients), 0)])
+        for engine in (Loop(world, local), stacked)
+    )
+    torch.testing.assert_close(fast, slow, rtol=0, atol=1e-10)
 
 
 def test_a_model_that_mixes_examples_is_found_out_though_the_first_are_alike():
@@ -227,8 +278,24 @@ def test_of_too_many_values_the_commonest_and_both_ends_are_met():
 
 
 def test_of_targets_with_many_numbers_whole_ones_are_given():
-    y = torch.tensor([[0, 0], [0, 1], [1, 1], [2, 1]])
-    assert occurring(held(y), 10).tolist() == [[0, 0], [0, 1], [2, 1]]
+    y = [[0, 0], [0, 1], [1, 1], [2, 1]]
+    assert occurring(held(y), 10).tolist() == y
+    y = [[0, 0], [0, 1], [0, 1], [1, 1], [0, 1], [0, 0], [0, 1]]
+    assert occurring(held(y), 1).tolist() == [[0, 0], [1, 1]]
+    assert occurring(held(y), 2).tolist() == [[0, 0], [1, 1], [0, 1]]
+
+
+@quick
+@given(rows=st.integers(1, 60), high=st.integers(1, 6), most=st.integers(1, 4), seed=st.integers(0, 99))
+def test_those_with_the_most_and_the_fewest_of_each_common_value_are_given(rows, high, most, seed):
+    everyone = torch.randint(0, high, (rows, 9), generator=torch.Generator().manual_seed(seed))
+    found = occurring(held(everyone), most)
+    values, counts = everyone.unique(return_counts=True)
+    common = values[counts.argsort(descending=True, stable=True)[:most]].tolist()
+    for value in {*common, int(values[0]), int(values[-1])}:
+        ours, all_of_them = ((part == value).sum(1) for part in (found, everyone))
+        assert ours.aminmax() == all_of_them.aminmax()
+    assert min(rows, most) <= len(found) <= min(rows, 3 * most + 4)
 
 
 def test_only_so_many_numbers_are_looked_at_but_some_of_every_client(monkeypatch):

@@ -330,3 +330,11 @@ def test_pages_hold_the_results_beside_them(bench):
     found = tables.results()
     for page in tables.PAGES:
         assert tables.filled(page.read_text(), found) == page.read_text(), "run python benchmarks/tables.py"
+
+
+def test_the_readmes_memory_is_the_measured_one():
+    found = json.loads((ROOT / "results" / "benchmarks" / "growth.json").read_text())["cases"][
+        "clients:pool:10000"
+    ]
+    told = f"10,000 clients with the paper's {found['parameters']:,} parameters take {found['beyond_mib']:.0f} MiB"
+    assert told in (ROOT / "README.md").read_text()

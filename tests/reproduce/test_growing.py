@@ -149,6 +149,13 @@ def test_runs_that_were_kept_from_among_others_are_not_taken_for_timed_ones(tmp_
     assert again.runs["retrain"].of("client_seconds") != crowded.runs["retrain"].of("client_seconds")
 
 
+def test_what_an_untimed_try_left_is_cleared_away_by_the_timed_one(tmp_path):
+    left = tmp_path / "paper" / "work" / NAME / "original" / "history"
+    left.mkdir(parents=True)
+    make(tmp_path, replace(SMALL, momenta=(), timed=True))
+    assert not left.parents[1].exists()
+
+
 def test_a_cell_that_is_timed_again_keeps_the_runs_that_its_grid_no_longer_asks_for(small):
     crowded = Cell.read(cell_of(small))
     replace(crowded, made={**crowded.made, "alone": False}).write(cell_of(small).parent)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 import torch
 
@@ -65,6 +67,31 @@ def test_a_run_is_opened_and_goes_on_to_the_next_request(served, tmp_path, held)
 def test_data_that_is_not_what_remained_is_refused(served, held):
     with pytest.raises(RunFolderError, match="was made with other data of client"):
         feduhb.open_run(served.folder, held())
+
+
+def test_rows_at_the_end_and_then_at_the_beginning(tmp_path):
+    first = feduhb.train(ragged(), 1, out=tmp_path / "first", **HOW)
+    second = feduhb.unlearn(first, "dog:23", rounds=1, out=tmp_path / "second", show=None)
+    third = feduhb.unlearn(second, "dog:0", rounds=1, out=tmp_path / "third", show=None)
+    opened = feduhb.open_run(tmp_path / "third", ragged(dog=cut("dog", [0, 23])))
+    assert opened.federation.fingerprints() == third.federation.fingerprints()
+    with pytest.raises(RunFolderError, match="was made with other data of client dog"):
+        feduhb.open_run(tmp_path / "third", ragged(dog=cut("dog", list(range(5)))))
+
+
+def test_rows_that_an_earlier_run_forgot_are_known_when_that_run_is_deleted(served, tmp_path):
+    third = feduhb.unlearn(served, "dog:12", rounds=1, out=tmp_path / "third", show=None)
+    shutil.rmtree(tmp_path / "second")
+    opened = feduhb.open_run(tmp_path / "third", DELETED["both"]())  # row 12 is not deleted yet
+    assert opened.federation.fingerprints() == third.federation.fingerprints()
+    assert opened.original.forgotten("dog:12")["dog"].keys.tolist() == [12]
+
+
+def test_rows_are_deleted_where_a_class_was_forgotten_too(tmp_path):
+    first = feduhb.train(ragged(), 1, out=tmp_path / "first", **HOW)
+    second = feduhb.unlearn(first, "dog:0-3,class:1", rounds=1, out=tmp_path / "second", show=None)
+    opened = feduhb.open_run(tmp_path / "second", ragged(dog=cut("dog", [0, 1, 2, 3])))
+    assert opened.federation.fingerprints() == second.federation.fingerprints()
 
 
 def test_an_audit_says_what_it_lacks(served):

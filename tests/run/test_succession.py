@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+import subprocess
+import sys
 
 import pytest
 from typer.testing import CliRunner
@@ -74,6 +77,39 @@ def test_a_later_run_that_was_deleted_counts_no_more(runs):
 def test_a_damaged_note_is_no_obstacle(runs, damage):
     (runs[0].folder / FILE).write_text(damage)
     assert brings_back(runs[0], Request.parse("cat")) is None
+
+
+def test_all_later_runs_are_known_not_only_the_next(runs, tmp_path):
+    feduhb.unlearn(runs[1], ["cat"], rounds=1, out=tmp_path / "third", show=None)
+    told = brings_back(feduhb.open_run(tmp_path / "first", ragged()), Request.parse("elk,bee"))
+    assert told is not None
+    assert "third came from" in told
+    assert "would bring cat back" in told
+
+
+def test_a_run_may_be_named_through_a_link(runs, tmp_path):
+    (tmp_path / "far" / "away").mkdir(parents=True)
+    link = tmp_path / "far" / "away" / "current"
+    link.symlink_to(runs[0].folder)
+    assert brings_back(feduhb.open_run(link, ragged()), Request.parse("cat"))
+
+
+NOTING = """
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from feduhb.experiment.succession import note
+
+for number in range(40):
+    note(SimpleNamespace(folder=Path(sys.argv[1]), earlier=()), Path(sys.argv[1]) / f"{sys.argv[2]}-{number}")
+"""
+
+
+def test_two_that_note_at_once_lose_nothing(tmp_path):
+    command = [sys.executable, "-c", NOTING, str(tmp_path)]
+    writers = [subprocess.Popen([*command, word]) for word in ("one", "two")]
+    assert [writer.wait() for writer in writers] == [0, 0]
+    assert len(json.loads((tmp_path / FILE).read_text())) == 80
 
 
 def test_both_may_be_moved_together(runs, tmp_path):

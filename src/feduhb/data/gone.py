@@ -24,7 +24,7 @@ def numbered_as_before(
         left: by client, the fingerprint of what remained of the last.
     """
     clients = {
-        client: _numbered(examples, [r.rows.get(client, ()) for r in requests], left.get(client, ""))
+        client: _numbered(client, examples, requests, left.get(client, ""))
         for client, examples in federation.clients.items()
     }
     return federation.replace(clients=clients)
@@ -46,13 +46,17 @@ def still_there(federation: Federation, request: Request) -> Request | None:
     return Request(**found) if any(found.values()) else None
 
 
-def _numbered(examples: Examples, named: Sequence[Sequence[int]], left: str) -> Examples:
-    last = torch.tensor(named[-1], dtype=torch.long)
-    for gone in ((), *named) if len(last) else ():
+def _numbered(client: ClientId, examples: Examples, requests: Sequence[Request], left: str) -> Examples:
+    last = requests[-1]
+    if client not in last.rows:
+        return examples
+    for gone in ((), *(request.rows.get(client, ()) for request in requests)):
         numbers = torch.arange(len(examples) + len(gone))
         keys = numbers[~torch.isin(numbers, torch.tensor(gone, dtype=torch.long))] if gone else examples.keys
+        if len(keys) != len(examples):  # it never had some of these
+            continue
         tried = replace(examples, keys=keys)
-        if fingerprint(tried.where(~torch.isin(keys, last))) == left:
+        if fingerprint(tried.where(~last.mask(client, keys, tried.targets))) == left:
             return tried
     return examples
 

@@ -153,8 +153,8 @@ def unlearn(
     at_once = nothing if replays(chosen) else erasing.delete
 
     def begun() -> None:
-        if erase_history and folder is not None and run.folder is not None:
-            succession.note(run.folder, folder)
+        if erase_history and folder is not None:
+            succession.note(run, folder)
         at_once()
 
     done = carried_out(

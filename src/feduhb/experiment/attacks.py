@@ -148,9 +148,10 @@ def misr_of(stage: Stage, request: Request, notes: list[str]) -> Misr | None:
 
 
 def backdoor_of(stage: Stage, request: Request, margin: float) -> tuple[BackdoorFound, Finding] | None:
-    """Measure the trigger's success over the floor."""
+    """Measure the trigger's success over the floor; None where nobody who is there planted one."""
     bait, planted = triggered(stage.federation), stage.federation.backdoor
-    if bait is None or planted is None:
+    carriers = set() if planted is None else {*planted.clients} & {*stage.federation.clients}
+    if bait is None or not carriers:
         return None
     hits = {
         name: outputs(run.model(), bait[0]).argmax(dim=1) == bait[1] for name, run in stage.models.items()
@@ -161,7 +162,7 @@ def backdoor_of(stage: Stage, request: Request, margin: float) -> tuple[Backdoor
         over["unlearned"],
         over["original"],
         floor=success["retrain"],
-        floored=set(planted.clients) <= set(request.clients),
+        floored=carriers <= {*request.clients},
         margin=margin,
     )
     found = BackdoorFound(len(bait[1]), success, over["unlearned"], finding.verdict, finding.says)

@@ -116,19 +116,23 @@ class Bench:
 
     def planned(self, federation: Federation, method: Method[Any], name: str, like: Run) -> Run:
         """Plan such a run."""
-        count = self.settings.clients_per_round
-        sampled = None if count is None or count > len(federation.clients) else count
+        sampled = self._sampled(federation)
         return Run(
             federation=federation, original=federation, method=method, state=None, rounds=(),
             settings=replace(self.settings, keep_history=False, clients_per_round=sampled), engine=self.engine,
             block=like.block, folder=self.folder / name, scheduled=like.scheduled, stop=like.stop,
         )  # fmt: skip
 
+    def _sampled(self, federation: Federation) -> int | None:
+        """How many a round asks; everyone where there are fewer than that."""
+        count = self.settings.clients_per_round
+        return None if count is None or count > len(federation.clients) else count
+
     def _trained(self, name: str, federation: Federation) -> Run:
         how, original = self.settings, self.made.get("original")
         return train(
             federation, how.rounds, epochs=how.epochs, batch_size=how.batch_size, lr=how.lr, l2=how.l2,
-            aggregate=how.aggregate, clients_per_round=how.clients_per_round, engine=self.engine,
+            aggregate=how.aggregate, clients_per_round=self._sampled(federation), engine=self.engine,
             block=original.block if original else None, keep_history=self.history, out=self.folder / name, resume=True,
             show=self.step(f"{name}: training", how.rounds),
         )  # fmt: skip

@@ -60,7 +60,7 @@ def make_cell(job: Job, show: Step = silent) -> Path | None:
         cell = _made(job, show) if ORIGINAL in wanted else _grown(job, wanted, show)
         written = cell.write(job.file.parent)
         if not job.keep:
-            shutil.rmtree(job.work, ignore_errors=True)
+            _cleared(job)
         return written
 
 
@@ -77,7 +77,12 @@ def clear_away(job: Job) -> None:
     """Delete what a cell's runs left, histories included, where another process is not at it."""
     with _held(job) as mine:
         if mine:
-            shutil.rmtree(job.work, ignore_errors=True)
+            _cleared(job)
+
+
+def _cleared(job: Job) -> None:
+    for folder in job.leavings:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _made(job: Job, show: Step) -> Cell:

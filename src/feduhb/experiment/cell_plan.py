@@ -37,7 +37,12 @@ class Job:
     @property
     def work(self) -> Path:
         """Where the cell's runs live until it is done; those to be timed apart from any that were not alone."""
-        return self.out / "work" / f"{self.place.name}{'-timed' if self.place.timed else ''}"
+        return self.leavings[self.place.timed]
+
+    @property
+    def leavings(self) -> tuple[Path, Path]:
+        """Where runs of the cell may lie, timed or not."""
+        return self.out / "work" / self.place.name, self.out / "work" / f"{self.place.name}-timed"
 
     @property
     def lock(self) -> Path:

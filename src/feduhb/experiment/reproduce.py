@@ -89,8 +89,8 @@ def reproduce(
     make = partial(Job, out=out, data=data, engine=engine, command=command, keep=keep)
     if before.missing:
         dataset_named(grid.data, data)  # fetched, or refused, before anything is computed
-    for place in before.done:
-        if (job := make(place=place)).work.exists() and not keep:
+    for job in () if keep else (make(place=place) for place in before.done):
+        if any(folder.exists() for folder in job.leavings):
             clear_away(job)  # killed after its file was written
     at_once = workers or (AT_ONCE if _on_gpu(engine) else 1)
     jobs = [make(place=place) for place in before.missing]

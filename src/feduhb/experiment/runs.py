@@ -158,8 +158,7 @@ def _before_and_after(
     request = Request.parse(config.unlearn.forget)
     if all(words.startswith("remote") for words in config.clients.values()):  # nothing is here to be deleted
         return given, given.without(request)
-    told = (RunFolder(one.path).config().get("unlearn", {}).get("forget") for one in earlier if one.there)
-    requests = [*(Request.parse(text) for text in told if text), request]
+    requests = [*(Request.parse(one.forgot) for one in earlier if one.forgot), request]
     original = numbered_as_before(given, requests, config.clients)
     rest = still_there(original, request)
     return original, original if rest is None else original.without(rest)

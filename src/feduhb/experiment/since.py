@@ -33,6 +33,7 @@ def told(trained: Run | None) -> tuple[str, ...]:
 
 def still_held(federation: Federation, request: Request) -> None:
     """Refuse an audit whose forgotten data is gone: attacks and counterfactuals need it once more."""
+    _ = next(iter(federation.clients.values())).targets  # refuses where the data was never here
     there = still_there(federation, request)
     if (gone := request.beyond(there)) is not None:
         raise RequestError(

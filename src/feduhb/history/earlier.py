@@ -21,12 +21,15 @@ class Earlier:
 
     path: Path
     digest: str
+    forgot: str = ""  # all that it had forgotten, as requests are spelled
 
     @classmethod
     def at(cls, folder: Path) -> Earlier:
         """Name the run in a folder."""
         place = folder.resolve()
-        return cls(place, _digest(place))
+        digest = _digest(place)
+        told = RunFolder(place).config().get("unlearn", {}) if digest else {}
+        return cls(place, digest, str(told.get("forget", "")))
 
     @property
     def there(self) -> bool:
@@ -41,8 +44,11 @@ def read(folder: Path) -> tuple[Earlier, ...]:
         return ()
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-        return tuple(Earlier((folder / str(one["run"])).resolve(), str(one["config"])) for one in found)
-    except (OSError, ValueError, TypeError, KeyError):
+        return tuple(
+            Earlier((folder / str(one["run"])).resolve(), str(one["config"]), str(one.get("forgot", "")))
+            for one in found
+        )
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
         raise RunFolderError(
             f"{path} is damaged; restore it from a backup: it says whose histories an erasure must reach"
         ) from None
@@ -50,7 +56,10 @@ def read(folder: Path) -> tuple[Earlier, ...]:
 
 def note(folder: Path, earlier: Sequence[Earlier]) -> None:
     """Write down which runs a run came from, by paths that still hold where all of them are moved together."""
-    found = [{"run": _relative(one.path, folder.resolve()), "config": one.digest} for one in earlier]
+    found = [
+        {"run": _relative(one.path, folder.resolve()), "config": one.digest, "forgot": one.forgot}
+        for one in earlier
+    ]
     path, text = folder / FILE, json.dumps(found, indent=2) + "\n"
     if found and not (path.exists() and path.read_text(encoding="utf-8") == text):
         write_atomically(path, text.encode())

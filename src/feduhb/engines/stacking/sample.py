@@ -30,16 +30,37 @@ def spread(clients: Mapping[ClientId, Examples], count: int) -> tuple[Tensor, Te
 
 
 def occurring(clients: Mapping[ClientId, Examples], most: int) -> Tensor:
-    """Targets [n, ...] in which every value that occurs is met: at least the smallest, the largest and the ``most`` commonest."""
+    """Targets [n, ...] in which every value that occurs is met: at least the smallest, the largest and the ``most`` commonest.
+
+    Of targets that hold several numbers, those with the most and the fewest of each such value, and ``most`` evenly spaced.
+    """
     y = _looked_at(clients)
-    numbers = y.flatten()
+    numbers = y.reshape(len(y), -1)
     if numbers.is_floating_point():
         numbers = numbers.where(~numbers.isnan(), torch.inf)  # each would count as a value of its own
     values, which, counts = torch.unique(numbers, return_inverse=True, return_counts=True)
-    first = torch.full_like(counts, len(numbers)).scatter_reduce(0, which, torch.arange(len(which)), "amin")
     common = counts.argsort(descending=True, stable=True)[:most]
     chosen = torch.cat([common, torch.tensor([0, len(values) - 1])])
-    return y[(first[chosen] // (len(numbers) // len(y))).unique()]
+    richest, poorest = (found[chosen] for found in _extremes(which))
+    if numbers.shape[1] == 1:
+        return y[richest.unique()]
+    evenly = torch.linspace(0, len(y) - 1, most, dtype=torch.float64).long()
+    return y[torch.cat([richest, poorest, evenly]).unique()]
+
+
+def _extremes(which: Tensor) -> tuple[Tensor, Tensor]:
+    """Of rows [n, k] of values 0, 1, ..., all of which occur: the first row with the most, and with the fewest, of each."""
+    rows = len(which)
+    pairs, counts = torch.unique(which * rows + torch.arange(rows).unsqueeze(1), return_counts=True)
+    value, row = pairs // rows, pairs % rows  # sorted by value, then by row
+    held = value.bincount()  # in so many rows
+    none = torch.zeros_like(held)
+    most = none.scatter_reduce(0, value, counts * rows + rows - 1 - row, "amax")
+    fewest = none.scatter_reduce(0, value, counts * rows + row, "amin", include_self=False)
+    rank = torch.arange(len(row)) - (held.cumsum(0) - held)[value]
+    skipped = rank.where(row != rank, rows)
+    lacking = held.scatter_reduce(0, value, skipped, "amin")  # the first row without it
+    return rows - 1 - most % rows, torch.where(held < rows, lacking, fewest % rows)
 
 
 def _looked_at(clients: Mapping[ClientId, Examples]) -> Tensor:
