@@ -99,3 +99,14 @@ def test_a_trigger_that_left_before_is_not_asked_about():
     third = feduhb.unlearn(second, ["c01"], method="retrain", rounds=8, show=None)
     fourth = feduhb.unlearn(third, ["c02"], method="retrain", rounds=8, show=None)
     assert feduhb.audit(fourth, third, canaries=0, exactness=False, **QUIET).backdoor is None
+
+
+def test_a_history_that_is_gone_is_made_again_as_the_control_made_it(tmp_path):
+    """FedEraser after FedUHB: what it replayed were FedUHB's rounds, not FedAvg's."""
+    federation = feduhb.load("digits", clients=4, per_client=60, model="softmax")
+    first = feduhb.train(federation, 3, out=tmp_path / "first", keep_history=True, **HOW)
+    second = feduhb.unlearn(first, ["c00"], rounds=5, stop=feduhb.never, out=tmp_path / "second", show=None)
+    eraser = feduhb.FedEraser(interval=1, epochs=2)
+    third = feduhb.unlearn(second, ["c01"], method=eraser, out=tmp_path / "third", show=None)
+    told = str(feduhb.audit(third, second, canaries=0, **QUIET))
+    assert "The recorded procedure does not give these weights" not in told

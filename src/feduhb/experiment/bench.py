@@ -130,6 +130,11 @@ class Bench:
 
     def _trained(self, name: str, federation: Federation) -> Run:
         how, original = self.settings, self.made.get("original")
+        if original is not None and not _plain(original, how):
+            plan = self.planned(federation, original.method, name, original)
+            kept = replace(plan, settings=replace(plan.settings, keep_history=self.history))
+            show = self.step(f"{name}: {original.method.name}", original.scheduled)
+            return carried_out(kept, name, resume=True, show=show)
         return train(
             federation, how.rounds, epochs=how.epochs, batch_size=how.batch_size, lr=how.lr, l2=how.l2,
             aggregate=how.aggregate, clients_per_round=self._sampled(federation), engine=self.engine,
@@ -148,6 +153,12 @@ class Bench:
         if name not in self.made:
             self.made[name] = make()
         return self.made[name]
+
+
+def _plain(control: Run, how: TrainSettings) -> bool:
+    """Whether a control is a training like any other, or replayed a history that cannot be had again."""
+    trained = isinstance(control.method, Retrain) and control.scheduled == how.rounds
+    return trained or replays(control.method)
 
 
 def called(run: Run) -> str:
