@@ -40,6 +40,9 @@ class Seat:
     online: bool = True
 
 
+UNUSED = "feduhb asks a grid for its nodes, pushes and pulls, and nothing else"
+
+
 @dataclass
 class Stage(Grid):
     """Nodes by id, and all that was sent to them."""
@@ -57,10 +60,10 @@ class Stage(Grid):
 
     @property
     def run(self) -> Run:
-        raise NotImplementedError
+        raise AssertionError(UNUSED)
 
-    def create_message(self, *given: Any, **named: Any) -> Message:
-        raise NotImplementedError
+    def create_message(self, *_: Any, **__: Any) -> Message:
+        raise AssertionError(UNUSED)
 
     def get_node_ids(self) -> Iterable[int]:
         return [node for node, seat in self.seats.items() if seat.online]
@@ -97,8 +100,8 @@ class Stage(Grid):
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         return [self.replies.pop(number) for number in message_ids if number in self.replies]
 
-    def send_and_receive(self, *given: Any, **named: Any) -> Iterable[Message]:
-        raise NotImplementedError
+    def send_and_receive(self, *_: Any, **__: Any) -> Iterable[Message]:
+        raise AssertionError(UNUSED)
 
     def trained(self) -> set[int]:
         """The nodes that ever got a training message."""

@@ -130,13 +130,19 @@ def test_an_earlier_erasure_costs_no_history_that_knows_nothing_of_it(tmp_path):
     assert DiskHistory(tmp_path / "u1" / "history").rounds == []
 
 
-def test_a_leaver_with_a_new_key_under_its_name_is_not_asked_after_a_restart_either(tmp_path):
+def killed_as_the_leaver_renewed_its_key(folder):
+    """An unlearning that was killed while bee came back with another key; the grid, and bee's old key."""
     grid = staged(FEDERATION, keyed=True)
     old = key(grid, "bee")
     killed_in_round(grid, 1, lambda: renewed(grid, "bee") if 101 in grid.seats else None)
     with pytest.raises(Killed):
-        unlearn(grid, "bee", tmp_path, rounds=3)
+        unlearn(grid, "bee", folder, rounds=3)
     calm(grid)
+    return grid, old
+
+
+def test_a_leaver_with_a_new_key_under_its_name_is_not_asked_after_a_restart_either(tmp_path):
+    grid, old = killed_as_the_leaver_renewed_its_key(tmp_path)
     assert sorted(json.loads((tmp_path / "names.json").read_text()).values()).count("bee") == 2
     again = unlearn(grid, "bee", tmp_path, rounds=3)
     assert asked(grid) == {"ant", "cat", "dog", "elk"}
@@ -145,12 +151,7 @@ def test_a_leaver_with_a_new_key_under_its_name_is_not_asked_after_a_restart_eit
 
 
 def test_nor_where_the_operator_goes_on_by_the_old_key(tmp_path):
-    grid = staged(FEDERATION, keyed=True)
-    old = key(grid, "bee")
-    killed_in_round(grid, 1, lambda: renewed(grid, "bee") if 101 in grid.seats else None)
-    with pytest.raises(Killed):
-        unlearn(grid, "bee", tmp_path, rounds=3)
-    calm(grid)
+    grid, old = killed_as_the_leaver_renewed_its_key(tmp_path)
     unlearn(grid, old, tmp_path, rounds=3)
     assert asked(grid) == {"ant", "cat", "dog", "elk"}
 

@@ -16,29 +16,13 @@ from feduhb.methods.fedrecover import Recovery
 from feduhb.run import run
 from history.remembering import Remembered, remember
 from methods.curvature import dense
+from methods.recovering import CLIENTS, REMAINING, START, made
 from toys import Quadratics, Scripted, block_of, quadratics, quick
-
-CLIENTS = ("a", "b", "c", "d", "e")
-REMAINING = ("a", "c", "d")
-START = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
 
 
 def recorded(rounds: int = 8, **changes: float) -> tuple[Quadratics, Remembered]:
     engine = quadratics(**changes)  # pyright: ignore[reportArgumentType]
     return engine, remember(engine, CLIENTS, START, rounds=rounds)
-
-
-def made(history: Remembered, **changes: float) -> FedRecover:
-    settings = {
-        "warmup": 3,
-        "buffer": 2,
-        "correction": 0,
-        "final": 0,
-        "abnormal": 0.0,
-        "epochs": 1,
-        **changes,
-    }
-    return FedRecover(history=history, clients=REMAINING, **settings)
 
 
 def after(method: FedRecover, engine: Quadratics, rounds: int, start: Tensor = START) -> Recovery:

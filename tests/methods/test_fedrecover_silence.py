@@ -14,11 +14,8 @@ from feduhb.methods import FedRecover
 from feduhb.methods.fedrecover import Recovery
 from feduhb.run import run
 from history.remembering import remember
+from methods.recovering import CLIENTS, REMAINING, START, made
 from toys import Quadratics, quadratics
-
-CLIENTS = ("a", "b", "c", "d", "e")
-REMAINING = ("a", "c", "d")
-START = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
 
 
 @dataclass
@@ -42,16 +39,7 @@ def without(*away: ClientId) -> Gone:
 def recovering(cast: Sequence[Sequence[ClientId]] = (CLIENTS,) * 8, **changes: float) -> FedRecover:
     """A recovery of eight rounds, of which the last five are estimated."""
     history = remember(quadratics(), lambda t: cast[t], START, rounds=len(cast))
-    settings = {
-        "warmup": 3,
-        "buffer": 2,
-        "correction": 0,
-        "final": 0,
-        "abnormal": 0.0,
-        "epochs": 1,
-        **changes,
-    }
-    return FedRecover(history=history, clients=REMAINING, **settings)
+    return made(history, **changes)
 
 
 def carried_out(method: FedRecover, engine: Gone) -> list[tuple[Recovery, tuple[ClientId, ...]]]:
