@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -103,6 +104,7 @@ def most_held() -> int:
 def machine() -> dict[str, Any]:
     """Describe the machine and what runs on it."""
     return {
+        **graphics(),
         "processor": processor(),
         "cores": len(os.sched_getaffinity(0)),
         "memory_gib": round(os.sysconf("SC_PHYS_PAGES") * PAGE / 2**30, 1),
@@ -110,6 +112,13 @@ def machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch.__version__,
     }
+
+
+def graphics() -> dict[str, str]:
+    """The GPU and what drives it, where there is one."""
+    if not torch.cuda.is_available():
+        return {}
+    return {"gpu": torch.cuda.get_device_name(), "triton": import_module("triton").__version__}
 
 
 def processor() -> str:

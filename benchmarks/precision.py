@@ -25,6 +25,7 @@ import feduhb
 from feduhb.core.flat import flatten, with_params
 from feduhb.engines import Stacked
 from feduhb.run.loop import run
+from measuring import header, write
 
 Curves = Sequence[Sequence[float]]  # by seed, by round
 
@@ -76,12 +77,16 @@ def main() -> None:
         for precision in ("float32", "tf32", "bf16")
     }
     found = {
+        **header("precision"),
+        "rounds": given.rounds,
         "accuracy": {precision: [own for own, _ in runs] for precision, runs in curves.items()},
-        "seconds": {precision: [seconds for _, seconds in runs] for precision, runs in curves.items()},
+        "seconds": {
+            precision: [round(seconds, 3) for _, seconds in runs] for precision, runs in curves.items()
+        },
     }
     report(found)
     if given.json:
-        given.json.write_text(json.dumps(found))
+        write(given.json, found)
 
 
 def report(found: dict[str, Any]) -> None:
