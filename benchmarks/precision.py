@@ -17,7 +17,7 @@ import statistics
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -28,6 +28,18 @@ from feduhb.run.loop import run
 from measuring import header, write
 
 Curves = Sequence[Sequence[float]]  # by seed, by round
+CHANCE = 2.8  # standard errors apart that chance gives means of three seeds each, at 95 %
+
+
+class Compared(NamedTuple):
+    """How a precision's curves compare with float32's."""
+
+    precision: str
+    last: float  # accuracy, the mean over seeds
+    mean: float  # distance from float32 of the same seed, over all rounds
+    most: float
+    errors: float  # most standard errors between the means over seeds, of any round
+    spread: float  # standard deviation over its own seeds, the mean over rounds
 
 
 def curve(seed: int, precision: str, rounds: int) -> tuple[list[float], float]:
@@ -91,20 +103,31 @@ def main() -> None:
 
 def report(found: dict[str, Any]) -> None:
     """Print a line for each precision."""
+    every = compared(found)
+    print(f"float32: seeds differ by {every[0].spread:.4%} (standard deviation, mean over rounds)")
+    for one in every:
+        print(
+            f"{one.precision:8} last {one.last:.4%}, from float32 {one.mean:.4%} (at most {one.most:.4%}), "
+            f"means at most {one.errors:.2f} standard errors apart"
+        )
+
+
+def compared(found: dict[str, Any]) -> list[Compared]:
+    """Hold every precision to float32, which comes first."""
     exact: Curves = found["accuracy"]["float32"]
-    spread = statistics.mean(statistics.stdev(at) for at in zip(*exact, strict=True))
-    print(f"float32: seeds differ by {spread:.4%} (standard deviation, mean over rounds)")
+    made = []
     for precision, runs in found["accuracy"].items():
         apart = [
             abs(a - b)
             for own, reference in zip(runs, exact, strict=True)
             for a, b in zip(own, reference, strict=True)
         ]
+        spread = statistics.mean(statistics.stdev(at) for at in zip(*runs, strict=True))
         last = statistics.mean(own[-1] for own in runs)
-        print(
-            f"{precision:8} last {last:.4%}, from float32 {statistics.mean(apart):.4%} (at most {max(apart):.4%}), "
-            f"means at most {errors_apart(runs, exact):.2f} standard errors apart"
+        made.append(
+            Compared(precision, last, statistics.mean(apart), max(apart), errors_apart(runs, exact), spread)
         )
+    return made
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Write the tables of benchmarks/README.md and docs/scale.md, and the figure, from results/benchmarks/*.json.
+"""Write the tables of benchmarks/README.md, docs/scale.md and docs/speed.md, a paragraph of README.md, and the figure, from results/benchmarks/*.json.
 
     python benchmarks/tables.py
 
@@ -11,36 +11,24 @@ import json
 import math
 import re
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from figure import drawn, middle
+from gpu import distances, in_short, precisions, timings
+from layout import Results, source, table
 from scaling import arithmetic, sampling
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results" / "benchmarks"
-PAGES = (ROOT / "benchmarks" / "README.md", ROOT / "docs" / "scale.md")
+PAGES = [ROOT / page for page in ("benchmarks/README.md", "docs/scale.md", "docs/speed.md", "README.md")]
 FIGURE = ROOT / "docs" / "images" / "benchmarks.png"
-Results = dict[str, Any]
 
 
 def results(folder: Path = RESULTS) -> Results:
     """Read every result by its name."""
     return {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
-
-
-def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Lay out a table, the first column to the left."""
-    lines = [f"| {' | '.join(heads)} |", "|---|" + "---:|" * (len(heads) - 1)]
-    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
-
-
-def source(found: Results) -> str:
-    """Say where numbers come from."""
-    m = found["machine"]
-    cores = f"{m['cores']} cores of an {m['processor']}, {m['memory_gib']:g} GiB"
-    return f"`{found['command']}`, {found['date']}: {cores}, Python {m['python']}, torch {m['torch']}."
 
 
 def side_by_side(all: Results) -> str:
@@ -164,6 +152,10 @@ TABLES: dict[str, Callable[[Results], str]] = {
     "targets": targets,
     "arithmetic": arithmetic,
     "sampling": sampling,
+    "gpu rounds": timings,
+    "gpu distances": distances,
+    "gpu precisions": precisions,
+    "gpu in short": in_short,
 }
 
 

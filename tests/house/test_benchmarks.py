@@ -222,11 +222,19 @@ def measured():
     run = {"targets": {"80%": {"rounds": 3, "seconds": 1.5}}, "last": 0.9, "history_bytes": 0}
     never = {"targets": {"80%": None}, "last": 0.5, "history_bytes": 5e6}
     methods = {"feduhb": run, "retrain": run, "federaser": never, "fedrecover": never}
+    on_gpu = {**top, "machine": {**top["machine"], "gpu": "GPU 9", "triton": "3"}}
+    rounds = {
+        f"{task} {kind}": {"median": 270.0}
+        for task in ("mnist", "cifar10", "ragged")
+        for kind in ("float32", "tf32", "bf16")
+    }
+    far = {"loop float32": 1e-4, "float32": 2e-4, "tf32": 0.02, "bf16": 0.04}
     return {
         "growth": {**top, "cases": cases},
         "side-by-side": {**top, "implementations": sides, "task": task, "flop_an_image": 1000, "matrix_gflops": 0.001},
         "to-target": {**top, "targets": ["80%"], "seeds": {"1": methods, "2": methods, "3": {**methods, "feduhb": never}}},
-        "stacked-h200": {"ms_a_round": {"mnist tf32": {"median": 270.0}}},
+        "stacked-h200": {**on_gpu, "clients": 18, "images": {"mnist": 3000, "cifar10": 2500, "ragged": 3000}, "ms_a_round": rounds, "loop_ms_a_round": {"mnist": 8000, "cifar10": 9000, "ragged": 7000}, "ragged": {"least": 8, "most": 800, "masked": 0.051}, "distance_from_float64": {"mnist": far, "cifar10": far}},
+        "precision-h200": {**on_gpu, "rounds": 2, "accuracy": {"float32": [[0.5, 0.9], [0.52, 0.92]], "tf32": [[0.51, 0.9], [0.52, 0.94]]}, "seconds": {"float32": [4.0, 4.2], "tf32": [2.0, 9.0]}},
     }  # fmt: skip
 
 
@@ -241,6 +249,28 @@ def test_tables_say_what_was_measured(bench):
     assert "| 9 | 500 ms | 7 MiB |" in made["rounds"]
     assert "| feduhb | 3 rounds, 1.5 s (2 of 3) | 90.0% | 5 MB |" in made["targets"]
     assert "| federaser | never | 50.0% | 5 MB |" in made["targets"]
+
+
+def test_what_a_gpu_took_is_said_as_measured(bench):
+    made = {name: make(measured()) for name, make in bench("tables").TABLES.items() if name.startswith("gpu")}
+    row = "| MNIST, the same 54,000 images by Dirichlet(0.1): 8 to 800 a client | 270.0 ms | 270.0 ms | 270.0 ms | 7,000 ms |"
+    assert row in made["gpu rounds"]
+    assert "5.1% are masked" in made["gpu rounds"]
+    assert "one GPU 9, " in made["gpu rounds"]
+    assert "| MNIST's shapes | 1.0e-04 | 2.0e-04 | 2.0e-02 | 4.0e-02 |" in made["gpu distances"]
+    assert "in 270 ms in tf32 and 270 ms in float32" in made["gpu in short"]
+    assert "takes 8.0 and 9.0 s" in made["gpu in short"]
+    words = made["gpu precisions"]
+    assert "91.00% in float32, 92.00% in tf32" in words
+    assert "by 0.75 points on average and 2.00 at most" in words, "|0.51 - 0.5|, 0, 0, |0.94 - 0.92|"
+    assert "0.45 (tf32) standard errors" in words, "0.01 / sqrt(0.02² / 2 / 2 + 0.04² / 2 / 2)"
+    assert "within seed noise. The rounds took 4.1, 5.5 s" in words
+
+
+def test_a_precision_that_costs_accuracy_is_said_to(bench):
+    found = measured()
+    found["precision-h200"]["accuracy"]["tf32"] = [[0.1, 0.2], [0.12, 0.22]]
+    assert "beyond seed noise" in bench("gpu").precisions(found)
 
 
 def test_the_reckoning_follows_from_the_measurements(bench):
