@@ -1,4 +1,4 @@
-"""Writes docs/reproduction.md and a table of the README from results/, so that no number there is typed; run by `make docs`."""
+"""Writes docs/reproduction.md and what the README says of it from results/, so that no number there is typed; run by `make docs`."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ from feduhb.report.grids import NOTHING, Grid
 from feduhb.report.paper import claims
 from feduhb.report.paper.claims_noticed import noticed
 from feduhb.report.paper.claims_parts import DATA
-from feduhb.report.paper.measures import UHB, UHB_ON, Spread, final, reached, stops
+from feduhb.report.paper.federations import Federation
+from feduhb.report.paper.measures import UHB, UHB_ON, Spread, Stops, final, reached, stops, times
+from feduhb.report.paper.outcomes import saved
 from feduhb.report.paper.printed import CORRECTED
+from feduhb.report.paper.spelling import fired
 from feduhb.report.paper.tables import tables
 from feduhb.report.words import listed
 
@@ -98,32 +101,97 @@ def pictures(root: Path = ROOT) -> dict[Path, Path]:
 
 
 def front(root: Path = ROOT) -> str:
-    """Make the README's table: every federation in a line."""
+    """Make the README's table, every federation in a line, and what is to be read with it."""
     evidence = claims.read_evidence(root / "results")
+    found = {name: there for data, name in DATA.items() if (there := evidence.clean(data))}
+    rounds = " or ".join(f"{n}" for n in sorted({one.rounds for there in found.values() for one in there}))
     lines = [
-        "| federation | original | Retrain, 40 rounds | FedUHB, under its rule, has that at round | its rule ends it at round | FedUHB then | FedEraser | FedRecover |",
+        f"| federation | original | Retrain, {rounds} rounds | FedUHB, under its rule, first has that at round | its rule ends it at round | FedUHB then | FedEraser | FedRecover |",
         "|---|---:|---:|---:|---:|---:|---:|---:|",
+        *(f"| {' | '.join(_line(name, one))} |" for name, there in found.items() for one in there),
     ]
-    for data, name in DATA.items():
-        for one in evidence.clean(data):
-            ends = stops(one, UHB_ON)
-            fired = (
-                f"{ends.executed.mean:.0f}" if ends.fires == ends.n else f"in {ends.fires} of {ends.n} seeds"
-            )
-            reach = reached(one, UHB)
-            found = [
-                f"{name}, {one.label}",
-                *(_shares(final(one, run)) for run in (ORIGINAL, RETRAIN)),
-                f"{reach.mean:.0f}" if reach.all and reach.mean is not None else "not always",
-                fired if ends.fires else "never",
-                *(_shares(final(one, run)) for run in (UHB, "federaser", "fedrecover")),
-            ]
-            lines.append(f"| {' | '.join(found)} |")
-    return "\n".join([claims.counted(claims.judged(evidence)), "", *lines])
+    beside = " ".join(each for make in (_paced, _fires, _asked) if (each := make(found)))
+    return "\n".join([claims.counted(claims.judged(evidence)), "", *lines, *(["", beside] if beside else [])])
+
+
+def _line(data: str, one: Federation) -> list[str]:
+    """Give a federation's cells of the README's table."""
+    reach = reached(one, UHB)
+    return [
+        f"{data}, {one.label}",
+        *(_shares(final(one, run)) for run in (ORIGINAL, RETRAIN)),
+        f"{reach.mean:.0f}" if reach.all and reach.mean is not None else "not always",
+        _ended(stops(one, UHB_ON)),
+        *(_shares(final(one, run)) for run in (UHB, "federaser", "fedrecover")),
+    ]
+
+
+def _ended(ends: Stops) -> str:
+    """Spell the mean round after which a rule leaves a run, and in how many seeds it fires, where not in all."""
+    if not ends.fires:
+        return "never" if ends.n else NOTHING
+    return f"{ends.executed.mean:.0f}" + ("" if ends.fires == ends.n else f" ({fired(ends)} seeds)")
+
+
+def _paced(found: Mapping[str, Sequence[Federation]]) -> str:
+    """Say how long a round of FedUHB takes, and in which federations that was timed."""
+    took = [(one, times(one, UHB), times(one, RETRAIN)) for there in found.values() for one in there]
+    ratios = [
+        (one, our / their)
+        for one, ours, theirs in took
+        if ours and theirs and (our := ours.per_round.mean) and (their := theirs.per_round.mean)
+    ]
+    if not ratios:
+        return ""
+    where = listed(list(dict.fromkeys(one.short for one, _ in ratios)))
+    return f"A round of FedUHB takes {_between([each for _, each in ratios], '.2f')} times as long as one of Retrain (timed: {where})."
+
+
+def _fires(found: Mapping[str, Sequence[Federation]]) -> str:
+    """Say in how many runs the rule fires."""
+    ends = {data: [stops(one, UHB_ON) for one in there] for data, there in found.items()}
+    told = [
+        f"{sum(each.fires for each in these)} of {runs} runs on {data}"
+        for data, these in ends.items()
+        if (runs := sum(each.n for each in these))
+    ]
+    some = any(0 < each.fires < each.n for these in ends.values() for each in these)
+    last = "; a run that it does not end counts with its last round" if some else ""
+    return f"Its rule fires in {listed(told)}{last}." if told else ""
+
+
+def _asked(found: Mapping[str, Sequence[Federation]]) -> str:
+    """Say what FedEraser and FedRecover ask of clients, against Retrain."""
+    every = [one for there in found.values() for one in there]
+    eraser = _of_retrain(every, "federaser")
+    recover = {data: share for data, there in found.items() if (share := _of_retrain(there, "fedrecover"))}
+    if not eraser or not recover:
+        return ""
+    tracks = [track for one in every for track in one.tracks("federaser").values()]
+    ran = _between([track.rounds for track in tracks], ".0f")
+    sums = [track.sums for track in tracks if track.sums.get("client_rounds")]
+    long = _between([each["client_epochs"] / each["client_rounds"] for each in sums], ".3g")
+    whole = every[0].cells[0].place
+    return (
+        f"FedEraser runs {ran} rounds of {long} local epochs and asks for {eraser} of the client rounds of Retrain, which runs {whole.rounds} of {whole.epochs}; "
+        f"FedRecover asks for {listed([f'{share} on {data}' for data, share in recover.items()])}."
+    )
+
+
+def _of_retrain(found: Iterable[Federation], run: str) -> str:
+    """Spell which share of Retrain's client rounds a run asks for: the range of the federations' means."""
+    means = [mean for one in found if (mean := saved(one, run).mean) is not None]
+    return f"{_between([100 * (1 - mean) for mean in means], '.0f')} %" if means else ""
+
+
+def _between(values: Iterable[float], spec: str) -> str:
+    """Spell a range."""
+    every = sorted(values)
+    return " to ".join(dict.fromkeys(format(each, spec) for each in (every[0], every[-1])))
 
 
 def filled(readme: str, root: Path = ROOT) -> str:
-    """Put the table into the README, between its marks."""
+    """Put the table and what belongs to it into the README, between its marks."""
     before, _, rest = readme.partition(BEGIN)
     _, _, after = rest.partition(END)
     return f"{before}{BEGIN}\n{front(root)}\n{END}{after}"

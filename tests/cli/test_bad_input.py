@@ -188,7 +188,7 @@ def test_a_full_disk_keeps_the_last_good_checkpoint_and_the_run_can_go_on(tmp_pa
     line = ended.stderr.strip().splitlines()[-1]
     assert line.startswith("feduhb: cannot write ")
     assert line.endswith(
-        "the disk is full; free some space and give the same command again, with --resume where it knows that: what was finished is kept"
+        "the disk is full; free some space and give the same command again: what was finished is kept; add --resume to it"
     )
     assert 2 <= rounds_done(out) < 9
     assert not list(out.glob("*.tmp"))

@@ -3,13 +3,15 @@
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from feduhb.cells import read_cells
 from feduhb.errors import RunFolderError
-from feduhb.report.paper.claims import CLAIMS
-from report.cells import grid
+from feduhb.report.paper.claims import CLAIMS, TARGETS
+from report.cells import cell, falling, grid, place, track
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "reproduction.md"
@@ -29,8 +31,8 @@ def root(tmp_path):
     """A project with results of both data sets, made by hand, and pictures that are none."""
     for data, sizes in (("mnist", (525, 3000)), ("cifar10", (2500,))):
         folder = tmp_path / "results" / "paper" / data
-        for cell in grid(("iid", "dirichlet:0.5"), sizes, range(2), data=data):
-            cell.write(folder / "cells")
+        for one in grid(("iid", "dirichlet:0.5"), sizes, range(2), data=data):
+            one.write(folder / "cells")
         for name in ("forgetting", "beta", *(f"curves-{size}" for size in sizes)):
             (folder / f"{name}.png").write_bytes(PICTURE + name.encode())
         (folder / "curves.pdf").write_bytes(b"%PDF")
@@ -59,9 +61,49 @@ def test_only_what_stands_between_the_marks_is_written(script, root):
     script.write(root)
     text = (root / "README.md").read_text()
     assert text.startswith(f"above\n{script.BEGIN}\nOf {len(CLAIMS)} claims of the paper, ")
-    assert text.endswith(f"|\n{script.END}\nbelow\n")
+    assert text.endswith(f" CIFAR-10.\n{script.END}\nbelow\n")
     assert text.count("| CIFAR-10, ") == 2
     assert "\nold\n" not in text
+
+
+def test_below_the_readmes_table_stands_what_the_cells_say(script, root):
+    """FedEraser runs half of the rounds with half of the 18 clients, FedRecover asks 5 or 9 of them in 40 rounds."""
+    cells = root / "results" / "paper" / "cifar10" / "cells"
+    for seed in range(2):
+        asks = {"fedrecover": track([0.9] * 40, asked=9), "feduhb-on": track([0.9] * 40, [1.0] * 40)}
+        cell(place("shards:2", 2500, seed, data="cifar10"), runs_too=asks).write(cells)
+    told = script.front(root).rpartition("|\n\n")[2]
+    assert told == (
+        "A round of FedUHB takes 1.00 times as long as one of Retrain (timed: iid, Dirichlet 0.5 and 2 classes a client). Its rule fires in 8 of 8 runs on MNIST and 4 of 6 runs on CIFAR-10. "
+        "FedEraser runs 20 rounds of 5 local epochs and asks for 25 % of the client rounds of Retrain, which runs 40 of 5; FedRecover asks for 28 % on "
+        "MNIST and 28 to 50 % on CIFAR-10."
+    )
+
+
+def test_below_the_readmes_table_stands_nothing_that_was_not_run(script, root):
+    for data in ("mnist", "cifar10"):
+        folder = root / "results" / "paper" / data / "cells"
+        for whole in read_cells(folder):
+            fewer = {name: run for name, run in whole.runs.items() if name in {"original", "retrain"}}
+            replace(whole, runs=fewer, misr={}).write(folder)
+    assert script.front(root).endswith("|")
+
+
+@pytest.mark.parametrize(
+    ("fire", "said"), [((True, True), "24"), ((True, False), "32 (1 of 2 seeds)"), ((False, False), "never")]
+)
+def test_the_readme_tells_the_mean_round_and_how_many_seeds_the_rule_ends(script, tmp_path, fire, said):
+    folder = tmp_path / "results" / "paper" / "mnist" / "cells"
+    for seed, fires in enumerate(fire):
+        runs = {"feduhb-on": track([0.9] * 40, falling() if fires else [1.0] * 40)}
+        cell(place(seed=seed), runs_too=runs).write(folder)
+    told = script.front(tmp_path)
+    head, _, row = (line.split(" | ") for line in told.splitlines() if line.startswith("|"))
+    assert row[head.index("its rule ends it at round")] == said
+    assert ("; a run that it does not end counts with its last round." in told) == (
+        set(fire) == {True, False}
+    )
+    assert head[2] == "Retrain, 40 rounds"
 
 
 def test_a_page_is_made(script, root):
@@ -71,7 +113,7 @@ def test_a_page_is_made(script, root):
         "**MNIST**: 12 cells, made by `feduhb reproduce mnist`. 20 clients, 2 of them to be forgotten, 40 rounds"
         in text
     )
-    assert text.count("Holds if: ") == len(CLAIMS)
+    assert text.count("Holds if: ") == len(CLAIMS) + len(TARGETS)
     heads = [
         "The claims",
         "What we noticed",

@@ -9,7 +9,7 @@ import pytest
 
 from feduhb.cells import Cell
 from feduhb.report.paper import claims
-from feduhb.report.paper.claims import CLAIMS, Claim, Evidence
+from feduhb.report.paper.claims import CLAIMS, TARGETS, Claim, Evidence
 from feduhb.report.paper.claims_parts import BOTH, NEITHER, OFF, REPLAYED, UNDER
 from report.cells import grid, track
 
@@ -63,7 +63,7 @@ def test_every_claim_says_which_run_it_means(cells):
     found = claims.judged(Evidence(cells))
     assert {claim.run for claim in CLAIMS} == {UNDER, OFF, BOTH, REPLAYED, NEITHER}
     lines = claims.table(found).splitlines()[2:]
-    for claim, one, line in zip(CLAIMS, found, lines, strict=True):
+    for claim, one, line in zip((*CLAIMS, *TARGETS), found, lines, strict=True):
         said = bool(one.brief) and claim.run not in {BOTH, NEITHER}
         assert (f" (FedUHB: {claim.run}) | " in line) == said
     assert any(f" (FedUHB: {OFF}) | " in line for line in lines)

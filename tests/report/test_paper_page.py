@@ -70,4 +70,4 @@ def test_the_page_says_which_run_of_feduhb_is_which(script, tmp_path):
         "“under its rule” is the one that ends where the stop rule fires, “rule off” the same one gone on"
         in head
     )
-    assert "| FedUHB, under its rule, has that at round |" in script.front(tmp_path)
+    assert "| FedUHB, under its rule, first has that at round |" in script.front(tmp_path)

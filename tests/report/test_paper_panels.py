@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from feduhb.report.drawing import blank
 from feduhb.report.paper.ablation import GREEN, ablation
 from feduhb.report.paper.curves import MOST, curves
-from feduhb.report.paper.federations import federations
+from feduhb.report.paper.federations import Federation, federations
 from feduhb.report.paper.forgetting import forgetting
 from feduhb.report.paper.measures import Spread, stops
 from feduhb.report.paper.momentum import beta
@@ -29,12 +29,14 @@ from feduhb.report.paper.pen import (
     write_over,
 )
 from feduhb.report.paper.printed import CORRECTED, LABELS, METHODS, ROWS, STROKES
-from feduhb.report.paper.scales import SOME, quotients, scales
+from feduhb.report.paper.scales import COLOURS, PALE, quotients, scales
 from feduhb.report.paper.tuning import never_fires
 from feduhb.report.stop_map import SCALES
 from feduhb.report.style import BLUE, VERMILLION, Stroke, graded
 from report.cells import cell, falling, grid, place, track
-from report.looking import written
+from report.looking import legible, written
+
+STILL = [1.0] * 40  # movements at which the rule never fires
 
 
 def drawn(axes: Axes, colour: str, *, mark: str = "None") -> list[list[tuple[float, float]]]:
@@ -261,9 +263,63 @@ def test_lambdas_marks_tell_all_some_and_none():
             {to_hex(line.get_markerfacecolor()).upper() for line in marks if line.get_markersize() == 6}
         )
     assert BLUE in faces[0]
-    assert SOME in faces[1]
+    assert PALE[None] in faces[1]
     assert BLUE not in faces[1]
     assert faces[2] == {BLUE, "#FFFFFF"}, "0.3 lies between 0.9 and 1 times the standard deviation 0.33"
+
+
+def seeds(*moves: list[float]) -> list[Federation]:
+    """A federation with these movements of FedUHB, one a seed."""
+    runs = [{"feduhb-on": track([0.9] * 40, moved)} for moved in moves]
+    return federations([cell(place(seed=i, data="mnist-5k"), runs_too=run) for i, run in enumerate(runs)])
+
+
+def faces(axes: Axes) -> list[str]:
+    return [to_hex(line.get_markerfacecolor()).upper() for line in axes.lines if line.get_marker() == "o"]
+
+
+def test_every_pale_mark_has_its_count_beside_it_whatever_the_window():
+    found = seeds(falling(), STILL, STILL)
+    assert {stops(found[0], scale=1.0, window=window).fires for window in (None, 20)} == {1}
+    figure = scales(found)
+    above, below = axes_of(figure)
+    assert (faces(above).count(PALE[None]), faces(above).count(PALE[20])) == (9, 5)
+    assert [text.get_text() for text in above.texts].count("1") == 14
+    assert "1" not in [text.get_text() for text in below.texts]
+    assert "pale: in some (how many is beside it, upper row)" in said(figure)
+    assert figure is not None
+    legible(figure)
+
+
+def test_a_mark_that_is_not_pale_has_no_count():
+    above, _ = axes_of(scales(seeds(falling(), falling())))
+    assert not set(PALE.values()) & set(faces(above))
+    assert not above.texts
+
+
+def test_no_whisker_of_rounds_is_longer_than_the_schedule():
+    """Ends at 8, 40, 40 and 40 are 32 ± 16."""
+    found = seeds([0.4 if t == 8 else 1.0 + t % 2 for t in range(1, 41)], STILL, STILL, STILL)
+    assert stops(found[0], scale=1.0).executed.values == (8, 40, 40, 40)
+    figure = scales(found)
+    bars = [ends for ends in drawn(axes_of(figure)[0], BLUE) if len({x for x, _ in ends}) == 1]
+    assert bars[-1] == [(1.0, pytest.approx(16)), (1.0, 40)]
+    assert "whiskers ± 1 standard deviation, cut at round 40." in said(figure)
+
+
+def test_a_whisker_that_ends_below_the_schedule_is_not_said_to_be_cut():
+    figure = scales(seeds(falling(shrink=0.5), falling(peak=5, shrink=0.5)))
+    assert "whiskers ± 1 standard deviation." in said(figure)
+
+
+def test_a_shorter_window_is_drawn_where_it_fires_and_the_words_say_so():
+    some = scales(seeds(falling()))
+    thin = [x for line in drawn(axes_of(some)[0], COLOURS[20], mark="o") for x, _ in line]
+    assert thin == [0.6, 0.7, 0.8, 0.9, 1.0]
+    assert "The window 20 is drawn only where it fires." in said(some)
+    everywhere = scales(seeds(falling(shrink=0.5)))
+    assert "window: 20 rounds" in said(everywhere)
+    assert "only where it fires" not in said(everywhere)
 
 
 def test_where_the_rule_never_fires_one_panel_shows_how_far_it_is_from_it():
@@ -280,6 +336,15 @@ def test_where_the_rule_never_fires_one_panel_shows_how_far_it_is_from_it():
     assert [line.get_ydata()[0] for line in axes.lines if line.get_linestyle() == "--"] == [SCALES[-1]]  # pyright: ignore[reportIndexIssue]
     assert drawn(axes, graded(1)[0])[0][0] == (3, pytest.approx(seen[0]))
     assert "In no seed of iid does the rule fire in 40 rounds" in said(figure)
+
+
+def test_names_of_lines_that_end_together_do_not_touch():
+    moves = {"iid": [3.0, 5.0], "dirichlet:0.5": [3.0, 5.01], "dirichlet:0.1": [3.0, 5.02]}
+    still = {way: {"feduhb-on": track([0.9] * 40, moved * 20)} for way, moved in moves.items()}
+    figure = scales(federations([cell(place(way, data="cifar10"), runs_too=still[way]) for way in still]))
+    assert axes_of(figure)[0].get_title("left") == "The rule never fires"
+    assert figure is not None
+    legible(figure)
 
 
 def test_movements_that_never_change_are_not_divided_by_nothing():

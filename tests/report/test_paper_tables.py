@@ -136,8 +136,39 @@ def test_accuracy_has_every_method_and_the_papers_number(cells):
     ]  # fmt: skip
     assert got[5]["paper"] == "93.02% (22 rounds)"
     assert "24" in got[5]["rounds executed"]
-    assert (got[2]["client rounds saved"], got[1]["client rounds saved"]) == ("50.0%", NOTHING)
     assert "secure aggregation" in table.note
+
+
+AGAINST = "client rounds saved against Retrain"
+
+
+def test_client_rounds_are_held_against_the_same_seeds_retrain():
+    """FedEraser replays half of the rounds and asks half of the clients; FedUHB ends 16 rounds early."""
+    table = tables([cell()])["accuracy"]
+    assert {row["method"]: row[AGAINST] for row in rows(table)} == {
+        "original": NOTHING, "Retrain": NOTHING, "FedEraser": "75.0%", "FedRecover": "72.2%", "FedRecover, corrected": "55.6%",
+        UNDER: "40.0%", "FedUHB, rule off": "0.0%",
+    }  # fmt: skip
+    assert (
+        "Client rounds saved against Retrain: the share of the client rounds of the same seed's Retrain"
+        in table.note
+    )
+    assert "however many epochs it trains: client epochs count those." in table.note
+
+
+def test_every_seed_is_held_against_its_own_retrain_and_without_one_against_nothing():
+    long, short = {"retrain": track([0.9] * 40)}, {"retrain": track([0.9] * 20)}
+    asks = {"fedrecover": track([0.9] * 40, asked=9)}
+    both = [cell(place(seed=i), runs_too=runs | asks) for i, runs in enumerate((long, short))]
+    (row,) = rows(tables(both)["accuracy"], method="FedRecover")
+    assert row[AGAINST] == "25.0% ± 35.4", "half of the first's, as many as the second's"
+    (row,) = rows(tables([both[0], failing(both[1], "retrain")])["accuracy"], method="FedRecover")
+    assert row[AGAINST] == "50.0%"
+    alone = replace(both[0], runs={name: run for name, run in both[0].runs.items() if name != "retrain"})
+    assert {row[AGAINST] for row in rows(tables([alone])["accuracy"])} == {NOTHING}
+    untold = replace(both[0].runs["fedrecover"], sums={})
+    (row,) = rows(tables([cell(runs_too=long | {"fedrecover": untold})])["accuracy"], method="FedRecover")
+    assert row[AGAINST] == NOTHING
 
 
 def test_a_run_that_broke_off_has_no_accuracy_and_is_counted():
@@ -147,11 +178,12 @@ def test_a_run_that_broke_off_has_no_accuracy_and_is_counted():
 
 
 def test_rounds_to_retrain_say_what_the_rule_leaves():
-    late = [0.5] * 30 + [0.9] * 10
+    late = [0.5] * 30 + [0.9] * 3 + [0.7] + [0.9] * 6
     runs = {"retrain": track([0.8] * 40), "feduhb": track(late[:24]), "feduhb-on": track(late, falling())}
     table = tables([cell(place(), runs_too=runs)])["reached"]
     (row,), (on,) = rows(table, method=UNDER), rows(table, method="FedUHB, rule off")
     assert on["first round with it"] == "31"
+    assert on["for good from"] == "35", "it falls back once"
     assert on["of the scheduled rounds"] == "77.5%"
     assert row["first round with it"] == "never", "the rule fires at 24"
     assert on["first round with 93.0%"] == "never"

@@ -55,6 +55,23 @@ def test_without_a_size_all_images_are_shared_out():
         ('"mnist-5k"', '"mnist-6k"', "no data set 'mnist-6k'"),
         ("seeds = [0, 1]", "seeds = []", "needs seeds"),
         ("backdoor = true", "backdoor = false", "two parts make the cell iid-40-s0"),
+        ("seeds = [0, 1]", "seeds = [0, 1, 0]", "seeds has 0 twice; name it once"),
+        ('["dirichlet:0.5"]', '["iid", "iid"]', "partitions has iid twice; name it once"),
+        ("per_client = [40]\ntimed", "per_client = [40, 40]\ntimed", "per_client has 40 twice; name it once"),
+        ("momenta = [0.5]", "momenta = [0.5, 0.3, 0.5]", "momenta has 0.5 twice; name it once"),
+        ("momenta = [0.5]", "momenta = [0.5, 0.50000001]", "momenta has 0.5 twice; name it once"),
+        ("steps = [2.0]", "steps = [2.0, 2]", "steps has 2 twice; name it once"),
+        (
+            "momenta = [0.5]",
+            "momenta = [0.5, 0.0]",
+            "momenta has 0, which is Retrain and run anyway; leave it out",
+        ),
+        ("steps = [2.0]", "steps = [1.0]", "steps has 1, which is Retrain and run anyway; leave it out"),
+        (
+            "momenta = [0.5]",
+            "momenta = [0.9]",
+            "momenta has 0.9, which is FedUHB's own here and run anyway; leave it out",
+        ),
         ("clients = 5", 'clients = 5\nforget = "class:3"', "cannot forget; name clients"),
         ('["dirichlet:0.5"]', "[]", "a part has no partitions"),
         ("clients = 5", "clients = 0", "clients is 0; give 1 or more"),
@@ -96,7 +113,9 @@ def test_a_quick_look_is_one_seed_of_525_images(name):
 def test_a_grid_that_is_not_there(tmp_path):
     with pytest.raises(ConfigError, match=r"no grid 'imagenet'; choose cifar10 or mnist"):
         grid_file("imagenet")
-    with pytest.raises(ConfigError, match="no config file"):
+    with pytest.raises(
+        ConfigError, match=r"no grid file .*mine.toml; write one, experiments/mnist.toml shows how"
+    ):
         read_grid(grid_file(str(tmp_path / "mine.toml")))
     with pytest.raises(ConfigError, match="--quick belongs to the grids that come along"):
         grid_file("mine.toml", quick=True)

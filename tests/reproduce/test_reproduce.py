@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -82,7 +83,18 @@ def test_the_backdoor_is_measured_where_it_was_planted_and_changes_nothing_for_e
     assert same == {"retrain", "feduhb", "feduhb-on"}  # whoever remains never saw it
 
 
-def test_momentum_nought_is_retrain_and_the_rule_only_watches(made):
+def test_momentum_nought_and_a_step_of_one_are_retrain(made, tmp_path):
+    whole = Cell.read(made[0] / "cells" / "iid-40-s0.json")
+    whole.write(tmp_path / "cells")
+    asked = replace(whole.place, momenta=(0.0,), steps=(1.0,))
+    path = make_cell(Job(place=asked, out=tmp_path, engine="pool"))
+    assert path is not None
+    runs = Cell.read(path).runs
+    weights = {runs[name].weights for name in ("momentum-0", "step-1", "retrain")}
+    assert weights == {whole.runs["retrain"].weights} != {whole.runs["feduhb-on"].weights}
+
+
+def test_the_rule_only_watches(made):
     cell = Cell.read(made[0] / "cells" / "iid-40-s0.json")
     ruled, on = cell.runs["feduhb"], cell.runs["feduhb-on"]
     assert ruled.rounds < on.rounds == 6

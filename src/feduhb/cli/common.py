@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from feduhb.errors import ConfigError, FeduhbError
+from feduhb.errors import ConfigError, FeduhbError, StorageError
 
 RunArgument = Annotated[
     Path, typer.Argument(metavar="RUN", help="The folder of a finished run.", show_default=False)
@@ -53,14 +53,14 @@ def settings_of(given: list[str]) -> dict[str, float]:
     return found
 
 
-def numbers_of(option: str, text: str) -> tuple[float, ...]:
+def numbers_of(option: str, text: str, example: str = "0,0.3,0.9") -> tuple[float, ...]:
     """Read numbers separated by commas."""
     try:
         found = tuple(float(part) for part in text.split(",") if part.strip())
     except ValueError:
         found = ()
     if not found:
-        raise ConfigError(f"{option} {text!r} are no numbers; write for example {option} 0,0.3,0.9")
+        raise ConfigError(f"{option} {text!r} are no numbers; write for example {option} {example}")
     return found
 
 
@@ -106,9 +106,11 @@ def answering(json: bool, interrupted: str = "start again") -> Generator[dict[st
     try:
         yield answer
     except FeduhbError as error:
+        again = isinstance(error, StorageError) and interrupted == GO_ON
+        told = f"{error}; add --resume to it" if again else str(error)
         if json:
-            typer.echo(json_format.dumps({"error": {"kind": type(error).__name__, "message": str(error)}}))
-        typer.echo(f"feduhb: {error}", err=True)
+            typer.echo(json_format.dumps({"error": {"kind": type(error).__name__, "message": told}}))
+        typer.echo(f"feduhb: {told}", err=True)
         raise typer.Exit(2) from None
     except KeyboardInterrupt:
         typer.echo(f"feduhb: interrupted; {interrupted}", err=True)

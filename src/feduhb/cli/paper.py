@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from feduhb.cli.common import Data, Json, answering, numbers_of
-from feduhb.errors import ConfigError
+from feduhb.errors import ConfigError, FeduhbError, RunFolderError
 
 CELLS_KEPT = (
     "what is done is kept, start again to go on; or delete FOLDER/work, whose models know the forgotten data"
@@ -79,23 +79,22 @@ def reproduce(
     A grid is a TOML file: experiments/mnist.toml shows all there is to set.
     """
     from feduhb.experiment.grids import grid_file, read_grid
+    from feduhb.experiment.reproduce import CellsError, standing
     from feduhb.experiment.reproduce import reproduce as run_grid
-    from feduhb.experiment.reproduce import standing
-    from feduhb.report.paper import write_paper
 
     with answering(json, CELLS_KEPT) as answer:
         path = grid_file(what, quick=quick)
         grid = read_grid(path)
         folder = out or Path("paper") / path.stem
         chosen = {"seeds": _whole("--seeds", seeds), "only": only or ()}
-        if missing:
-            found = standing(grid, folder, **chosen)
-        else:
-            found = run_grid(
+        try:
+            found = standing(grid, folder, **chosen) if missing else run_grid(
                 grid, folder, data=data, engine=engine, workers=workers, keep=keep, **chosen,
                 command=_typed(what, quick, engine, workers), show="auto" if json else "lines",
             )  # fmt: skip
-        written = write_paper(folder) if found.done and not missing else []
+        except CellsError as error:
+            raise RunFolderError(f"{error}{_drawn_all_the_same(folder)}") from None
+        written = [] if missing else _drawn(folder)
         answer.update(
             done=[place.name for place in found.done], missing=[place.name for place in found.missing],
             partly=dict(found.partly), written=[str(file) for file in written],
@@ -104,9 +103,25 @@ def reproduce(
             typer.echo("\n".join([str(found), *map(str, written)]))
 
 
+def _drawn(folder: Path) -> list[Path]:
+    """Write the report on the cells that are there; give its files, none where there is no cell."""
+    from feduhb.report.paper import write_paper
+
+    return write_paper(folder) if any((folder / "cells").glob("*.json")) else []
+
+
+def _drawn_all_the_same(folder: Path) -> str:
+    """Write the report though cells failed; say where it is, or why it is not."""
+    try:
+        there = _drawn(folder)
+    except FeduhbError as error:
+        return f"; nor could the tables of those that are there be written: {error}"
+    return f"; the tables and figures of the cells that are there are in {folder}" if there else ""
+
+
 def _whole(option: str, text: str | None) -> list[int] | None:
     """Read whole numbers separated by commas."""
-    found = None if text is None else numbers_of(option, text)
+    found = None if text is None else numbers_of(option, text, "0,1")
     if found and any(number != number or number % 1 for number in found):
         raise ConfigError(f"{option} {text!r} are no whole numbers; write for example {option} 0,1")
     return None if found is None else [int(number) for number in found]

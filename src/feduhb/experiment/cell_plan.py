@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from feduhb.cells import ORIGINAL, RETRAIN, Cell, Place
+from feduhb.cells import ORIGINAL, RETRAIN, Cell, Place, read_cells
 from feduhb.core.types import Method
 from feduhb.errors import RunFolderError
 from feduhb.experiment.runs import method_for
@@ -62,6 +62,22 @@ def cell_file(out: Path, place: Place) -> Path:
     return out / "cells" / f"{place.name}.json"
 
 
+def refuse_strange(out: Path, place: Place) -> None:
+    """Refuse as a grid's folder a file, and a folder with cells of another data set or other settings than a place of the grid.
+
+    Their report would be refused too, yet only when everything is computed.
+    """
+    nearest = next(path for path in (out / "cells", out, *out.parents) if path.exists())
+    if not nearest.is_dir():
+        raise RunFolderError(f"{nearest} is a file, not a folder; choose another --out")
+    for cell in read_cells(out / "cells"):
+        there = replace(
+            place, partition=cell.place.partition, per_client=cell.place.per_client,
+            backdoor=cell.place.backdoor, seed=cell.place.seed,
+        )  # fmt: skip
+        _refuse_other(cell_file(out, cell.place), cell.place, there)
+
+
 def plans(place: Place) -> dict[str, Planned]:
     """Give the runs that follow the training, by name."""
 
@@ -93,8 +109,7 @@ def lacking(place: Place, path: Path) -> tuple[str, ...]:
     if not path.exists():
         return (ORIGINAL, *wanted)
     cell = Cell.read(path)
-    if difference := first_difference(_bare(cell.place).as_json(), _bare(place).as_json()):
-        raise RunFolderError(f"{path} was made with {difference}; choose another --out for this grid")
+    _refuse_other(path, cell.place, place)
     if place.timed and not cell.made["alone"]:
         return (ORIGINAL, *wanted)
     return tuple(name for name in wanted if name not in cell.runs)
@@ -107,6 +122,11 @@ def joined(before: Place, after: Place) -> Place:
         momenta=tuple(sorted({*before.momenta, *after.momenta})),
         steps=tuple(sorted({*before.steps, *after.steps})),
     )
+
+
+def _refuse_other(path: Path, made: Place, wanted: Place) -> None:
+    if difference := first_difference(_bare(made).as_json(), _bare(wanted).as_json()):
+        raise RunFolderError(f"{path} was made with {difference}; choose another --out for this grid")
 
 
 def _bare(place: Place) -> Place:

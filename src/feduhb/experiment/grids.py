@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
@@ -34,6 +34,12 @@ class Part:
             read_partition(text)
         if not self.partitions:
             raise ConfigError("a part has no partitions; name some, such as ['iid', 'dirichlet:0.1']")
+        _refuse_twice("partitions", self.partitions)
+        _refuse_twice("per_client", self.per_client)
+        _refuse_twice("momenta", map("{:g}".format, self.momenta))  # as their runs are named
+        _refuse_twice("steps", map("{:g}".format, self.steps))
+        _refuse_known("momenta", self.momenta, 0.0, "Retrain")
+        _refuse_known("steps", self.steps, 1.0, "Retrain")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +79,9 @@ class Grid:
             raise ConfigError(f"nobody would remain of {self.clients} clients; forget fewer")
         if not self.seeds or not self.parts:
             raise ConfigError("a grid needs seeds and [[parts]]; give at least one of each")
+        _refuse_twice("seeds", self.seeds)
+        for part in self.parts:
+            _refuse_known("momenta", part.momenta, self.momentum, "FedUHB's own here")
         names = [place.name for place in self.places()]
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise ConfigError(f"two parts make the cell {twice}; join them")
@@ -96,8 +105,22 @@ class Grid:
         )  # fmt: skip
 
 
+def _refuse_twice(name: str, values: Iterable[object]) -> None:
+    listed = list(values)
+    if twice := [value for value in listed if listed.count(value) > 1]:
+        raise ConfigError(f"{name} has {twice[0]} twice; name it once")
+
+
+def _refuse_known(name: str, values: Sequence[float], known: float, what: str) -> None:
+    """Refuse a value whose run every cell has under another name."""
+    if known in values:
+        raise ConfigError(f"{name} has {known:g}, which is {what} and run anyway; leave it out")
+
+
 def read_grid(path: Path) -> Grid:
     """Read a grid's file."""
+    if not path.exists():
+        raise ConfigError(f"there is no grid file {path}; write one, {FOLDER}/mnist.toml shows how")
     return validated(Grid, read_toml(path), str(path), {"": Grid, "parts": Part})
 
 

@@ -16,13 +16,17 @@ from feduhb.data.sources import dataset_named
 from feduhb.engines import check_engine
 from feduhb.errors import ConfigError, FeduhbError, RunFolderError
 from feduhb.experiment.cell import clear_away, make_cell, silent
-from feduhb.experiment.cell_plan import Job, cell_file, lacking
+from feduhb.experiment.cell_plan import Job, cell_file, lacking, refuse_strange
 from feduhb.experiment.grids import Grid
 from feduhb.experiment.workers import spread
 from feduhb.run.progress import Show, Step, stepped
 
 Failure = tuple[str, str]  # a cell's name, and why it could not be made
 AT_ONCE = 6  # cells on one GPU: while one's server computes, another's clients train
+
+
+class CellsError(RunFolderError):
+    """Cells that could not be made, after all the others were."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +47,15 @@ class Standing:
 def standing(
     grid: Grid, out: Path, *, seeds: Sequence[int] | None = None, only: Sequence[str] = ()
 ) -> Standing:
-    """Look which cells have their file; refuse files of a grid with other settings.
+    """Look which cells have their file; refuse a folder with cells of another data set or other settings.
 
     Args:
         seeds, only: of all cells those with these seeds, and whose names begin with one of these words.
     """
+    places = _chosen(grid, seeds, only)
+    refuse_strange(out, next(grid.places()))
     done, missing, partly = [], [], {}
-    for place in _chosen(grid, seeds, only):
+    for place in places:
         path = cell_file(out, place)
         lacks = lacking(place, path)
         (missing if lacks else done).append(place)
@@ -81,6 +87,10 @@ def reproduce(
         seeds, only: of all cells those with these seeds, and whose names begin with one of these words.
         keep: the run folders too, with histories of gigabytes.
         command: what was typed, for the records.
+
+    Raises:
+        CellsError: some cells could not be made; the others are there.
+        RunFolderError: the folder is another grid's; nothing was made.
     """
     if workers is not None:
         whole("workers", workers)
@@ -107,7 +117,7 @@ def reproduce(
             failed += why
     if failed:
         rest = ", the others are done" if len(failed) < len(jobs) else ""
-        raise RunFolderError(f"{len(failed)} of {len(jobs)} cells could not be made{rest}: {_joined(failed)}")
+        raise CellsError(f"{len(failed)} of {len(jobs)} cells could not be made{rest}: {_joined(failed)}")
     return standing(grid, out, seeds=seeds, only=only)
 
 

@@ -1,51 +1,40 @@
-"""Claims on forgetting: exactness, MISR and ASR. No attack that fails is taken for evidence that data was forgotten."""
+"""Claims on forgetting: exactness and ASR. No attack that fails is taken for evidence that data was forgotten."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
-from operator import itemgetter
 from typing import Any
 
 from feduhb.cells import ORIGINAL, RETRAIN
 from feduhb.report.paper.claims_parts import (
     CIFAR,
-    DATA,
     FAILS,
     HOLDS,
     MNIST,
-    NEITHER,
     UNKNOWN,
     Claim,
     Evidence,
     Judged,
     Seen,
     able,
-    across,
     clear,
-    every_data,
     everywhere,
-    middle,
     missing,
     named,
     ordered,
-    paired,
     several,
     share,
 )
 from feduhb.report.paper.federations import Federation
-from feduhb.report.paper.measures import TREES, UHB, asr, attackers, over
+from feduhb.report.paper.measures import UHB, asr, over
 from feduhb.report.paper.printed import LABELS
 from feduhb.report.words import listed, number
 
-EXACT, MISR, ASR = "Exactness", "Membership (MISR)", "Backdoor (ASR)"
+EXACT, ASR = "Exactness", "Backdoor (ASR)"
 COUNTERFACTUALS = ("noise", "never")
 APPROXIMATE = ("federaser", "fedrecover")
 MODELS = (ORIGINAL, UHB, RETRAIN, *APPROXIMATE)
-HALF, NEAR, PRINTED = 0.5, 0.1, 0.239  # close to 0.5, how near is close, the paper's Retrain
-TELLS = 0.05  # over Retrain's MISR, from which on the original model's says something
 IMPLANTED = 0.2  # that the trigger must work over the floor before anything can be said to have removed it
 REMOVED = 0.05  # over the floor, at most
 SAME = 0.01  # how near to the paper's ASR is the same
@@ -54,7 +43,6 @@ DEMO = "with noise for the forgotten data and without them, on the demo's federa
 GRID = "; with and without a backdoor in them, on the iid federations of the grid"
 ITS_OWN = "FedUHB's model is the one that FedUHB gives on the remaining clients, not FedAvg's"
 PAPERS = 0.0335  # FedUHB's ASR in the paper
-RECALL = "MISR is a recall: chance is the attacker's rate on test data, not 50 %"
 Audit = Mapping[str, Any]
 
 
@@ -111,119 +99,6 @@ def _told(checks: list[Mapping[str, Any]]) -> str:
     if all(check["identical"] for check in checks):
         return "the same weights, bit for bit"
     return f"other weights, up to {number(max(check['largest_difference'] or 0.0 for check in checks))} apart"
-
-
-def _pairs(federation: Federation, run: str, attacker: str) -> dict[int, tuple[float, float]]:
-    """Give by seed the shares of the forgotten data and of test data that an attacker calls member."""
-    whole = federation.tracks(run)
-    found = {
-        c.place.seed: c.misr.get(attacker, {}).get(run) for c in federation.cells if c.place.seed in whole
-    }
-    return {seed: pair for seed, pair in found.items() if pair}
-
-
-def called(federation: Federation, run: str, *, on_test: bool = False) -> dict[int, float]:
-    """Give by seed the share of the forgotten data, or of test data, that the paper's attacker calls member."""
-    return {seed: pair[on_test] for seed, pair in _pairs(federation, run, TREES).items()}
-
-
-def half(evidence: Evidence) -> Judged:
-    """Judge whether an MISR close to one half tells a model that never saw the data from one that did."""
-    found = every_data(evidence)
-    lead = "MISR (the attacker's rate on test data) of Retrain, which never saw the data / of the original model, which did"
-    judged = everywhere(found, _half, lead, ("Retrain {}, the original model {}", ".1%", ".1%"))
-    return judged if judged.verdict == HOLDS else replace(judged, why=judged.why or RECALL)
-
-
-def _half(federation: Federation) -> Seen | None:
-    found = {run: middle(called(federation, run)) for run in (RETRAIN, ORIGINAL)}
-    if any(map(math.isnan, found.values())):
-        return None
-    near = {run: abs(rate - HALF) <= NEAR for run, rate in found.items()}
-    told = ordered(_rates(federation, run) for run in found)
-    return Seen(near[RETRAIN] and not near[ORIGINAL], told, values=tuple(found.values()))
-
-
-def _rates(federation: Federation, run: str) -> str:
-    rates = (middle(called(federation, run, on_test=on_test)) for on_test in (False, True))
-    return "{} ({})".format(*map(share, rates))
-
-
-def levels(evidence: Evidence) -> Judged:
-    """Judge whether Retrain's MISR is 23.9 % and those of FedEraser and FedRecover are close to one half."""
-    lead = "MISR (the attacker's rate on test data) of Retrain / FedEraser / FedRecover"
-    brief = ("Retrain {}, FedEraser {}, FedRecover {}", ".1%", ".1%", ".1%")
-    return across(evidence, MNIST, _levels, lead, brief)
-
-
-def _levels(federation: Federation) -> Seen | None:
-    wanted = {RETRAIN: PRINTED, **dict.fromkeys(APPROXIMATE, HALF)}
-    found = {run: middle(called(federation, run)) for run in wanted}
-    if any(map(math.isnan, found.values())):
-        return None
-    near = all(abs(found[run] - goal) <= NEAR for run, goal in wanted.items())
-    return Seen(near, ordered(_rates(federation, run) for run in wanted), values=tuple(found.values()))
-
-
-def beyond(federation: Federation, run: str, attacker: str) -> dict[int, float]:
-    """Give by seed how much more of the forgotten data than of test data an attacker calls member: 0 is chance."""
-    return {seed: mine - test for seed, (mine, test) in _pairs(federation, run, attacker).items()}
-
-
-def lower(evidence: Evidence, *, data: str, than: tuple[str, ...], among: str = "") -> Judged:
-    """Judge whether FedUHB has a lower MISR over chance than others, and a higher one than on other data."""
-    every, other = named(evidence.clean(data)), evidence.clean(among) if among else []
-    if not every or (among and not other):
-        return missing(among if every else data)
-    fit = {name: one for name, one in every.items() if any(_tells(one, each) for each in attackers(one))}
-    names = ordered(LABELS[run] for run in dict.fromkeys((UHB, *than, ORIGINAL, RETRAIN)))
-    lead = f"MISR over the attacker's rate on test data, in points, of {names}" + (
-        f" / of FedUHB on {DATA[among]}" if among else ""
-    )
-    brief = ("over chance {} points; the lowest of the others {}; the original model {}", *["+.1f"] * 3)
-    judged = everywhere(fit or every, partial(_lower, than=than, other=other), lead, brief)
-    blind = f"where neither attacker sets the original model {100 * TELLS:g} points above Retrain, so that nothing to forget is seen"
-    return (
-        judged
-        if judged.verdict == UNKNOWN
-        else able(every, judged, fit, f"nowhere can it be seen: {blind}", blind)
-    )
-
-
-def _tells(federation: Federation, attacker: str) -> bool:
-    """Whether an attacker sees in the original model what Retrain never saw."""
-    found = paired(*(beyond(federation, run, attacker) for run in (ORIGINAL, RETRAIN))).mean
-    return found is not None and found >= TELLS
-
-
-def _lower(federation: Federation, *, than: tuple[str, ...], other: Sequence[Federation]) -> Seen | None:
-    """Every attacker must see it, and see something at all in the original model."""
-    passed: dict[str, bool] = {}
-    told: list[str] = []
-    values: list[tuple[bool, tuple[float, ...]]] = []
-    for attacker in attackers(federation):
-        rates = {run: beyond(federation, run, attacker) for run in (UHB, *than, ORIGINAL, RETRAIN)}
-        if not all(rates.values()):
-            continue
-        tells = _tells(federation, attacker)
-        for run in than:
-            passed[f"lower than {LABELS[run]}'s by {attacker}"] = tells and clear(
-                paired(rates[run], rates[UHB])
-            )
-        like = [beyond(one, UHB, attacker) for one in other if one.partition == federation.partition]
-        levels = [100 * middle(each) for each in (*rates.values(), *like)]
-        if other:
-            highest = max((level for level in levels[len(rates) :]), default=math.inf)
-            passed[f"higher than on {DATA[other[0].cells[0].place.data]} by {attacker}"] = (
-                tells and levels[0] > highest
-            )
-        told.append(
-            f"{ordered(f'{level:+.1f}' for level in levels)} ({attacker}{'' if tells else ', which hardly tells the original from Retrain'})"
-        )
-        values.append((tells, (levels[0], min(levels[1 : 1 + len(than)]), levels[1 + len(than)])))
-    if not passed:
-        return None
-    return several(passed, ", ".join(told), "{} only", max(values, key=itemgetter(0))[1])
 
 
 def removed(evidence: Evidence) -> Judged:
@@ -288,11 +163,7 @@ def _rates_of(federation: Federation) -> tuple[float | None, ...]:
     return tuple(asr(federation, run).mean for run in MODELS)
 
 
-OVER = (
-    "Where an attacker sees the original model at least "
-    f"{100 * TELLS:g} points above Retrain (elsewhere nothing to forget is seen), its MISR over that attacker's rate on test data, which is chance,"
-)
-CLAIMS = [
+EXACTNESS = [
     Claim(
         EXACT, "abstract, I, V",
         "FedUHB is exact: nothing of the forgotten data is left. Approximate methods leave some.",
@@ -300,32 +171,8 @@ CLAIMS = [
         "bit, FedEraser and FedRecover do not; and so with Retrain where cells of the grid differ in a backdoor of the forgotten data alone.",
         exact,
     ),
-    Claim(
-        MISR, "IV-A.3",
-        "An MISR close to 0.5 suggests successful unlearning.",
-        f"Retrain's is within {100 * NEAR:g} points of 50 %, and the original model's is not: else it tells nothing.",
-        half,
-        NEITHER,
-    ),
-    Claim(
-        MISR, "IV-B.4, Fig. 4",
-        f"MNIST: Retrain's MISR is only {PRINTED:.1%}, FedEraser's and FedRecover's are close to 50 %.",
-        f"Each is within {100 * NEAR:g} points of that.",
-        levels,
-        NEITHER,
-    ),
-    Claim(
-        MISR, "IV-B.4, Fig. 4",
-        "MNIST: FedUHB's MISR is lower than FedEraser's and FedRecover's.",
-        f"{OVER} is clearly below both, by both attackers.",
-        partial(lower, data=MNIST, than=APPROXIMATE),
-    ),
-    Claim(
-        MISR, "IV-B.4, Fig. 4",
-        "CIFAR-10: FedUHB does slightly worse than on MNIST and still better than Retrain.",
-        f"{OVER} is clearly below Retrain's, and in the mean above that on MNIST with the same partition and any number of images, by both attackers.",
-        partial(lower, data=CIFAR, than=(RETRAIN,), among=MNIST),
-    ),
+]  # fmt: skip
+BACKDOORS = [
     Claim(
         ASR, "IV-B.4, Fig. 4",
         "MNIST: all four methods prevent the attack; FedUHB's ASR is 3.35 %.",

@@ -50,12 +50,10 @@ def read(federation: Federation, look: Callable[[Federation, str], Seen | None])
     if (early.holds, early.but) == (late.holds, late.but):
         return Seen(late.holds, _told(early, late), late.but, values)
     said = [
-        reading + (f": {one.but}" if one.holds is None else "")
+        f"{'true' if one.holds else one.but if one.holds is None else 'not'} {reading}"
         for reading, one in ((EARLY, early), (LATE, late))
-        if one.holds is not False
     ]
-    only = "" if len(said) > 1 else ", only"
-    return Seen(None, _told(early, late), "; ".join(said) + only, values)
+    return Seen(None, _told(early, late), ", ".join(said), values)
 
 
 def _told(early: Seen, late: Seen) -> str:
@@ -82,7 +80,7 @@ def _recovered(federation: Federation, reading: str) -> Seen | None:
     if not soon or not late or apart.mean is None:
         return None
     told = f"{middle(soon):.1f} / {middle(late):.1f} / {-100 * apart.mean:+.1f}"
-    buts = ("quick, but not behind", "behind, but not quick")
+    buts = ("quick but not behind", "behind but not quick")
     values = middle(soon), middle(late), -100 * apart.mean
     told = f"{told}, {broken}" if broken else told
     return both(clear(paired(late, soon)), clear(apart), told, buts=buts, values=values)

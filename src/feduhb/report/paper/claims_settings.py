@@ -21,6 +21,7 @@ from feduhb.report.paper.claims_parts import (
     Evidence,
     Judged,
     Seen,
+    able,
     across,
     also,
     both,
@@ -185,19 +186,14 @@ def _when(federation: Federation, run: str) -> dict[int, float]:
 
 def tuned(evidence: Evidence, *, data: str) -> Judged:
     """Judge whether momentum does more than a larger server step, tuned, would."""
-    found = [one for one in evidence.clean(data) if len(steps(one)) > 1]
+    every = named(evidence.clean(data))
+    found = {name: one for name, one in every.items() if len(steps(one)) > 1}
     if not found:
         return Judged("", UNKNOWN, f"no other server step was tried on {DATA[data]}")
     lead = "Round with Retrain's final accuracy (final accuracy) of FedUHB, its rule off / of FedAvg with the server step that is soonest / that ends best"
-    brief = (
-        "at round {}, with a tuned step at {}; ends at {}, with a tuned step at {}",
-        ".1f",
-        ".1f",
-        ".1%",
-        ".1%",
-    )
-    judged, every = across(evidence, data, _tuned, lead, brief, found), len(evidence.clean(data))
-    return also(judged, f"tried in {len(found)} of {every} federations") if len(found) < every else judged
+    words = "at round {}, with a tuned step at {}; ends at {}, with a tuned step at {}"
+    judged = everywhere(found, _tuned, lead, (words, ".1f", ".1f", ".1%", ".1%"))
+    return able(every, judged, found, "", "where no other server step was tried")
 
 
 def _tuned(federation: Federation) -> Seen | None:

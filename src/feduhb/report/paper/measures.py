@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -151,18 +151,33 @@ def reached(federation: Federation, run: str, goal: float | None = None) -> Reac
 
     A run that broke off counts with the rounds it has; a seed without a Retrain to reach is left out.
     """
+    return _when(federation, run, goal, _first)
+
+
+def stays(federation: Federation, run: str, goal: float | None = None) -> Reached:
+    """Give the first round from which on the test accuracy is never below that again; None as in `reached`."""
+    return _when(federation, run, goal, _from)
+
+
+def _when(
+    federation: Federation,
+    run: str,
+    goal: float | None,
+    look: Callable[[Sequence[float], float], int | None],
+) -> Reached:
     goals = {seed: _last(track, ACCURACY) for seed, track in federation.tracks(RETRAIN).items()}
     found = {
         seed: (track, goals.get(seed) if goal is None else goal)
         for seed, track in federation.every(run).items()
     }
     return Reached(
-        {
-            seed: _first(track.of(ACCURACY), level)
-            for seed, (track, level) in found.items()
-            if level is not None
-        }
+        {seed: look(track.of(ACCURACY), level) for seed, (track, level) in found.items() if level is not None}
     )
+
+
+def _from(values: Sequence[float], level: float) -> int | None:
+    late = next((n for n in range(len(values), 0, -1) if not values[n - 1] >= level), 0) + 1
+    return late if late <= len(values) else None
 
 
 def stops(

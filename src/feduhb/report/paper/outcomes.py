@@ -11,10 +11,12 @@ from feduhb.report.paper.federations import Federation, federations
 from feduhb.report.paper.measures import (
     COMPILED,
     UHB_ON,
+    Spread,
     Times,
     final,
     reached,
     score,
+    stays,
     times,
     total,
     work,
@@ -114,27 +116,37 @@ def accuracy(cells: Sequence[Cell]) -> Grid:
     ]
     headers = [
         "federation", "method", "test accuracy", "paper", "test loss", "rounds executed", "client epochs",
-        "client rounds saved", "on forgotten data", "on retained data", "seeds",
+        "client rounds saved against Retrain", "on forgotten data", "on retained data", "seeds",
     ]  # fmt: skip
     note = (
         "Retrain and FedUHB are exact and need only the sum of the clients' answers, so they work under secure aggregation; FedEraser and "
-        f"FedRecover are approximate and need every client's own. {RULED} Client rounds saved: the "
-        f"share, in a run's own rounds, of client work that stored or estimated updates took the place of. {PLUS}"
+        f"FedRecover are approximate and need every client's own. {RULED} Client rounds saved "
+        "against Retrain: the share of the client rounds of the same seed's Retrain that a run does without, by ending early, by replaying fewer rounds, or "
+        f"by estimates. A client round is one client in one round, however many epochs it trains: client epochs count those. {PLUS}"
     )
     return Grid("Accuracy after unlearning", headers, rows, frozenset({0, 1, 3}), note)
 
 
 def _outcome(federation: Federation, run: str) -> Row:
-    saved = total(federation, run, "client_rounds_saved")
     return [
         shares(final(federation, run)),
         said(printed.ACCURACY, federation, run),
         numbers(final(federation, run, "test_loss")),
         counts(total(federation, run, "rounds")),
         counts(total(federation, run, "client_epochs")),
-        shares(saved) if saved.mean else NOTHING,
+        NOTHING if run in {ORIGINAL, RETRAIN} else shares(saved(federation, run)),
         *(shares(score(federation, run, name)) for name in ("forgotten", "retained")),
     ]
+
+
+def saved(federation: Federation, run: str) -> Spread:
+    """Give the share of the client rounds of the same seed's Retrain that a run does without."""
+    asked = {
+        name: {seed: track.sums.get("client_rounds") for seed, track in federation.tracks(name).items()}
+        for name in (run, RETRAIN)
+    }
+    pairs = [(n, asked[RETRAIN].get(seed)) for seed, n in asked[run].items()]
+    return Spread(tuple(1 - n / whole for n, whole in pairs if n is not None and whole))
 
 
 def rounds(cells: Sequence[Cell]) -> Grid:
@@ -144,12 +156,13 @@ def rounds(cells: Sequence[Cell]) -> Grid:
     fixed = [] if goal is None else [f"first round with {percent(goal)}"]
     headers = [
         "federation", "Retrain's final accuracy", "method", "first round with it", "of the scheduled rounds",
-        "client epochs up to it", *fixed, "paper: rounds", "seeds",
+        "for good from", "client epochs up to it", *fixed, "paper: rounds", "seeds",
     ]  # fmt: skip
     note = (
-        "Each seed is held against its own Retrain's final test accuracy; Retrain's row is when it first had its own. Where some "
+        "Each seed is held against its own Retrain's final test accuracy; Retrain's row is when it first had its own. “For good from” is the round from which on a run is "
+        "never below it again. Where some "
         "seeds get there and others do not, the mean is over those that do, and how many is beside it. Client epochs are those of all clients up to "
-        f"that round; of FedRecover, whose rounds differ in what they ask, those of the whole run. {RULED} What comes after the rule has ended a run "
+        f"the first such round; of FedRecover, whose rounds differ in what they ask, those of the whole run. {RULED} What comes after the rule has ended a run "
         f"is never reached by it. {PLUS}"
     )
     return Grid("Rounds to Retrain's accuracy", headers, rows, frozenset({0, 2}), note)
@@ -168,6 +181,7 @@ def _arrivals(federation: Federation, goal: float | None) -> Iterator[Row]:
             printed.ROWS[run],
             arrived(found),
             share,
+            arrived(stays(federation, run)),
             counts(work(federation, run, found)),
             *([] if goal is None else [arrived(reached(federation, run, goal))]),
             said(printed.REACHED, federation, run),

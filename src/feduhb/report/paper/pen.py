@@ -102,16 +102,11 @@ def one_range(row: Sequence[Axes]) -> tuple[float, float]:
     return low, high
 
 
-def bar_of(axes: Axes, x: float, spread: Spread, colour: str) -> None:
-    """Draw a spread as an upright bar of one standard deviation to either side of its mean."""
+def bar_of(axes: Axes, x: float, spread: Spread, colour: str, *, most: float = math.inf) -> None:
+    """Draw a spread as an upright bar of one standard deviation to either side of its mean, from 0 to the most there can be."""
     if spread.mean is not None and spread.sd:
-        axes.plot(
-            [x, x],
-            [spread.mean - spread.sd, spread.mean + spread.sd],
-            color=colour,
-            linewidth=1.2,
-            zorder=2,
-        )
+        ends = max(0.0, spread.mean - spread.sd), min(most, spread.mean + spread.sd)
+        axes.plot([x, x], ends, color=colour, linewidth=1.2, zorder=2)
 
 
 def legend(figure: Figure, entries: Sequence[tuple[str, Stroke]]) -> None:

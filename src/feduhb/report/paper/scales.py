@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 
 COLOURS = dict(zip(WINDOWS, (BLUE, *OTHERS), strict=False))
 QUIET_WIDTH = 7.0  # inches of the one panel where the rule never fires
-SOME = "#A9CDE6"  # the face of a mark where the rule fires in some seeds
+# the face of a mark where the rule fires in some seeds
+PALE = dict(zip(WINDOWS, ("#A9CDE6", "#A9DCCC", "#E6C9DA", "#E3D2A6"), strict=False))
 
 
 def scales(found: Sequence[Federation]) -> Figure | None:
@@ -64,13 +65,13 @@ def scales(found: Sequence[Federation]) -> Figure | None:
         if w in speaking
     ]
     legend(figure, names)
-    write_over(figure, _told(shown, [w for w in WINDOWS if w not in speaking]))
+    write_over(figure, _told(shown, speaking))
     return figure
 
 
 def _silence(shown: Sequence[Federation]) -> Figure:
     """Draw how far the rule is from firing, where it fires at no λ: what it judges, and the largest λ tried."""
-    figure, (axes,) = blank(1, 1, width=QUIET_WIDTH, height=2.6)
+    figure, (axes,) = blank(1, 1, width=QUIET_WIDTH, height=2.9)
     ends: list[tuple[float, str, str]] = []
     for federation, colour in zip(shown, graded(len(shown)), strict=True):
         means = quotients(federation)
@@ -108,23 +109,37 @@ def quotients(federation: Federation) -> list[float]:
     return [fmean(each[-last + n] for each in found) for n in range(last)]
 
 
-def _told(shown: Sequence[Federation], idle: Sequence[int | None]) -> list[str]:
-    marks = "Filled: the rule fires in every seed; pale: in some (how many is beside it); open: in none, all rounds are run."
-    mute = (
-        f" It fires at no λ with the window {listed([spelled(window) for window in idle], 'or')}."
-        if idle
-        else ""
-    )
-    paper = " ×: the paper's." if LAMBDA.get(shown[0].cells[0].place.data) else ""  # noqa: RUF001
-    return [f"{about(shown[0])}; {seeds_of(shown, 'whiskers')}.", f"{marks}{mute}{paper}"]
+def _told(shown: Sequence[Federation], speaking: Sequence[int | None]) -> list[str]:
+    """Say what is drawn, and what of it is not."""
+    marks = "Filled: the rule fires in every seed; pale: in some (how many is beside it, upper row); open: in none, all rounds are run."
+    idle = [spelled(window) for window in WINDOWS if window not in speaking]
+    thin = [spelled(window) for window in speaking if window is not None and _pauses(shown, window)]
+    said = [
+        *([f"It fires at no λ with the window {listed(idle, 'or')}."] if idle else []),
+        *([f"The window {listed(thin, 'or')} is drawn only where it fires."] if thin else []),
+        *(["×: the paper's."] if LAMBDA.get(shown[0].cells[0].place.data) else []),  # noqa: RUF001
+    ]
+    cut = f", cut at round {shown[0].rounds}" if _cut(shown, speaking) else ""
+    return [f"{about(shown[0])}; {seeds_of(shown, 'whiskers')}{cut}.", " ".join([marks, *said])]
+
+
+def _pauses(shown: Sequence[Federation], window: int) -> bool:
+    """Whether a window fires in no seed of some federation at some λ."""
+    return not all(stops(each, scale=scale, window=window).fires for each in shown for scale in SCALES)
+
+
+def _cut(shown: Sequence[Federation], speaking: Sequence[int | None]) -> bool:
+    """Whether some whisker would go beyond the last round."""
+    ends = [(each, stops(each, scale=s, window=w)) for each in shown for s in SCALES for w in speaking]
+    return any((found.executed.mean or 0) + (found.executed.sd or 0) > each.rounds for each, found in ends)
 
 
 def _column(rounds: Axes, accuracy: Axes, federation: Federation) -> None:
     for window in reversed(WINDOWS):
         found = {scale: stops(federation, scale=scale, window=window) for scale in SCALES}
         if window is None or any(each.fires for each in found.values()):
-            _line(rounds, found, "executed", window)
-            _line(accuracy, found, "accuracy", window)
+            _line(rounds, found, "executed", window, most=federation.rounds)
+            _line(accuracy, found, "accuracy", window, most=1)
     for scale, (ended, share) in LAMBDA.get(federation.cells[0].place.data, {}).items():
         for axes, height in ((rounds, float(ended)), (accuracy, share)):
             axes.plot([scale], [height], marker="x", markersize=6, color=VERMILLION, zorder=5)
@@ -138,7 +153,7 @@ def _column(rounds: Axes, accuracy: Axes, federation: Federation) -> None:
     accuracy.set_xlabel("λ", color=SOFT, size=SMALL)
 
 
-def _line(axes: Axes, found: dict[float, Stops], what: str, window: int | None) -> None:
+def _line(axes: Axes, found: dict[float, Stops], what: str, window: int | None, *, most: float) -> None:
     """Draw "all so far" in bold with every mark, other windows thin where they fire."""
     bold, colour = window is None, COLOURS[window]
     shown = {scale: each for scale, each in found.items() if bold or each.fires}
@@ -149,9 +164,15 @@ def _line(axes: Axes, found: dict[float, Stops], what: str, window: int | None) 
     )
     for scale, mean in means.items():
         ends = shown[scale]
-        face = colour if ends.fires == ends.n else SOME if ends.fires else "white"
+        face = colour if ends.fires == ends.n else PALE[window] if ends.fires else "white"
         size = 6.0 if bold else 3.5
         axes.plot([scale], [mean], marker="o", markersize=size, color=colour, markerfacecolor=face, zorder=4)
-        bar_of(axes, scale, spreads[scale], colour)
-        if bold and 0 < ends.fires < ends.n and what == "executed":
-            say(axes, f"{ends.fires}/{ends.n}", (scale, mean), (0, -11), SOFT, ha="center")
+        bar_of(axes, scale, spreads[scale], colour, most=most)
+        if 0 < ends.fires < ends.n and what == "executed":
+            _count(axes, ends.fires, (scale, mean), under=bold)
+
+
+def _count(axes: Axes, fires: int, at: tuple[float, float], *, under: bool) -> None:
+    """Write a number where no falling line and no whisker goes: to the left under a mark, or to the right over it."""
+    offset, side = ((-4, -8), "right") if under else ((4, 6), "left")
+    say(axes, f"{fires}", at, offset, SOFT, ha=side)

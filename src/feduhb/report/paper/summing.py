@@ -21,6 +21,7 @@ from feduhb.report.paper.measures import (
     momenta,
     reached,
     score,
+    stays,
     steps,
     stops,
     times,
@@ -31,7 +32,7 @@ from feduhb.report.paper.printed import GOAL, METHODS
 from feduhb.report.paper.tuning import WINDOWS, Variant, outcome, variants
 from feduhb.report.stop_map import SCALES, spelled
 
-SUMS = ("rounds", "client_epochs", "client_rounds_saved", "bytes_up", "bytes_down", "history_bytes_read", "history_bytes_kept", "parameters")  # fmt: skip
+SUMS = ("rounds", "client_epochs", "client_rounds", "client_rounds_saved", "bytes_up", "bytes_down", "history_bytes_read", "history_bytes_kept", "parameters")  # fmt: skip
 
 
 def summed(cells: Sequence[Cell]) -> dict[str, Any]:
@@ -81,6 +82,7 @@ def _run(federation: Federation, run: str) -> dict[str, Any]:
             if (found := misr(federation, run, name)).called.n
         },
         "reaches_retrain": _reached(reached(federation, run)),
+        "stays_at_retrain": _reached(stays(federation, run)),
         "reaches_goal": None if goal is None else _reached(reached(federation, run, goal)),
         "seconds": None
         if timed is None

@@ -1,0 +1,72 @@
+"""Who has Retrain's final accuracy first, by when, and whether for good."""
+
+from __future__ import annotations
+
+from feduhb.cells import Cell
+from feduhb.report.paper import claims_convergence
+from feduhb.report.paper.claims_parts import CONDITIONS, FAILS, HOLDS, UNKNOWN, Judged
+from feduhb.report.paper.federations import federations
+from feduhb.report.paper.measures import stays
+from report.judging import evidence, federation, rise
+
+SLOW = rise(40)
+FALLEN = "first there by then, but falls below it again and is there for good only later"
+
+
+def soonest(**runs: list[float]) -> Judged:
+    told = {"retrain": SLOW, "feduhb": rise(20), "federaser": rise(3, 0.5), "fedrecover": rise(39), **runs}
+    return claims_convergence.soonest(evidence(federation(told, data="cifar10")), data="cifar10")
+
+
+def test_the_best_is_before_everybody():
+    assert soonest().verdict == HOLDS
+    assert soonest().measured.endswith("iid: 20 of 40 / 40 of 40 / never in 3 of 3 seeds / 39 of 40")
+    assert soonest().brief == (
+        "Retrain's final accuracy at round 20.0; Retrain itself 40.0, FedEraser 41.0, FedRecover 39.0 (41 standing for never)"
+    )
+    beaten = soonest(fedrecover=rise(10))
+    assert (beaten.verdict, beaten.why) == (CONDITIONS, "sooner than Retrain and FedEraser only")
+    assert soonest(feduhb=rise(5, 0.6)).verdict == FAILS, "it never has it"
+    assert claims_convergence.soonest(evidence(federation({})), data="cifar10").verdict == UNKNOWN
+
+
+def halved(*curves: list[float], retrain: list[float] = SLOW) -> Judged:
+    names = ("iid", "shards:2")
+    told = [
+        federation({"retrain": retrain, "feduhb": curve}, partition=name)
+        for curve, name in zip(curves, names, strict=False)
+    ]
+    return claims_convergence.halved(evidence(*told), data="mnist")
+
+
+def test_half_of_the_rounds_and_for_good_is_the_target():
+    met = halved(rise(20))
+    assert (met.verdict, met.brief) == (HOLDS, "first at round 20.0, for good from 20.0; half is 20")
+    assert halved(rise(21)).verdict == FAILS
+    assert halved(rise(3, 0.5)).verdict == FAILS
+    some = halved(rise(20), rise(21))
+    assert (some.verdict, some.why) == (CONDITIONS, "for iid; not for 2 classes a client")
+
+
+def test_falling_back_is_said():
+    late = [*rise(12, rounds=12), *[0.2] * 10, *[0.9] * 18]
+    judged = halved(late)
+    assert (judged.verdict, judged.why) == (CONDITIONS, FALLEN)
+    assert judged.measured.endswith("iid: 12 of 40 / 23 of 40")
+    early = [*rise(12, rounds=12), *[0.2] * 7, *[0.9] * 21]
+    assert halved(early).verdict == HOLDS, "for good from round 20 on"
+    assert halved([*rise(12, rounds=39), 0.2]).why == FALLEN, "never for good"
+
+
+def kept(curve: list[float]) -> int | None:
+    cells: list[Cell] = federation({"retrain": [0.5, 0.6], "feduhb": curve}, seeds=1)
+    (found,) = federations(cells)
+    return stays(found, "feduhb").rounds[0]
+
+
+def test_to_stay_is_never_to_be_below_again():
+    assert kept([0.6, 0.7]) == 1
+    assert kept([0.6, 0.5, 0.6, 0.6]) == 3
+    assert kept([0.6, 0.7, 0.5]) is None
+    assert kept([0.1, 0.6]) == 2
+    assert kept([0.7, float("nan"), 0.7]) == 3, "what is not a number is not there"
