@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import median
 
 from layout import Results, source, table
-from precision import CHANCE, compared
+from precision import chance, compared
 
 PRECISIONS = ("float32", "tf32", "bf16")
 NAMES = {"mnist": "MNIST", "cifar10": "CIFAR-10"}
@@ -23,7 +23,7 @@ def timings(measured: Results) -> str:
         for task, words in _rounds(found).items()
     ]
     masked = found["ragged"]["masked"]
-    note = f"Of the places in batches of the last round {masked:.1%} are masked. {source(found)}"
+    note = f"In the last row {masked:.1%} of the places in batches are masked. {source(found)}"
     return f"{table(('round', *PRECISIONS, '`loop` on the same GPU'), rows)}\n\n{note}"
 
 
@@ -58,13 +58,14 @@ def precisions(measured: Results) -> str:
     others = [each for each in every.values() if each.precision != "float32"]
     apart = " and ".join(f"{each.errors:.2f} ({each.precision})" for each in others)
     names = " and ".join(each.precision for each in others)
-    verdict = "within" if all(each.errors <= CHANCE for each in others) else "beyond"
+    usual = chance(len(exact))
+    verdict = "within" if all(each.errors <= usual for each in others) else "beyond"
     took = ", ".join(f"{median(found['seconds'][precision]):.1f}" for precision in every)
     return (
         f"Test accuracy after the last of {found['rounds']} rounds, mean of {len(exact)} seeds: {ends}. Seed by seed the curves of {names} differ from float32's by "
         f"{100 * max(each.mean for each in others):.2f} points on average and {100 * max(each.most for each in others):.2f} at most; the seeds' own standard deviation is "
         f"{100 * every['float32'].spread:.2f} points on average over the rounds. The means of the seeds lie at most {apart} standard errors from float32's, "
-        f"where chance alone gives up to {CHANCE:g}: {verdict} seed noise. The rounds took {took} s of training, the median of the seeds. {source(found)}"
+        f"where chance alone gives up to {usual:.1f}: {verdict} seed noise. The rounds took {took} s of training, the median of the seeds. {source(found)}"
     )
 
 

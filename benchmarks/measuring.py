@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -104,7 +105,6 @@ def most_held() -> int:
 def machine() -> dict[str, Any]:
     """Describe the machine and what runs on it."""
     return {
-        **graphics(),
         "processor": processor(),
         "cores": len(os.sched_getaffinity(0)),
         "memory_gib": round(os.sysconf("SC_PHYS_PAGES") * PAGE / 2**30, 1),
@@ -115,10 +115,9 @@ def machine() -> dict[str, Any]:
 
 
 def graphics() -> dict[str, str]:
-    """The GPU and what drives it, where there is one."""
-    if not torch.cuda.is_available():
-        return {}
-    return {"gpu": torch.cuda.get_device_name(), "triton": import_module("triton").__version__}
+    """The GPU, and Triton where it is installed."""
+    triton = {"triton": import_module("triton").__version__} if find_spec("triton") else {}
+    return {"gpu": torch.cuda.get_device_name(), **triton}
 
 
 def processor() -> str:
@@ -129,14 +128,24 @@ def processor() -> str:
     return platform.machine()
 
 
-def header(name: str) -> dict[str, Any]:
-    """What stands at the top of every result: command, date and machine."""
-    plain = [part for part in sys.argv[1:] if "/" not in part and not part.startswith(("--python", "--json"))]
+def header(name: str, *, gpu: bool = False) -> dict[str, Any]:
+    """What stands at the top of every result: command, date and machine, with its GPU where that computed."""
     return {
-        "command": " ".join(["python", f"benchmarks/{name}.py", *plain]),
+        "command": " ".join(["python", f"benchmarks/{name}.py", *_plain(sys.argv[1:])]),
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "machine": machine(),
+        "machine": {**(graphics() if gpu else {}), **machine()},
     }
+
+
+def _plain(words: Sequence[str]) -> list[str]:
+    """Leave out what names files of this machine: the options for results and interpreters with their values, and paths."""
+    own = [word.startswith(("--python", "--json")) for word in words]
+    value = [False, *(mine and "=" not in word for mine, word in zip(own, words, strict=True))]
+    return [
+        word
+        for word, mine, theirs in zip(words, own, value, strict=False)
+        if not mine and not theirs and "/" not in word
+    ]
 
 
 def write(path: Path, found: Mapping[str, Any]) -> None:

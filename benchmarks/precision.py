@@ -24,11 +24,11 @@ import torch
 import feduhb
 from feduhb.core.flat import flatten, with_params
 from feduhb.engines import Stacked
+from feduhb.report.paper.claims_parts import QUANTILES
 from feduhb.run.loop import run
 from measuring import header, write
 
 Curves = Sequence[Sequence[float]]  # by seed, by round
-CHANCE = 2.8  # standard errors apart that chance gives means of three seeds each, at 95 %
 
 
 class Compared(NamedTuple):
@@ -60,6 +60,11 @@ def curve(seed: int, precision: str, rounds: int) -> tuple[list[float], float]:
     return found, seconds
 
 
+def chance(seeds: int) -> float:
+    """How many standard errors apart chance puts the means of so many seeds each, at 95 %."""
+    return QUANTILES[min(2 * seeds - 2, len(QUANTILES)) - 1]
+
+
 def errors_apart(own: Curves, reference: Curves) -> float:
     """How many standard errors, by the seeds' spread, the means of two precisions lie apart: the most over the rounds."""
 
@@ -89,7 +94,7 @@ def main() -> None:
         for precision in ("float32", "tf32", "bf16")
     }
     found = {
-        **header("precision"),
+        **header("precision", gpu=True),
         "rounds": given.rounds,
         "accuracy": {precision: [own for own, _ in runs] for precision, runs in curves.items()},
         "seconds": {

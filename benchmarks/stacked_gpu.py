@@ -121,8 +121,12 @@ def main() -> None:
     arguments.add_argument("--loop", action="store_true", help="time the plain loop on the GPU too")
     arguments.add_argument("--json", type=Path)
     given = arguments.parse_args()
+    if given.json and not (given.loop and set(given.tasks) == set(TASKS) and len(given.precisions) == 3):
+        arguments.error(
+            "--json keeps what docs/speed.md shows: add --loop, and leave out --tasks and --precisions"
+        )
     found: dict[str, Any] = {
-        **header("stacked_gpu"), "clients": given.clients, "images": {task: TASKS[task][1] for task in given.tasks},
+        **header("stacked_gpu", gpu=True), "clients": given.clients, "images": {task: TASKS[task][1] for task in given.tasks},
         "ms_a_round": {}, "loop_ms_a_round": {}, "distance_from_float64": {},
     }  # fmt: skip
     for task in given.tasks:

@@ -157,7 +157,7 @@ def _fires(found: Mapping[str, Sequence[Federation]]) -> str:
     ]
     some = any(0 < each.fires < each.n for these in ends.values() for each in these)
     last = "; a run that it does not end counts with its last round" if some else ""
-    return f"Its rule fires in {listed(told)}{last}." if told else ""
+    return f"FedUHB's rule fires in {listed(told)}{last}." if told else ""
 
 
 def _asked(found: Mapping[str, Sequence[Federation]]) -> str:
@@ -173,7 +173,7 @@ def _asked(found: Mapping[str, Sequence[Federation]]) -> str:
     long = _between([each["client_epochs"] / each["client_rounds"] for each in sums], ".3g")
     whole = every[0].cells[0].place
     return (
-        f"FedEraser runs {ran} rounds of {long} local epochs and asks for {eraser} of the client rounds of Retrain, which runs {whole.rounds} of {whole.epochs}; "
+        f"FedEraser runs {ran} rounds of {long} local epochs, in the first of which it asks nobody, and asks for {eraser} of the client rounds of Retrain, which runs {whole.rounds} of {whole.epochs}; "
         f"FedRecover asks for {listed([f'{share} on {data}' for data, share in recover.items()])}."
     )
 

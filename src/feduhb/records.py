@@ -88,8 +88,7 @@ def disk_errors(path: Path) -> Generator[None]:
         full = error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
         what = "the disk is full" if full else (error.strerror or str(error))
         raise StorageError(
-            f"cannot write {path}: {what}; {'free some space' if full else 'fix that'} and give the same command again: "
-            "what was finished is kept"
+            f"cannot write {path}: {what}; {'free some space' if full else 'fix that'} and go on: what was finished is kept"
         ) from error
 
 

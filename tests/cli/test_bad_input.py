@@ -187,9 +187,7 @@ def test_a_full_disk_keeps_the_last_good_checkpoint_and_the_run_can_go_on(tmp_pa
     assert ended.returncode == 2
     line = ended.stderr.strip().splitlines()[-1]
     assert line.startswith("feduhb: cannot write ")
-    assert line.endswith(
-        "the disk is full; free some space and give the same command again: what was finished is kept; add --resume to it"
-    )
+    assert line.endswith("the disk is full; free some space and go on: what was finished is kept")
     assert 2 <= rounds_done(out) < 9
     assert not list(out.glob("*.tmp"))
     subprocess.run([*command, out, "--resume"], check=True, capture_output=True)

@@ -251,11 +251,22 @@ def test_tables_say_what_was_measured(bench):
     assert "| federaser | never | 50.0% | 5 MB |" in made["targets"]
 
 
+def test_a_command_is_kept_without_files_of_its_machine(bench):
+    words = ["--repeats", "9", "--json", "x.json", "--loop", "--python-jax", "jax", "--json=y.json", "a/b"]
+    assert bench("measuring")._plain(words) == ["--repeats", "9", "--loop"]
+
+
+def test_chance_is_students(bench):
+    assert bench("precision").chance(3) == 2.776
+    assert bench("precision").chance(2) == 4.303
+    assert bench("precision").chance(99) == 2.228, "beyond what is listed, the last"
+
+
 def test_what_a_gpu_took_is_said_as_measured(bench):
     made = {name: make(measured()) for name, make in bench("tables").TABLES.items() if name.startswith("gpu")}
     row = "| MNIST, the same 54,000 images by Dirichlet(0.1): 8 to 800 a client | 270.0 ms | 270.0 ms | 270.0 ms | 7,000 ms |"
     assert row in made["gpu rounds"]
-    assert "5.1% are masked" in made["gpu rounds"]
+    assert "5.1% of the places in batches are masked" in made["gpu rounds"]
     assert "one GPU 9, " in made["gpu rounds"]
     assert "| MNIST's shapes | 1.0e-04 | 2.0e-04 | 2.0e-02 | 4.0e-02 |" in made["gpu distances"]
     assert "in 270 ms in tf32 and 270 ms in float32" in made["gpu in short"]

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from feduhb.cells import Cell
 from feduhb.report.paper import claims_convergence
 from feduhb.report.paper.claims_parts import CONDITIONS, FAILS, HOLDS, UNKNOWN, Judged
 from feduhb.report.paper.federations import federations
 from feduhb.report.paper.measures import stays
+from report.cells import failing
 from report.judging import evidence, federation, rise
 
 SLOW = rise(40)
-FALLEN = "first there by then, but falls below it again and is there for good only later"
+FALLEN = "first there by then, but falls below it again, and is not there for good by then"
 
 
 def soonest(**runs: list[float]) -> Judged:
@@ -27,7 +30,10 @@ def test_the_best_is_before_everybody():
     beaten = soonest(fedrecover=rise(10))
     assert (beaten.verdict, beaten.why) == (CONDITIONS, "sooner than Retrain and FedEraser only")
     assert soonest(feduhb=rise(5, 0.6)).verdict == FAILS, "it never has it"
-    assert claims_convergence.soonest(evidence(federation({})), data="cifar10").verdict == UNKNOWN
+    cells = federation({"retrain": SLOW, "feduhb": rise(20)}, data="cifar10")
+    alone = [replace(cell, runs={run: cell.runs[run] for run in ("retrain", "feduhb")}) for cell in cells]
+    found = claims_convergence.soonest(evidence(alone), data="cifar10")
+    assert found.verdict == UNKNOWN, "nobody else is there"
 
 
 def halved(*curves: list[float], retrain: list[float] = SLOW) -> Judged:
@@ -41,10 +47,15 @@ def halved(*curves: list[float], retrain: list[float] = SLOW) -> Judged:
 
 def test_half_of_the_rounds_and_for_good_is_the_target():
     met = halved(rise(20))
-    assert (met.verdict, met.brief) == (HOLDS, "first at round 20.0, for good from 20.0; half is 20")
+    assert (met.verdict, met.brief) == (
+        HOLDS,
+        "first at round 20.0, for good from 20.0; half is 20 (41 standing for never)",
+    )
+    assert met.why == "borderline, for good from 20.0 for iid, with 3 of 3 seeds by then"
+    assert halved(rise(18)).why == ""
     assert halved(rise(21)).verdict == FAILS
     assert halved(rise(3, 0.5)).verdict == FAILS
-    some = halved(rise(20), rise(21))
+    some = halved(rise(18), rise(23))
     assert (some.verdict, some.why) == (CONDITIONS, "for iid; not for 2 classes a client")
 
 
@@ -55,13 +66,22 @@ def test_falling_back_is_said():
     assert judged.measured.endswith("iid: 12 of 40 / 23 of 40")
     early = [*rise(12, rounds=12), *[0.2] * 7, *[0.9] * 21]
     assert halved(early).verdict == HOLDS, "for good from round 20 on"
-    assert halved([*rise(12, rounds=39), 0.2]).why == FALLEN, "never for good"
+    never = halved([*rise(12, rounds=39), 0.2])
+    assert (never.why, never.brief.split(";")[0]) == (FALLEN, "first at round 12.0, for good from 41.0")
 
 
 def kept(curve: list[float]) -> int | None:
     cells: list[Cell] = federation({"retrain": [0.5, 0.6], "feduhb": curve}, seeds=1)
     (found,) = federations(cells)
     return stays(found, "feduhb").rounds[0]
+
+
+def test_a_run_that_broke_off_does_not_stay():
+    whole = federation({"retrain": SLOW, "feduhb": rise(12)})
+    broken = [failing(cell, "feduhb", after=15) for cell in whole]
+    for cells, kept_from in ((whole, 12), (broken, None)):
+        (found,) = federations(cells)
+        assert set(stays(found, "feduhb").rounds.values()) == {kept_from}
 
 
 def test_to_stay_is_never_to_be_below_again():

@@ -73,8 +73,10 @@ def test_a_cell_that_fails_takes_no_table_from_the_others(tmp_path):
     assert ended.exit_code == 2
     assert ended.stderr.splitlines()[-1] == (
         "feduhb: 2 of 6 cells could not be made, the others are done: iid-40-backdoor-s0, iid-40-backdoor-s1: "
-        f"ZeroDivisionError: one; the tables and figures of the cells that are there are in {out}"
+        "ZeroDivisionError: one"
     )
+    assert "4 of 6 cells are done" in ended.stdout
+    assert str(out / "tables.md") in ended.stdout, "what was drawn is named"
     assert "iid, 40 images a client" in (out / "tables.md").read_text()
     assert (out / "curves-40.png").exists()
 
@@ -85,16 +87,18 @@ def test_the_cells_that_are_there_are_drawn_though_all_that_were_asked_for_fail(
     typed(written(tmp_path), "--out", out, "--only", "iid-40-s")
     (out / "tables.md").unlink()
     ended = typed(written(tmp_path), "--out", out, "--only", "iid-40-backdoor", "--json")
-    told = json.loads(ended.stdout)["error"]
-    assert told["kind"] == "RunFolderError"
-    assert told["message"].startswith("2 of 2 cells could not be made: iid-40-backdoor-s0, ")
-    assert told["message"].endswith(f"are in {out}")
+    told = json.loads(ended.stdout)
+    assert told["error"]["kind"] == "CellsError"
+    assert told["error"]["message"].startswith("2 of 2 cells could not be made: iid-40-backdoor-s0, ")
+    assert told["missing"] == ["iid-40-backdoor-s0", "iid-40-backdoor-s1"]
+    assert str(out / "tables.md") in told["written"]
     assert (out / "tables.md").exists()
 
 
 @pytest.mark.usefixtures("some_fail")
-def test_where_no_cell_is_there_no_report_is_spoken_of(tmp_path):
+def test_where_no_cell_is_there_nothing_is_drawn(tmp_path):
     ended = typed(written(tmp_path), "--out", tmp_path / "paper", "--only", "iid-40-backdoor")
+    assert not (tmp_path / "paper" / "tables.md").exists()
     assert ended.stderr.splitlines()[-1].endswith("iid-40-backdoor-s1: ZeroDivisionError: one")
 
 
@@ -106,7 +110,7 @@ def test_a_report_that_fails_too_does_not_hide_the_cells_that_failed(tmp_path, m
     monkeypatch.setattr("feduhb.report.paper.write_paper", full)
     line = typed(written(tmp_path), "--out", tmp_path / "paper").stderr.splitlines()[-1]
     assert line.startswith("feduhb: 2 of 6 cells could not be made, the others are done: ")
-    assert line.endswith("; nor could the tables of those that are there be written: the disk is full")
+    assert line.endswith("; nor could the others be drawn: the disk is full")
 
 
 @pytest.mark.parametrize("more", [["--missing"], []])
@@ -164,7 +168,7 @@ def test_a_copy_that_its_report_would_be_refused_for_is_told_of_before(tmp_path)
 def test_a_file_is_no_folder(tmp_path, file, out, more):
     (tmp_path / file).write_text("kept")
     line = refused("mnist", "--out", tmp_path / out, *more)
-    assert line == f"feduhb: {tmp_path / file} is a file, not a folder; choose another --out"
+    assert line == f"feduhb: {tmp_path / file} is no folder; choose another --out"
     assert (tmp_path / file).read_text() == "kept"
 
 
@@ -180,6 +184,20 @@ def test_a_full_disk_speaks_of_no_option_that_is_not_there(tmp_path, monkeypatch
 
     monkeypatch.setattr(module, "make_cell", full)
     line = refused(written(tmp_path), "--out", tmp_path / "paper", "--only", "iid-40-s0")
-    assert line.endswith("free some space and give the same command again: what was finished is kept")
+    assert line.endswith("free some space and go on: what was finished is kept")
     told = json.loads(typed(written(tmp_path), "--out", tmp_path / "paper", "--json").stdout)
     assert "--resume" not in told["error"]["message"]
+
+
+@pytest.mark.usefixtures("no_computing")
+def test_a_link_to_nothing_is_no_folder(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "gone")
+    line = refused("mnist", "--out", tmp_path / "link", "--missing")
+    assert line == f"feduhb: {tmp_path / 'link'} is no folder; choose another --out"
+
+
+@pytest.mark.usefixtures("no_computing")
+def test_a_folder_that_cannot_be_looked_into_is_said_in_a_line(tmp_path):
+    out = tmp_path / ("x" * 300)
+    line = refused("mnist", "--out", out, "--missing")
+    assert line == f"feduhb: cannot look into {out}: File name too long; choose another --out"

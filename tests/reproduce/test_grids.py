@@ -66,6 +66,7 @@ def test_without_a_size_all_images_are_shared_out():
             "momenta = [0.5, 0.0]",
             "momenta has 0, which is Retrain and run anyway; leave it out",
         ),
+        ("steps = [2.0]", "steps = [1.0000001]", "steps has 1, which is Retrain and run anyway"),
         ("steps = [2.0]", "steps = [1.0]", "steps has 1, which is Retrain and run anyway; leave it out"),
         (
             "momenta = [0.5]",

@@ -17,7 +17,7 @@ from feduhb.records import Round, RunFolder, write_atomically
 from feduhb.run.checkpoint import OWN, load_state, save_state
 
 OLD, NEW = Plain(torch.zeros(3)), Plain(torch.ones(3))
-SAFE = "and give the same command again: what was finished is kept"
+SAFE = "and go on: what was finished is kept"
 
 
 def refusal(number: int):

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from feduhb.errors import ConfigError, FeduhbError, StorageError
+from feduhb.errors import ConfigError, FeduhbError
 
 RunArgument = Annotated[
     Path, typer.Argument(metavar="RUN", help="The folder of a finished run.", show_default=False)
@@ -106,11 +106,10 @@ def answering(json: bool, interrupted: str = "start again") -> Generator[dict[st
     try:
         yield answer
     except FeduhbError as error:
-        again = isinstance(error, StorageError) and interrupted == GO_ON
-        told = f"{error}; add --resume to it" if again else str(error)
         if json:
-            typer.echo(json_format.dumps({"error": {"kind": type(error).__name__, "message": told}}))
-        typer.echo(f"feduhb: {told}", err=True)
+            told = {"kind": type(error).__name__, "message": str(error)}
+            typer.echo(json_format.dumps({**answer, "error": told}))
+        typer.echo(f"feduhb: {error}", err=True)
         raise typer.Exit(2) from None
     except KeyboardInterrupt:
         typer.echo(f"feduhb: interrupted; {interrupted}", err=True)

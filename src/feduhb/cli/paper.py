@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from feduhb.cli.common import Data, Json, answering, numbers_of
-from feduhb.errors import ConfigError, FeduhbError, RunFolderError
+from feduhb.errors import ConfigError, FeduhbError
 
 CELLS_KEPT = (
     "what is done is kept, start again to go on; or delete FOLDER/work, whose models know the forgotten data"
@@ -87,36 +87,38 @@ def reproduce(
         grid = read_grid(path)
         folder = out or Path("paper") / path.stem
         chosen = {"seeds": _whole("--seeds", seeds), "only": only or ()}
+        failed: CellsError | None = None
         try:
             found = standing(grid, folder, **chosen) if missing else run_grid(
                 grid, folder, data=data, engine=engine, workers=workers, keep=keep, **chosen,
                 command=_typed(what, quick, engine, workers), show="auto" if json else "lines",
             )  # fmt: skip
         except CellsError as error:
-            raise RunFolderError(f"{error}{_drawn_all_the_same(folder)}") from None
-        written = [] if missing else _drawn(folder)
+            failed, found = error, standing(grid, folder, **chosen)
+        written = [] if missing else _drawn(folder, failed)
         answer.update(
             done=[place.name for place in found.done], missing=[place.name for place in found.missing],
             partly=dict(found.partly), written=[str(file) for file in written],
         )  # fmt: skip
         if not json:
             typer.echo("\n".join([str(found), *map(str, written)]))
+        if failed:
+            raise failed
 
 
-def _drawn(folder: Path) -> list[Path]:
-    """Write the report on the cells that are there; give its files, none where there is no cell."""
+def _drawn(folder: Path, failed: FeduhbError | None) -> list[Path]:
+    """Write the report on the cells that are there; give its files, none where there is no cell.
+
+    Where it cannot be written and cells failed before, both is told.
+    """
     from feduhb.report.paper import write_paper
 
-    return write_paper(folder) if any((folder / "cells").glob("*.json")) else []
-
-
-def _drawn_all_the_same(folder: Path) -> str:
-    """Write the report though cells failed; say where it is, or why it is not."""
     try:
-        there = _drawn(folder)
-    except FeduhbError as error:
-        return f"; nor could the tables of those that are there be written: {error}"
-    return f"; the tables and figures of the cells that are there are in {folder}" if there else ""
+        return write_paper(folder) if any((folder / "cells").glob("*.json")) else []
+    except Exception as error:
+        if failed is None:
+            raise
+        raise type(failed)(f"{failed}; nor could the others be drawn: {error}") from error
 
 
 def _whole(option: str, text: str | None) -> list[int] | None:

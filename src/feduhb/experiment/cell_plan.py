@@ -67,9 +67,15 @@ def refuse_strange(out: Path, place: Place) -> None:
 
     Their report would be refused too, yet only when everything is computed.
     """
-    nearest = next(path for path in (out / "cells", out, *out.parents) if path.exists())
-    if not nearest.is_dir():
-        raise RunFolderError(f"{nearest} is a file, not a folder; choose another --out")
+    try:
+        nearest = next(
+            path for path in (out / "cells", out, *out.parents) if path.is_symlink() or path.exists()
+        )
+        folder = nearest.is_dir()
+    except OSError as error:
+        raise RunFolderError(f"cannot look into {out}: {error.strerror}; choose another --out") from None
+    if not folder:
+        raise RunFolderError(f"{nearest} is no folder; choose another --out")
     for cell in read_cells(out / "cells"):
         there = replace(
             place, partition=cell.place.partition, per_client=cell.place.per_client,

@@ -113,7 +113,7 @@ def _refuse_twice(name: str, values: Iterable[object]) -> None:
 
 def _refuse_known(name: str, values: Sequence[float], known: float, what: str) -> None:
     """Refuse a value whose run every cell has under another name."""
-    if known in values:
+    if f"{known:g}" in map("{:g}".format, values):  # as their runs are named
         raise ConfigError(f"{name} has {known:g}, which is {what} and run anyway; leave it out")
 
 

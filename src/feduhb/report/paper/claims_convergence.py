@@ -34,8 +34,11 @@ from feduhb.report.paper.federations import Federation
 from feduhb.report.paper.measures import UHB, UHB_ON, Reached, final, reached, stays
 from feduhb.report.paper.printed import GOAL, LABELS
 from feduhb.report.paper.spelling import counts
+from feduhb.report.words import listed
 
 ROUNDS = 20  # "within approximately 20 rounds"
+NEAR = 1  # round from half, within which a verdict hangs on a seed
+NEVER = "({} standing for never)"
 TOPIC = "Convergence"
 REACHES = "In every seed it reaches the final accuracy of the same seed's Retrain, in the mean"
 
@@ -80,8 +83,8 @@ def soonest(evidence: Evidence, *, data: str) -> Judged:
     """Judge whether FedUHB has Retrain's final accuracy before everybody else."""
     others = (RETRAIN, "federaser", "fedrecover")
     names = ordered(LABELS[run] for run in (UHB, *others))
-    lead = f"Round at which Retrain's final accuracy is there (its own last counts for Retrain), of {names}"
-    words = "Retrain's final accuracy at round {}; Retrain itself {}, FedEraser {}, FedRecover {} ({} standing for never)"
+    lead = f"Round with Retrain's final accuracy (Retrain's own: when it first had it), of {names}"
+    words = f"Retrain's final accuracy at round {{}}; Retrain itself {{}}, FedEraser {{}}, FedRecover {{}} {NEVER}"
     brief = (words, *[".1f"] * 4, ".0f")
     return across(evidence, data, partial(_soonest, others=others), lead, brief)
 
@@ -99,9 +102,17 @@ def _soonest(federation: Federation, *, others: tuple[str, ...]) -> Seen | None:
 
 def halved(evidence: Evidence, *, data: str) -> Judged:
     """Judge our own target: Retrain's final accuracy in at most half of its rounds, and no falling back."""
-    lead = "Round at which FedUHB first has Retrain's final accuracy / from which on it never falls below it again"
-    brief = ("first at round {}, for good from {}; half is {}", ".1f", ".1f", ".0f")
-    return across(evidence, data, _halved, lead, brief)
+    lead = (
+        "Round at which FedUHB first has Retrain's final accuracy / from which on it is never below it again"
+    )
+    brief = (f"first at round {{}}, for good from {{}}; half is {{}} {NEVER}", ".1f", ".1f", ".0f", ".0f")
+    judged = across(evidence, data, _halved, lead, brief)
+    near = [
+        f"{mean:.1f} for {name}, with {_by(one, stays(one, UHB))} by then"
+        for name, one in named(evidence.clean(data)).items()
+        if abs((mean := middle(when(one, stays(one, UHB)))) - one.rounds / 2) <= NEAR
+    ]
+    return also(judged, f"borderline, for good from {listed(near)}") if near else judged
 
 
 def _halved(federation: Federation) -> Seen | None:
@@ -112,8 +123,15 @@ def _halved(federation: Federation) -> Seen | None:
     means = tuple(middle(when(federation, each)) for each in (first, last))
     soon, kept = (each.all and mean <= half for each, mean in zip((first, last), means, strict=True))
     told = ordered(_spelled(each, federation) for each in (first, last))
-    but = "first there by then, but falls below it again and is there for good only later"
-    return Seen(None if soon and not kept else soon, told, but if soon and not kept else "", (*means, half))
+    but = "first there by then, but falls below it again, and is not there for good by then"
+    values = *means, half, federation.rounds + 1
+    return Seen(None if soon and not kept else soon, told, but if soon and not kept else "", values)
+
+
+def _by(federation: Federation, found: Reached) -> str:
+    """Say in how many seeds it is by half of the rounds."""
+    soon = sum(n <= federation.rounds / 2 for n in when(federation, found).values())
+    return f"{soon} of {found.n} seeds"
 
 
 def settled(evidence: Evidence) -> Judged:

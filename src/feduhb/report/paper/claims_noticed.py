@@ -211,7 +211,7 @@ def refused(evidence: Evidence) -> Iterator[str]:
             if told:
                 yield (
                     f"{name}: in {sum(map(len, few.values()))} of {sum(map(len, saved.values()))} runs ({listed(told)}) {LABELS[run]} saves less than {FEW:.0%} of the "
-                    "client rounds: for want of estimates that will do, nearly everyone trains in nearly every round ([when](methods/fedrecover.md)). A mean over seeds "
+                    "client rounds: nearly everyone trains in nearly every round ([how that can be](methods/fedrecover.md)). A mean over seeds "
                     "hides that; its spread shows it."
                 )
 

@@ -18,8 +18,9 @@ from feduhb.report.paper.claims_parts import (
     Evidence,
     Judged,
     Seen,
-    across,
+    able,
     also,
+    everywhere,
     named,
     ordered,
     several,
@@ -104,12 +105,14 @@ def _timed(
     brief: Brief,
     against: Sequence[tuple[str, Kind]],
 ) -> Judged:
-    found = [one.timed for one in [*evidence.clean(data), *evidence.planted(data)]]
-    alone = [one for one in found if one is not None]
+    every = named(evidence.clean(data))
+    alone = {name: one.timed for name, one in every.items() if one.timed is not None}
     if not alone:
         return Judged("", UNKNOWN, f"no cell of {DATA[data]} had its machine to itself")
-    judged = across(evidence, data, look, lead, brief, alone)
-    return judged if judged.verdict == UNKNOWN else also(judged, _borderline(named(alone), against))
+    judged = everywhere(alone, look, lead, brief)
+    if judged.verdict == UNKNOWN:
+        return judged
+    return also(able(every, judged, alone, "", "where nothing was timed"), _borderline(alone, against))
 
 
 def _borderline(found: Mapping[str, Federation], against: Sequence[tuple[str, Kind]]) -> str:

@@ -151,28 +151,33 @@ def reached(federation: Federation, run: str, goal: float | None = None) -> Reac
 
     A run that broke off counts with the rounds it has; a seed without a Retrain to reach is left out.
     """
-    return _when(federation, run, goal, _first)
+    return _when(federation, run, goal, lambda track, level: _first(track.of(ACCURACY), level))
 
 
 def stays(federation: Federation, run: str, goal: float | None = None) -> Reached:
-    """Give the first round from which on the test accuracy is never below that again; None as in `reached`."""
-    return _when(federation, run, goal, _from)
+    """Give the first round from which on the test accuracy is never below that again; None as in `reached`.
+
+    A run that broke off does not stay.
+    """
+
+    def look(track: Track, level: float) -> int | None:
+        return None if track.failed else _from(track.of(ACCURACY), level)
+
+    return _when(federation, run, goal, look)
 
 
 def _when(
     federation: Federation,
     run: str,
     goal: float | None,
-    look: Callable[[Sequence[float], float], int | None],
+    look: Callable[[Track, float], int | None],
 ) -> Reached:
     goals = {seed: _last(track, ACCURACY) for seed, track in federation.tracks(RETRAIN).items()}
     found = {
         seed: (track, goals.get(seed) if goal is None else goal)
         for seed, track in federation.every(run).items()
     }
-    return Reached(
-        {seed: look(track.of(ACCURACY), level) for seed, (track, level) in found.items() if level is not None}
-    )
+    return Reached({seed: look(track, level) for seed, (track, level) in found.items() if level is not None})
 
 
 def _from(values: Sequence[float], level: float) -> int | None:
