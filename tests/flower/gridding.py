@@ -24,9 +24,17 @@ Handler = Callable[[Message, Context], Message | None]
 
 
 def new_key() -> bytes:
-    """A public key as the SuperLink keeps it."""
-    key = ec.generate_private_key(ec.SECP384R1()).public_key()
-    return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    """A public key as the SuperLink keeps it, unlike any other."""
+    return _public(ec.generate_private_key(ec.SECP384R1()))
+
+
+def key_of(seat: int) -> bytes:
+    """The key of a seat: the same whenever a test runs, since batches are drawn by its id."""
+    return _public(ec.derive_private_key(seat, ec.SECP384R1()))
+
+
+def _public(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
 
 
 @dataclass
@@ -127,7 +135,7 @@ def staged(
     for i, name in enumerate(names):
         seats[100 + i] = Seat((apps or {}).get(name, app), {"partition-id": i, "num-partitions": len(names)})
         if keyed:
-            seats[100 + i].key, seats[100 + i].name = new_key(), name
+            seats[100 + i].key, seats[100 + i].name = key_of(100 + i), name
     return Stage(seats)
 
 
