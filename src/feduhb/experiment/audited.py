@@ -155,7 +155,7 @@ def _lines(audit: Audit) -> Iterator[str]:
         for attacker, found in audit.misr.attackers.items():
             shares = (f"{a.misr:.1%} ({a.on_test:.1%})" for a in (found[n] for n in audit.accuracy))
             yield f"  {attacker:<28}  " + "  ".join(f"{share:>15}" for share in shares)
-        yield _wrapped("In brackets the rate on test data, which is chance. " + audit.misr.says)
+        yield _wrapped("In brackets the rate on test data. " + audit.misr.says)
     if audit.backdoor:
         shares = ", ".join(f"{NAMES[name]} {share:.1%}" for name, share in audit.backdoor.success.items())
         yield f"\nBackdoor: {audit.backdoor.verdict}. {shares}"

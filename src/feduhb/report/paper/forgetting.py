@@ -43,7 +43,7 @@ def forgetting(cells: Sequence[Cell]) -> Figure | None:
     partly = " In brackets: seeds that did not break off." if broke else ""
     told = [
         f"{data_of(cells)}; {seeds_of(shown, 'whiskers')}.",
-        f"MISR: forgotten data that the attacker ({TREES}) calls member; black mark: test data it calls so, which is chance.",
+        f"MISR: forgotten data that the attacker ({TREES}) calls member; black mark: test data it calls so. Retrain's bar is what labels alone give.",
         f"ASR: stamped test images taken for the target; dashed: Retrain, which never saw the trigger.{partly}",
     ]
     write_over(figure, told)

@@ -64,8 +64,9 @@ def called(cells: Sequence[Cell]) -> Grid:
     columns = [head for name in names for head in (name, "on test data")]
     headers = ["federation", "model", *columns, "paper", "seeds"]
     note = (
-        "MISR: the share of the forgotten data that an attacker, fitted on the original model, calls member. It is a recall: chance "
-        f"is the attacker's rate on test data, which stands beside it, and not 50%. {PLUS}"
+        "MISR: the share of the forgotten data that an attacker, fitted on the original model, calls member. It is a recall, and 50% "
+        "means nothing: what a model gets that never saw the data stands in Retrain's row, and the attacker's rate on test data beside every number. These two differ where the leavers' "
+        f"labels are not those of the test data. {PLUS}"
     )
     return Grid("MISR, as in the paper", headers, rows, frozenset({0, 1, len(headers) - 2}), note)
 
