@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 from feduhb.cells import RETRAIN
@@ -38,7 +39,6 @@ from feduhb.report.words import listed
 
 ROUNDS = 20  # "within approximately 20 rounds"
 NEAR = 1  # round from half, within which a verdict hangs on a seed
-NEVER = "({} standing for never)"
 TOPIC = "Convergence"
 REACHES = "In every seed it reaches the final accuracy of the same seed's Retrain, in the mean"
 
@@ -84,8 +84,9 @@ def soonest(evidence: Evidence, *, data: str) -> Judged:
     others = (RETRAIN, "federaser", "fedrecover")
     names = ordered(LABELS[run] for run in (UHB, *others))
     lead = f"Round with Retrain's final accuracy (Retrain's own: when it first had it), of {names}"
-    words = f"Retrain's final accuracy at round {{}}; Retrain itself {{}}, FedEraser {{}}, FedRecover {{}} {NEVER}"
-    brief = (words, *[".1f"] * 4, ".0f")
+    words = "Retrain's final accuracy at round {}; Retrain itself {}, FedEraser {}, FedRecover {}"
+    every = [(one, reached(one, run)) for one in evidence.clean(data) for run in (UHB, *others)]
+    brief = (words + _never(every), *[".1f"] * 4)
     return across(evidence, data, partial(_soonest, others=others), lead, brief)
 
 
@@ -97,7 +98,7 @@ def _soonest(federation: Federation, *, others: tuple[str, ...]) -> Seen | None:
     every = [ours, *theirs.values()]
     means = [middle(when(federation, each)) for each in every]
     told = ordered(_spelled(each, federation) for each in every)
-    return several(ahead, told, "sooner than {} only", (*means, federation.rounds + 1))
+    return several(ahead, told, "sooner than {} only", tuple(means))
 
 
 def halved(evidence: Evidence, *, data: str) -> Judged:
@@ -105,7 +106,8 @@ def halved(evidence: Evidence, *, data: str) -> Judged:
     lead = (
         "Round at which FedUHB first has Retrain's final accuracy / from which on it is never below it again"
     )
-    brief = (f"first at round {{}}, for good from {{}}; half is {{}} {NEVER}", ".1f", ".1f", ".0f", ".0f")
+    every = [(one, look(one, UHB)) for one in evidence.clean(data) for look in (reached, stays)]
+    brief = (f"first at round {{}}, for good from {{}}; half is {{}}{_never(every)}", ".1f", ".1f", ".0f")
     judged = across(evidence, data, _halved, lead, brief)
     near = [
         f"{mean:.1f} for {name}, with {_by(one, stays(one, UHB))} by then"
@@ -124,8 +126,14 @@ def _halved(federation: Federation) -> Seen | None:
     soon, kept = (each.all and mean <= half for each, mean in zip((first, last), means, strict=True))
     told = ordered(_spelled(each, federation) for each in (first, last))
     but = "first there by then, but falls below it again, and is not there for good by then"
-    values = *means, half, federation.rounds + 1
+    values = *means, half
     return Seen(None if soon and not kept else soon, told, but if soon and not kept else "", values)
+
+
+def _never(found: Sequence[tuple[Federation, Reached]]) -> str:
+    """Say which round stands for never, where something never is."""
+    late = next((one.rounds + 1 for one, when in found if when.n and not when.all), None)
+    return f" ({late} standing for never)" if late else ""
 
 
 def _by(federation: Federation, found: Reached) -> str:
