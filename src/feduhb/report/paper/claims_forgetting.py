@@ -8,6 +8,7 @@ from typing import Any
 
 from feduhb.cells import ORIGINAL, RETRAIN
 from feduhb.report.paper.claims_parts import (
+    APPROXIMATE,
     CIFAR,
     FAILS,
     HOLDS,
@@ -33,7 +34,6 @@ from feduhb.report.words import listed, number
 
 EXACT, ASR = "Exactness", "Backdoor (ASR)"
 COUNTERFACTUALS = ("noise", "never")
-APPROXIMATE = ("federaser", "fedrecover")
 MODELS = (ORIGINAL, UHB, RETRAIN, *APPROXIMATE)
 IMPLANTED = 0.2  # that the trigger must work over the floor before anything can be said to have removed it
 REMOVED = 0.05  # over the floor, at most

@@ -10,6 +10,7 @@ from operator import itemgetter
 
 from feduhb.cells import ORIGINAL, RETRAIN
 from feduhb.report.paper.claims_parts import (
+    APPROXIMATE,
     CIFAR,
     CONDITIONS,
     DATA,
@@ -41,7 +42,6 @@ from feduhb.report.paper.printed import LABELS
 from feduhb.report.words import listed
 
 MISR = "Membership (MISR)"
-APPROXIMATE = ("federaser", "fedrecover")
 HALF, NEAR, PRINTED = 0.5, 0.1, 0.239  # close to 0.5, how near is close, the paper's Retrain
 TELLS = 0.05  # over Retrain's MISR, from which on the original model's says something
 RECALL = "MISR is a recall: what a model that never saw the data gets depends on the attacker and on the labels, and is not 50 %"

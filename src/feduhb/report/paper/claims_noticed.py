@@ -28,7 +28,7 @@ def noticed(evidence: Evidence) -> list[str]:
         turned,
         images,
         recovering,
-        refused,
+        spendthrift,
     ]
     return [sentence for make in makers for sentence in make(evidence)]
 
@@ -188,7 +188,7 @@ def recovering(evidence: Evidence) -> Iterator[str]:
         )
 
 
-def refused(evidence: Evidence) -> Iterator[str]:
+def spendthrift(evidence: Evidence) -> Iterator[str]:
     """Say where FedRecover saves next to nothing, which a mean over seeds hides."""
     for data, name in DATA.items():
         for run in ("fedrecover", CORRECTED):

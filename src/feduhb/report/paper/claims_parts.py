@@ -26,6 +26,7 @@ HOLDS, CONDITIONS, FAILS, UNKNOWN = VERDICTS
 DATA = {"mnist": "MNIST", "cifar10": "CIFAR-10"}
 MNIST, CIFAR = DATA
 AUDITED = ("feduhb", "retrain", "federaser", "fedrecover")
+APPROXIMATE = ("federaser", "fedrecover")
 Brief = tuple[str, ...]  # words with a {} for each of a look's values, and how each is spelled
 NUMBER = "number"  # spelled to three digits
 UNDER, OFF = "under its rule", "rule off"  # which run of FedUHB a claim is judged by
@@ -101,18 +102,11 @@ def read_evidence(results: Path) -> Evidence:
 
 
 def across(
-    evidence: Evidence,
-    data: str,
-    look: Callable[[Federation], Seen | None],
-    lead: str,
-    brief: Brief,
-    found: Sequence[Federation] | None = None,
+    evidence: Evidence, data: str, look: Callable[[Federation], Seen | None], lead: str, brief: Brief
 ) -> Judged:
-    """Look at a data set's federations, or some of them, and sum up; None of a look: there is nothing to see."""
-    there = evidence.clean(data) if found is None else found
-    if not there:
-        return missing(data)
-    return everywhere(named(there), look, lead, brief)
+    """Look at a data set's federations and sum up; None of a look: there is nothing to see."""
+    found = evidence.clean(data)
+    return everywhere(named(found), look, lead, brief) if found else missing(data)
 
 
 def everywhere(

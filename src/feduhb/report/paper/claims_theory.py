@@ -7,6 +7,7 @@ from itertools import pairwise
 
 from feduhb.cells import RETRAIN
 from feduhb.report.paper.claims_parts import (
+    APPROXIMATE,
     FAILS,
     HOLDS,
     NEITHER,
@@ -29,7 +30,6 @@ from feduhb.report.words import number
 
 THEOREM, COST = "Theorem", "Storage and communication"
 SETTLED = 0.1  # of the limit: how near a distance must be to have stabilised there
-APPROXIMATE = ("federaser", "fedrecover")
 MEGA = 1e6
 HISTORY = "history_bytes_read"
 ASSUMED = "under its assumptions, which a convolutional network trained for local epochs does not meet; the bound is loose"
