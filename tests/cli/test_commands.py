@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 import feduhb
-from feduhb.cli import app
+from feduhb.cli import app, unfolded
 from feduhb.records import RunFolder
 
 CONFIG = """
@@ -130,6 +130,19 @@ def test_version_and_help():
     assert invoke("--version").stdout == f"feduhb {feduhb.__version__}\n"
     for command in ("demo", "train", "unlearn", "compare", "report"):
         assert "Usage: " in invoke(command, "--help").stdout
+
+
+def test_help_breaks_lines_where_the_terminal_does():
+    folded = """One.
+
+    Two and
+    three.
+
+    \b
+    a = 1
+    b = 2
+    """
+    assert unfolded(folded) == "One.\n\nTwo and three.\n\n\b\na = 1\nb = 2"
 
 
 def test_the_demo_tells_the_whole_story(tmp_path, monkeypatch):

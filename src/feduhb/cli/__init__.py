@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from typing import Annotated
 
@@ -38,6 +39,12 @@ def _version(
         raise typer.Exit
 
 
+def unfolded(text: str) -> str:
+    """Give each paragraph in one line, for the terminal to break where it is full; one that begins with \\b stays as it is."""
+    parts = inspect.cleandoc(text).split("\n\n")
+    return "\n\n".join(part if part.startswith("\b") else " ".join(part.split()) for part in parts)
+
+
 for command in (
     runs.demo,
     runs.train,
@@ -48,4 +55,4 @@ for command in (
     checks.theorem,
     paper.reproduce,
 ):
-    app.command()(command)
+    app.command(help=unfolded(command.__doc__ or ""))(command)
