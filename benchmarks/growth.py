@@ -29,10 +29,10 @@ import feduhb
 from feduhb.core.flat import flatten
 from feduhb.core.types import Engine
 from feduhb.data.federation import Examples
-from feduhb.data.sources import Dataset, dataset_named
+from feduhb.data.load import Dataset, load_dataset
 from feduhb.models import mlp, paper_cnn
-from feduhb.records import Round
-from feduhb.run.loop import run
+from feduhb.runs.folder import Round
+from feduhb.runs.loop import run
 from measuring import MIB, forget_peak, header, held, most_held, watched, write
 
 CLIENTS = (20, 100, 1_000, 10_000)
@@ -60,7 +60,7 @@ def wide(data: Dataset, parameters: int) -> feduhb.Federation:
 
 def one_round(make: Callable[[Dataset, int], feduhb.Federation], size: int, engine: str) -> dict[str, Any]:
     """Seconds and memory of one round after the federation is there."""
-    data = dataset_named("mnist-5k")
+    data = load_dataset("mnist-5k")
     federation = make(data, size)
     params = flatten(federation.fresh_model())
     ready = held()
@@ -80,7 +80,7 @@ def one_round(make: Callable[[Dataset, int], feduhb.Federation], size: int, engi
 
 def lists(clients: int) -> dict[str, Any]:
     """Bytes that a federation's own lists take for each client, its images apart; so many that what was free before is no matter."""
-    data = dataset_named("mnist-5k")
+    data = load_dataset("mnist-5k")
     before = held()
     federation = crowd(data, clients)
     return {"clients": clients, "bytes_a_client": (held() - before) / len(federation.clients)}

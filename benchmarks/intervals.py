@@ -15,10 +15,11 @@ from collections import Counter
 import torch
 from torch import Tensor
 
+from feduhb.audit.attacks.membership import DRAWS
+from feduhb.audit.result import ORIGINAL, RETRAIN, UNLEARNED, Roc
+from feduhb.audit.statistics import Scores, compute_roc
+from feduhb.audit.verdict import judge_membership
 from feduhb.core.seeds import generator
-from feduhb.evaluate.roc import Roc, Scores, roc
-from feduhb.evaluate.verdicts import ORIGINAL, RETRAIN, UNLEARNED, membership
-from feduhb.experiment.attacks import DRAWS
 
 ALARMS, COVERED = 1000, 300  # simulated attacks
 KNOWN = 1.0  # standard deviations by which the original sets its members apart: an AUC of 0.76
@@ -36,7 +37,7 @@ def audited(number: int, leavers: int, members: int, others: int, alike: float) 
         return [Scores(inside + known, outside) for inside, outside in own]
 
     knows = {UNLEARNED: 0.0, RETRAIN: 0.0, ORIGINAL: KNOWN}
-    return {model: roc(scores(known), seed=number, draws=DRAWS) for model, known in knows.items()}
+    return {model: compute_roc(scores(known), seed=number, draws=DRAWS) for model, known in knows.items()}
 
 
 def _mixed(common: Tensor, alike: float, draw: torch.Generator) -> Tensor:
@@ -52,7 +53,7 @@ def attacked(number: int, leavers: int, members: int, others: int, apart: float 
         Scores(torch.randn(members, generator=draw) + shift, torch.randn(others, generator=draw))
         for shift in shifts
     ]
-    return roc(strata, seed=number, draws=DRAWS)
+    return compute_roc(strata, seed=number, draws=DRAWS)
 
 
 def misses(found: Roc) -> bool:
@@ -64,7 +65,7 @@ def alarms(leavers: int, members: int, others: int, alike: float, attacks: int =
     """Say how often a model that remembers nothing is caught, and what else it is called."""
     found = [audited(n, leavers, members, others, alike) for n in range(attacks)]
     missed = sum(misses(models[UNLEARNED]) for models in found) / attacks
-    words = Counter(membership(models).verdict for models in found)
+    words = Counter(judge_membership(models).verdict for models in found)
     told = ", ".join(f"{word} {count / attacks:.1%}" for word, count in words.most_common())
     return (
         f"{leavers} leaver(s), {members} against {others} each, models {alike:.0%} alike: caught {words['caught'] / attacks:.1%} of {attacks} "

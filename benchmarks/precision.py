@@ -25,7 +25,7 @@ import feduhb
 from feduhb.core.flat import flatten, with_params
 from feduhb.engines import Stacked
 from feduhb.report.paper.claims_parts import QUANTILES
-from feduhb.run.loop import run
+from feduhb.runs.loop import run
 from measuring import header, write
 
 Curves = Sequence[Sequence[float]]  # by seed, by round

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import feduhb
+from feduhb.api import train_from
 from feduhb.demo import LEAVERS, METHODS, SETTINGS
-from feduhb.experiment.runner import train_from
-from feduhb.records import Round
+from feduhb.runs.folder import Round
 from feduhb.stopping import never
 from measuring import header, write
 

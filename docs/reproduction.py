@@ -7,8 +7,8 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from feduhb.cells import ORIGINAL, RETRAIN, Cell
 from feduhb.errors import FeduhbError
+from feduhb.paper.cells import ORIGINAL, RETRAIN, Cell
 from feduhb.report.grids import NOTHING, Grid
 from feduhb.report.paper import claims
 from feduhb.report.paper.claims_noticed import noticed

@@ -23,3 +23,11 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_waiting_for_others():
+    """Where a test holds a run's lock itself, nobody will free it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("feduhb.runs.lineage.PATIENCE", 0.0)
+        yield

@@ -9,7 +9,7 @@ import torch
 from task import Task, tell
 
 import feduhb
-from feduhb.engines import engine_named
+from feduhb.engines import make_engine
 from feduhb.models import paper_cnn
 
 
@@ -18,7 +18,7 @@ def main() -> None:
     task = Task.given()
     clients = {f"c{client:03}": task.part(client) for client in range(task.clients)}
     federation = feduhb.Federation(clients, clients["c000"], paper_cnn((1, 28, 28), 10))
-    engine = engine_named(sys.argv[2], federation, feduhb.Local())
+    engine = make_engine(sys.argv[2], federation, feduhb.Local())
     params, everyone = torch.from_numpy(task.start), tuple(clients)
     seconds = []
     for number in range(task.rounds):

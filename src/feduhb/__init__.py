@@ -5,56 +5,58 @@
     unlearned  = feduhb.unlearn(trained, forget=["c00", "c01"])
     print(feduhb.audit(unlearned, trained))
 
-Names are loaded when first used, so that reading records or reports does not import torch. `feduhb.flower`, for federations on
-real machines, is a room of its own with an extra; in a clone: pip install -c constraints.txt '.[flower]'.
+Names are loaded when first used, so that reading run folders and reports does not import torch. `feduhb.flower`, for federations
+on real machines, needs an extra; in a clone: pip install -c constraints.txt '.[flower]'.
 """
 
 from __future__ import annotations
 
 import importlib
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from feduhb.api import compare, train, unlearn
+    from feduhb.audit.audit import audit
+    from feduhb.audit.result import Audit
     from feduhb.core.aggregate import geometric_median, krum, median, trimmed_mean, weighted_mean
-    from feduhb.core.types import Local, Updates, Work
+    from feduhb.core.types import Local, Method, Updates, Work
     from feduhb.data.backdoor import Backdoor
     from feduhb.data.canaries import Canaries
     from feduhb.data.federation import Federation
+    from feduhb.data.load import load
     from feduhb.data.request import Request
     from feduhb.engines import Loop, Pool, Stacked
     from feduhb.errors import FeduhbError
-    from feduhb.experiment.api import compare, train, unlearn
-    from feduhb.experiment.audit import audit
-    from feduhb.experiment.audited import Audit
-    from feduhb.experiment.federations import load
-    from feduhb.experiment.runs import Run, open_run
     from feduhb.methods import FedEraser, FedRecover, FedUHB, Retrain
-    from feduhb.records import Round
+    from feduhb.runs.folder import Round
+    from feduhb.runs.run import Run, open_run
     from feduhb.stopping import dynamic_stop, never, replay
 
 _HOMES = {
+    "feduhb.api": ("compare", "train", "unlearn"),
+    "feduhb.audit.audit": ("audit",),
+    "feduhb.audit.result": ("Audit",),
     "feduhb.core.aggregate": ("geometric_median", "krum", "median", "trimmed_mean", "weighted_mean"),
-    "feduhb.core.types": ("Local", "Updates", "Work"),
+    "feduhb.core.types": ("Local", "Method", "Updates", "Work"),
     "feduhb.data.backdoor": ("Backdoor",),
     "feduhb.data.canaries": ("Canaries",),
     "feduhb.data.federation": ("Federation",),
+    "feduhb.data.load": ("load",),
     "feduhb.data.request": ("Request",),
     "feduhb.engines": ("Loop", "Pool", "Stacked"),
     "feduhb.errors": ("FeduhbError",),
-    "feduhb.experiment.api": ("compare", "train", "unlearn"),
-    "feduhb.experiment.audit": ("audit",),
-    "feduhb.experiment.audited": ("Audit",),
-    "feduhb.experiment.federations": ("load",),
-    "feduhb.experiment.runs": ("Run", "open_run"),
     "feduhb.methods": ("FedEraser", "FedRecover", "FedUHB", "Retrain"),
-    "feduhb.records": ("Round",),
+    "feduhb.runs.folder": ("Round",),
+    "feduhb.runs.run": ("Run", "open_run"),
     "feduhb.stopping": ("dynamic_stop", "never", "replay"),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
 __version__ = "0.1.0"
 __all__ = [
-    "Audit", "Backdoor", "Canaries", "FedEraser", "FedRecover", "FedUHB", "Federation", "FeduhbError", "Local", "Loop", "Pool", "Request", "Retrain", "Round", "Run",
+    "Audit", "Backdoor", "Canaries", "FedEraser", "FedRecover", "FedUHB", "Federation", "FeduhbError", "Local", "Loop", "Method", "Pool", "Request", "Retrain", "Round", "Run",
     "Stacked", "Updates", "Work", "audit", "compare", "dynamic_stop", "geometric_median", "krum", "load", "median", "never", "open_run",
     "replay", "train", "trimmed_mean", "unlearn", "weighted_mean",
 ]  # fmt: skip
@@ -70,3 +72,14 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return __all__
+
+
+class _Package(ModuleType):
+    """This package, in which `feduhb.audit` is the function, also once the package of that name is imported."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not (name == "audit" and isinstance(value, ModuleType)):  # what importing feduhb.audit would set
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

@@ -8,16 +8,16 @@ from typing import Any
 
 from rich.console import Console
 
+from feduhb.api import compare, train_from
+from feduhb.audit.audit import audit_all
 from feduhb.data.backdoor import Backdoor
 from feduhb.data.canaries import Canaries
+from feduhb.data.load import FederationSettings
 from feduhb.errors import RunFolderError
-from feduhb.experiment.api import compare
-from feduhb.experiment.audit import audit_all
-from feduhb.experiment.runner import train_from
-from feduhb.experiment.settings import Config, FederationSettings, TrainSettings
-from feduhb.records import disk_errors, write_atomically
 from feduhb.report import read_runs, write_report
 from feduhb.report.tables import as_json, rich_table
+from feduhb.runs.config import Config, TrainSettings
+from feduhb.runs.folder import disk_errors, write_atomically
 
 LEAVERS = ("c09", "c19")  # the two that hold most
 ROUNDS = 40  # of the training, and the most of any unlearning

@@ -12,18 +12,29 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from feduhb.errors import ConfigError
-from feduhb.records import StopReason
+
+
+@dataclass(frozen=True, slots=True)
+class StopReason:
+    """Why a run ended before its last scheduled round, in words and in numbers."""
+
+    text: str
+    movement: float
+    threshold: float
+
+    def __str__(self) -> str:
+        return self.text
 
 
 class StopRule(Protocol):
-    """Decides after each round, from all movements so far, whether the run has gone far enough."""
+    """A rule that decides after each round, from all movements so far, whether the run ends."""
 
     def __call__(self, moved: Sequence[float], /) -> StopReason | None:
-        """Give the reason to stop now, or None to go on."""
+        """Return the reason to stop now; None to continue."""
         ...
 
     def threshold(self, moved: Sequence[float], /) -> float | None:
-        """Give the movement under which the rule would stop now; None while it does not speak."""
+        """Return the movement below which the rule would stop now; None while the rule is silent."""
         ...
 
 
@@ -37,6 +48,8 @@ class DynamicStop:
     momentum: float = 0.9
     min_rounds: int = 3
     as_printed: bool = False
+
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012
 
     def __post_init__(self) -> None:
         if not 0 <= self.scale < math.inf:
@@ -57,7 +70,7 @@ class DynamicStop:
             raise ConfigError(f"the stop rule's min_rounds is {self.min_rounds}; give 1 or more")
 
     def __call__(self, moved: Sequence[float], /) -> StopReason | None:
-        """Give the reason to stop after these movements, or None."""
+        """Return the reason to stop after these movements; None to continue."""
         judged = self._judged(moved)
         if judged is None:
             return None
@@ -74,7 +87,7 @@ class DynamicStop:
         return StopReason(f"movement {now:.3g} fell below the floor {floor:.3g}", now, floor)
 
     def threshold(self, moved: Sequence[float], /) -> float | None:
-        """Give max(ε/β, λ std(movements)), in the units of the movements themselves."""
+        """Return max(ε/β, λ std(movements)), in the units of the movements themselves."""
         judged = self._judged(moved)
         return None if judged is None else max(self.floor / self._unit, self.scale * judged[1])
 
@@ -84,7 +97,7 @@ class DynamicStop:
         return self.momentum or 1.0
 
     def _judged(self, moved: Sequence[float]) -> tuple[float, float] | None:
-        """The movement now and the standard deviation it is held against, where the rule may speak."""
+        """Return the movement now and the standard deviation it is compared with; None while the rule is silent."""
         series = [0.0, *moved[:-1]] if self.as_printed else moved
         if len(moved) < max(self.min_rounds, self.window or 0):
             return None
@@ -108,14 +121,14 @@ def dynamic_stop(
 
     Args:
         scale: λ. Larger stops earlier.
-        window: k in rounds; None takes all rounds so far. An integer window speaks only when it is full.
+        window: k in rounds; None takes all rounds so far. With an integer the rule is silent until the window is full.
         floor: ε, in units of δ.
         momentum: β of the method. It cancels in δ < λ σ and matters against ε alone; at 0 the
             movement itself is judged.
         min_rounds: the rule is silent before that many rounds.
         as_printed: judge the movement into w[t] instead, with the zero of t = 0 in the window, as the
-            paper's algorithm is printed: it speaks one round later, and the model the paper would
-            return is then the state's ``previous``.
+            paper's algorithm is printed: the rule fires one round later, and the model that the paper
+            would return is then the state's ``previous``.
 
     Differs from the paper: k and ε are not given there, and its first δ is 0, so that any ε > 0 would
     end the run before it began. The rule fires on a *fall* of δ within the window, never on a plateau;
@@ -129,11 +142,11 @@ class Never:
     """Run every scheduled round."""
 
     def __call__(self, moved: Sequence[float], /) -> StopReason | None:  # noqa: ARG002
-        """Give None: go on."""
+        """Return None: continue."""
         return None
 
     def threshold(self, moved: Sequence[float], /) -> float | None:  # noqa: ARG002
-        """Give None: this rule never speaks."""
+        """Return None: this rule is always silent."""
         return None
 
 
@@ -141,5 +154,5 @@ never = Never()
 
 
 def replay(rule: StopRule, moved: Sequence[float]) -> int | None:
-    """Give the number of rounds after which ``rule`` would have ended a recorded run; None if it would not."""
+    """Return the number of rounds after which ``rule`` would have ended a recorded run; None if it would not."""
     return next((n for n in range(1, len(moved) + 1) if rule(moved[:n]) is not None), None)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 import feduhb
+from feduhb.audit.result import Interval, Roc
 from feduhb.core.aggregate import Aggregate, weighted_mean
-from feduhb.core.types import Updates, Work
-from feduhb.evaluate.roc import Interval, Roc
-from feduhb.methods.replaying import MISSING
+from feduhb.core.types import Method, Updates, Work
+from feduhb.methods.replay import MISSING
 from feduhb.methods.retrain import Plain
 
 LEAVERS = ("c00", "c01", "c02")
@@ -59,19 +59,11 @@ def roc_of(auc: float, se: float = 0.01) -> Roc:
     return Roc(auc, se, around(2.576), around(1.645), 0.01, some, 0.0, some, 500, 500)
 
 
-class AsksNobody:
+class AsksNobody(Method[Plain]):
     """What methods that give weights they already have share."""
 
     __slots__ = ()
     exact: ClassVar[bool] = True
-
-    @property
-    def rounds(self) -> int | None:
-        return None
-
-    @property
-    def needs(self) -> Literal["sum", "each"]:
-        return "sum"
 
     def init(self, params: Tensor) -> Plain:
         return Plain(params)
@@ -115,6 +107,7 @@ class Replays(AsksNobody):
     clients: tuple[str, ...] = ()
 
     name: ClassVar[str] = "replays"
+    needs_history: ClassVar[bool] = True
 
     def tell(self, state: Plain, answers: Iterable[Updates]) -> Plain:  # noqa: ARG002
         return Plain(self.history.params(self.history.rounds[-1]).clone())

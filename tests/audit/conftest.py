@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from feduhb.evaluate import misr
-from feduhb.experiment import attacks
+from feduhb.audit.attacks import membership, misr
 from quiet import no_waiting_for_the_disk, one_thread
 
 __all__ = ["no_waiting_for_the_disk", "one_thread", "small_attackers"]
@@ -15,6 +14,6 @@ __all__ = ["no_waiting_for_the_disk", "one_thread", "small_attackers"]
 def small_attackers():
     """Fewer draws of the bootstrap and fewer trees: verdicts here are far from any edge."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(attacks, "DRAWS", 400)
+        patch.setattr(membership, "DRAWS", 400)
         patch.setattr(misr, "TREES", {**misr.TREES, "max_iter": 5, "max_bins": 8})
         yield

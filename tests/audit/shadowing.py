@@ -22,10 +22,11 @@ def main() -> None:
     folder, count = Path(sys.argv[1]), int(sys.argv[2])
 
     import feduhb
-    from feduhb.experiment import plans, shadows
-    from feduhb.experiment.audit import audit
+    from feduhb import api
+    from feduhb.audit import shadows
+    from feduhb.audit.audit import audit
 
-    spread, carry_out = shadows.spread, plans.carry_out
+    spread, execute = shadows.spread, api.execute
 
     def counted(function: Any, jobs: Any, workers: int) -> Any:
         def noted() -> Any:
@@ -38,13 +39,12 @@ def main() -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
             yield said
 
-    def told(task: Any, **how: Any) -> Any:
-        before = task.folder.finished() if task.folder else False
-        if not before:
-            say(task.folder.path.name if task.folder else "no folder")
-        return carry_out(task, **how)
+    def told(plan: Any) -> Any:
+        if plan.folder is not None and not plan.folder.is_finished():
+            say(plan.folder.path.name)
+        return execute(plan)
 
-    shadows.spread, plans.carry_out = counted, told
+    shadows.spread, api.execute = counted, told
     original, retrain = (feduhb.open_run(folder / name) for name in ("original", "retrain"))
     audit(retrain, original, out=folder / "audit", shadows=6, relearn=0, canaries=0.5, show=None)
 

@@ -7,14 +7,17 @@ import torch
 
 import feduhb
 from audit.auditing import LEAVERS, ROUNDS, TRAINED, digits
+from feduhb.audit.attacks.lira import Shadows, compute_all_confidences
+from feduhb.audit.attacks.loss import score_losses
+from feduhb.audit.attacks.membership import Candidates
+from feduhb.audit.attacks.misr import compute_misr
+from feduhb.audit.controls import Controls
+from feduhb.audit.result import Roc
+from feduhb.audit.shadows import ShadowSet
+from feduhb.audit.statistics import Scores, compute_roc
+from feduhb.audit.steps import carry_out
 from feduhb.data.request import Request
-from feduhb.evaluate.accuracy import outputs
-from feduhb.evaluate.membership import loss_scores
-from feduhb.evaluate.misr import misr
-from feduhb.evaluate.roc import Roc, Scores, roc
-from feduhb.experiment.bench import Bench
-from feduhb.experiment.measures import compared
-from feduhb.experiment.shadows import Candidates, Shadows, asked, shadows
+from feduhb.engines.scoring import compute_outputs
 
 PERMUTATIONS = 12
 
@@ -49,10 +52,10 @@ def world():
 
 def test_the_loss_attack(world):
     trained, _ = world
-    members, others = compared(trained.federation, Request(LEAVERS))
-    strata = loss_scores(trained.model(), members, others, trained.federation.loss)
-    assert roc(strata, draws=400).auc > 0.8  # there is something to leak
-    at_chance([roc(shuffled(strata, seed), seed=seed, draws=400) for seed in range(PERMUTATIONS)])
+    candidates = Candidates.of(trained.federation, Request(LEAVERS))
+    strata = score_losses(trained.model(), candidates, trained.federation.loss)
+    assert compute_roc(strata, draws=400).auc > 0.8  # there is something to leak
+    at_chance([compute_roc(shuffled(strata, seed), seed=seed, draws=400) for seed in range(PERMUTATIONS)])
 
 
 @pytest.fixture(scope="module")
@@ -61,33 +64,35 @@ def shadowed(tmp_path_factory) -> tuple[feduhb.Run, feduhb.Run, Shadows]:
     federation = digits(clients=6, per_client=60, canaries=feduhb.Canaries(LEAVERS, 1.0))
     trained = feduhb.train(federation, 6, **{**TRAINED, "epochs": 8})
     run = feduhb.unlearn(trained, LEAVERS, method="retrain", rounds=6, show=None)
-    bench = Bench(
+    controls = Controls(
         federation=federation, request=Request(LEAVERS), settings=trained.settings, engine="loop", history=False,
-        folder=tmp_path_factory.mktemp("shadows"), step=lambda *_: lambda _: None,
+        folder=tmp_path_factory.mktemp("shadows"),
     )  # fmt: skip
-    candidates = Candidates(*compared(federation, Request(LEAVERS)))
-    return trained, run, shadows(bench, federation, candidates, run, "shadow", 8)
+    candidates = Candidates.of(federation, Request(LEAVERS))
+    shadows = ShadowSet(controls, federation, candidates, "retrain", "shadow", 8, lambda: run)
+    carry_out(shadows.steps)
+    return trained, run, shadows.read()
 
 
 def test_lira_catches_the_original_and_not_retrain(shadowed):
     trained, run, found = shadowed
-    caught = roc(found.attack(asked(trained, found.candidates)), draws=400)
+    caught = compute_roc(found.attack(compute_all_confidences(trained, found.candidates)), draws=400)
     assert caught.interval.low > 0.5
-    free = roc(found.attack(asked(run, found.candidates)), draws=400)
+    free = compute_roc(found.attack(compute_all_confidences(run, found.candidates)), draws=400)
     assert free.interval.low <= 0.5 <= free.interval.high
-    assert roc(found.test(), draws=400).interval.low > 0.5
+    assert compute_roc(found.test(), draws=400).interval.low > 0.5
 
 
 def test_lira(shadowed):
     trained, _, found = shadowed
-    strata = found.attack(asked(trained, found.candidates))
-    at_chance([roc(shuffled(strata, seed), seed=seed, draws=400) for seed in range(PERMUTATIONS)])
+    strata = found.attack(compute_all_confidences(trained, found.candidates))
+    at_chance([compute_roc(shuffled(strata, seed), seed=seed, draws=400) for seed in range(PERMUTATIONS)])
 
 
 def test_lira_finds_no_real_membership_in_models_that_were_dealt_their_data_by_a_coin(shadowed):
     """Each shadow in turn is attacked by the others: nothing about the real members may have gone into it."""
     _, _, found = shadowed
-    at_chance([roc(strata, draws=400) for strata in _left_out(found)])
+    at_chance([compute_roc(strata, draws=400) for strata in _left_out(found)])
 
 
 def _left_out(found: Shadows) -> list[list[Scores]]:
@@ -96,10 +101,10 @@ def _left_out(found: Shadows) -> list[list[Scores]]:
         rest = torch.arange(8) != k
         others = Shadows(
             found.candidates,
-            {c: said[rest] for c, said in found.said.items()},
+            {c: said[rest] for c, said in found.confidences.items()},
             {c: inside[rest] for c, inside in found.inside.items()},
         )
-        strata.append(others.attack({c: said[k] for c, said in found.said.items()}))
+        strata.append(others.attack({c: said[k] for c, said in found.confidences.items()}))
     return strata
 
 
@@ -108,11 +113,11 @@ def test_misr(world):
     trained, _ = world
     federation = trained.federation
     gone = torch.cat([examples.all()[0] for examples in federation.forgotten(LEAVERS).values()])
-    both = outputs(trained.model(), torch.cat([gone, federation.test.all()[0]]))
+    both = compute_outputs(trained.model(), torch.cat([gone, federation.test.all()[0]]))
     apart = []
     for seed in range(4):
         mixed = both[torch.randperm(len(both), generator=torch.Generator().manual_seed(seed))]
-        said = misr({"original": (mixed[: len(gone)], mixed[len(gone) :])}, seed=seed)
+        said = compute_misr({"original": (mixed[: len(gone)], mixed[len(gone) :])}, seed=seed)
         apart += [one["original"].misr - one["original"].on_test for one in said.values()]
     error = (0.25 / len(gone) + 0.25 / len(federation.test)) ** 0.5  # of one difference, at a rate of a half
     assert max(map(abs, apart)) < 4 * error

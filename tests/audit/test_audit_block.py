@@ -11,11 +11,11 @@ import torch
 
 import feduhb
 from audit.auditing import QUIET, drawn
-from feduhb.experiment.audit import WORK
-from feduhb.experiment.exactness import _where
-from feduhb.experiment.plans import engine_of, made_by
-from feduhb.experiment.runs import block_of
-from feduhb.records import RunFolder
+from feduhb.audit.audit import WORK
+from feduhb.audit.exactness import describe_machine
+from feduhb.engines import describe_engine
+from feduhb.runs.config import parse_config
+from feduhb.runs.folder import RunFolder
 
 SIZES = {"ant": 9, "bee": 14, "cat": 13, "dog": 24, "elk": 8}
 LITTLE, MUCH = 1, 1 << 40  # bytes free: for one client at once, and for all
@@ -39,7 +39,10 @@ def unlearned(trained: feduhb.Run, out: Path | None = None, **changes: Any) -> f
 def blocks(folder: Path) -> dict[str, int | None]:
     """By world, the block of each run that an audit left."""
     runs = (path.parent for path in (folder / WORK).rglob("config.toml"))
-    return {re.sub("-[0-9a-f]{8}$", "", run.name): block_of(RunFolder(run)) for run in runs}
+    return {
+        re.sub("-[0-9a-f]{8}$", "", run.name): parse_config(RunFolder(run).config(), run.name).block
+        for run in runs
+    }
 
 
 @pytest.mark.parametrize(("before", "after", "block"), [(LITTLE, MUCH, 1), (MUCH, LITTLE, 4)])
@@ -73,8 +76,8 @@ def test_what_bits_depend_on_is_told_with_the_runs_own_block(free, tmp_path):
     free(LITTLE)
     run = unlearned(feduhb.train(drawn(SIZES), 1, **HOW), tmp_path)
     free(MUCH)
-    assert "blocks of 1," in made_by(engine_of(run))
-    assert not _where(run)
+    assert "blocks of 1," in describe_engine(run.make_engine())
+    assert not describe_machine(run)
 
 
 def test_a_block_that_is_asked_for_is_taken(free):

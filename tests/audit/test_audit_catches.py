@@ -6,8 +6,8 @@ import pytest
 
 import feduhb
 from audit.auditing import LEAVERS, QUIET, ROUNDS, TRAINED, digits
-from feduhb.evaluate.roc import equivalent, pooled, power
-from feduhb.experiment.audit import audit
+from feduhb.audit.audit import audit
+from feduhb.audit.statistics import compute_power, is_equivalent, pool
 
 SEEDS = range(5)
 
@@ -76,7 +76,7 @@ def test_an_exact_retrain_pooled_over_five_seeds_is_equivalent_to_chance():
         [attack] = audit(run, trained, retrain=run, exactness=False, canaries=0, **QUIET).membership
         found.append(attack.models["unlearned"])
         assert (found[-1].members, found[-1].others) == (270, 270)
-    together = pooled(found)
-    assert power(together.se) > 0.8
-    assert equivalent(together)
+    together = pool(found)
+    assert compute_power(together.se) > 0.8
+    assert is_equivalent(together)
     assert abs(together.auc - 0.5) < 0.05

@@ -12,9 +12,9 @@ from torch import nn
 
 import feduhb
 from audit.auditing import QUIET, drawn
+from feduhb.audit.audit import AuditSettings, audit, audit_all
+from feduhb.audit.result import Audit
 from feduhb.errors import ConfigError, DataError, FeduhbError, RequestError, RunFolderError
-from feduhb.experiment.audit import AuditSettings, audit, audit_all
-from feduhb.experiment.audited import Audit
 from feduhb.methods.retrain import Plain
 
 SIZES = {"ant": 1, "bee": 6, "cat": 12, "dog": 15}
@@ -32,6 +32,7 @@ def sound(found: Audit) -> None:
     text = found.to_json()
     back = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} in audit.json"))
     assert back == json.loads(json.dumps(found.as_json()))
+    assert Audit.from_json(text) == found
     assert back["verdict"]["word"] == found.verdict.word
     assert f": {found.verdict.word.upper()}\n" in str(found)
     assert all(attack["attack"] in str(found) for attack in back["membership"])
@@ -51,7 +52,7 @@ def test_every_kind_of_request(forget):
     assert found.exactness is not None
     assert found.exactness.exact
     assert {attack.attack for attack in found.membership} == {"loss", "LiRA"}
-    rehearsed = any("rehearsal" in attack.on for attack in found.membership)
+    rehearsed = any(attack.rehearsal for attack in found.membership)
     noted = any("forgetting a class was not rehearsed" in note for note in found.notes)
     assert rehearsed is not noted
 

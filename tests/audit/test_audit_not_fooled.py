@@ -9,11 +9,11 @@ import torch
 
 import feduhb
 from audit.auditing import LEAVERS, QUIET, ROUNDS, TRAINED, Called, Keeps, Replays, digits
-from feduhb.evaluate.verdicts import COPIED, UNEXPLAINED, UNREHEARSED
-from feduhb.experiment.audit import audit, audit_all
-from feduhb.experiment.audited import Audit
-from feduhb.experiment.runs import Run
+from feduhb.audit.audit import audit, audit_all
+from feduhb.audit.result import Audit
+from feduhb.audit.verdict import COPIED, UNEXPLAINED, UNREHEARSED
 from feduhb.methods.retrain import Plain
+from feduhb.runs.run import Run
 
 CANARIES = 0.8
 POWERFUL = {

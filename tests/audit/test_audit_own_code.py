@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from functools import partial
+from typing import Any, ClassVar, cast
 
 import pytest
 import torch
 
 import feduhb
 from audit.auditing import LEAVERS, QUIET, ROUNDS, TRAINED, Keeps, digits
+from feduhb.audit.audit import audit, audit_all
+from feduhb.audit.controls import name_run
+from feduhb.audit.exactness import find_carried, is_ours
+from feduhb.audit.scope import check_control
+from feduhb.audit.verdict import OWN
 from feduhb.core.types import Updates
-from feduhb.evaluate.verdicts import OWN
-from feduhb.experiment.audit import audit, audit_all
-from feduhb.experiment.exactness import ours
+from feduhb.errors import RunFolderError
 from feduhb.methods.retrain import Plain
 
 DRAWER: dict[str, torch.Tensor] = {}  # where a method's code finds what no field of it holds
@@ -144,12 +148,72 @@ def test_an_approximate_run_whose_weights_were_exchanged_is_no_success(tmp_path)
 
 def test_what_is_ours(world):
     trained, retrain = world
-    assert ours(retrain)
-    assert ours(replace(retrain, engine="auto", method=feduhb.FedUHB(aggregate=feduhb.median)))
-    assert ours(replace(retrain, engine=feduhb.Loop))
-    assert not ours(replace(retrain, engine=lambda federation, local: feduhb.Loop(federation, local)))
-    assert not ours(replace(retrain, method=Halved()))
-    assert not ours(
+    assert is_ours(retrain)
+    assert is_ours(replace(retrain, engine="auto", method=feduhb.FedUHB(aggregate=feduhb.median)))
+    assert is_ours(replace(retrain, engine=feduhb.Loop))
+    assert not is_ours(replace(retrain, engine="rounded")), "a name that another package registered"
+    assert not is_ours(replace(retrain, engine=lambda federation, local: feduhb.Loop(federation, local)))
+    assert not is_ours(replace(retrain, method=Halved()))
+    assert not is_ours(
         replace(retrain, method=feduhb.Retrain(aggregate=lambda answers: next(iter(answers)).values[0]))
     )
     assert trained.forgot is None
+
+
+def test_what_only_looks_like_ours(world):
+    """A name, a module or an answer to a question proves nothing."""
+    _, retrain = world
+
+    class Posing(type(feduhb.Retrain)):
+        """Classes that say of themselves that they are Retrain."""
+
+        def __eq__(cls, other: object) -> bool:
+            return True
+
+        def __hash__(cls) -> int:
+            return hash(feduhb.Retrain)
+
+    class Retrain(feduhb.Retrain, metaclass=Posing):
+        """The same name, another class."""
+
+        __slots__ = ()
+
+    class Alike:
+        """An engine that says that it equals any other."""
+
+        def __call__(self, federation: Any, local: Any) -> Any:
+            return feduhb.Loop(federation, local)
+
+        def __eq__(self, other: object) -> bool:
+            return True
+
+        def __hash__(self) -> int:
+            return hash(feduhb.Loop)
+
+    class Bent(partial[Any]):
+        """Shows a rule of ours and does something else."""
+
+        def __call__(self, *args: Any, **_: Any) -> torch.Tensor:
+            return next(iter(args[0])).values[0]
+
+    def weighted_mean(answers: Iterable[Updates]) -> torch.Tensor:
+        return next(iter(answers)).values[0]
+
+    weighted_mean.__module__ = feduhb.weighted_mean.__module__
+    assert not is_ours(replace(retrain, method=Retrain()))
+    assert not is_ours(replace(retrain, method=feduhb.Retrain(aggregate=weighted_mean)))
+    assert not is_ours(replace(retrain, method=feduhb.Retrain(aggregate=Bent(feduhb.trimmed_mean, trim=0.1))))
+    assert is_ours(replace(retrain, method=feduhb.Retrain(aggregate=partial(feduhb.trimmed_mean, trim=0.1))))
+    assert not is_ours(replace(retrain, engine=cast("Any", Alike())))
+    assert not is_ours(replace(retrain, engine=cast("Any", Bent)(feduhb.Loop)))
+    assert name_run(replace(retrain, method=Retrain(epochs=4))) != name_run(retrain)
+    for method in (Retrain(), Halved()):
+        with pytest.raises(RunFolderError, match="give a run of retrain without c00,c01,c02"):
+            check_control("retrain", replace(retrain, method=method), retrain)
+
+
+def test_what_a_bent_partial_holds_is_no_setting():
+    class Bent(partial[Any]):
+        weights = torch.zeros(3)
+
+    assert find_carried(feduhb.Retrain(aggregate=Bent(feduhb.trimmed_mean, trim=0.1))) == "aggregate"

@@ -14,10 +14,9 @@ import pytest
 
 import feduhb
 from audit.auditing import QUIET
+from feduhb.audit.audit import WORK, audit
 from feduhb.errors import RunFolderError
-from feduhb.experiment.audit import WORK, audit
-from feduhb.records import RunFolder
-from feduhb.run.folder import sole_writer
+from feduhb.runs.folder import RunFolder
 
 SHADOWING = Path(__file__).with_name("shadowing.py")
 CLOCKS = ("finished", "seconds", "cost", "versions")
@@ -60,7 +59,7 @@ def test_a_second_audit_of_a_run_does_not_take_the_firsts_work_away(runs, tmp_pa
     folder = copied(runs, tmp_path)
     unlearned, trained = (feduhb.open_run(folder / name) for name in ("retrain", "original"))
     with (
-        sole_writer(RunFolder(folder / "audit")),
+        RunFolder(folder / "audit").claim(),
         pytest.raises(RunFolderError, match="another process is writing"),
     ):
         audit(unlearned, trained, out=folder / "audit", **QUIET)
@@ -126,7 +125,7 @@ def test_other_settings_clear_what_an_earlier_audit_left(runs, tmp_path):
 
 
 def test_an_audit_that_fails_leaves_its_work_to_be_gone_on_with(runs, tmp_path, monkeypatch):
-    from feduhb.experiment import audit as room
+    from feduhb.audit import run_audit
 
     _, original, retrain = runs
 
@@ -134,7 +133,7 @@ def test_an_audit_that_fails_leaves_its_work_to_be_gone_on_with(runs, tmp_path, 
         raise RuntimeError("power cut")
 
     with monkeypatch.context() as patch:
-        patch.setattr(room, "loss_attacks", fails)
+        patch.setattr(run_audit, "attack_by_loss", fails)
         with pytest.raises(RuntimeError, match="power cut"):
             audit(retrain, original, out=tmp_path, canaries=0, **QUIET)
     assert any((tmp_path / WORK).iterdir())

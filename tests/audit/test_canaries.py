@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import feduhb
 from audit.auditing import drawn
-from feduhb.data.canaries import Canaries, plant
+from feduhb.data.canaries import Canaries, plant_canaries
 from feduhb.data.federation import Examples
 from feduhb.errors import ConfigError, RequestError
 from toys import quick
@@ -25,7 +25,7 @@ def same(one: Examples, other: Examples) -> bool:
 @given(share=st.floats(0.01, 1.0), seed=st.integers(0, 5))
 def test_a_share_of_labels_is_wrong_and_marked_and_nothing_else_changes(share: float, seed: int):
     before = drawn(SIZES, held=8, seed=seed)
-    after = plant(before, Canaries(("bee", "cat"), share))
+    after = plant_canaries(before, Canaries(("bee", "cat"), share))
     for part in ("clients", "held_out"):
         for client, old in getattr(before, part).items():
             new = getattr(after, part)[client]
@@ -49,7 +49,7 @@ def test_wrong_labels_are_uniform_over_the_wrong_ones():
         (x[:5], labels),
         torch.nn.Linear(2, 5),
     )
-    wrong = plant(crowd, Canaries(("one",), 1.0)).clients["one"].targets
+    wrong = plant_canaries(crowd, Canaries(("one",), 1.0)).clients["one"].targets
     counts = torch.bincount(wrong, minlength=5).tolist()
     assert counts[1] == 0
     assert all(abs(count - 2500) < 217 for count in counts[:1] + counts[2:])
@@ -60,7 +60,7 @@ def test_rows_are_drawn_evenly():
     federation = drawn({"ant": 8, "bee": 8})
     hits = torch.zeros(8)
     for seed in range(400):
-        marked = plant(federation.replace(seed=seed), Canaries(("ant",), 0.25)).clients["ant"].marked
+        marked = plant_canaries(federation.replace(seed=seed), Canaries(("ant",), 0.25)).clients["ant"].marked
         assert marked is not None
         hits += marked
     assert float((hits - 100).abs().max()) < 44
@@ -72,7 +72,10 @@ def test_another_clients_presence_changes_no_draw():
         clients={c: e for c, e in many.clients.items() if c != "dog"},
         held_out={c: e for c, e in many.held_out.items() if c != "dog"},
     )
-    alone, both = plant(many, Canaries(("cat",), 0.5)), plant(few, Canaries(("bee", "cat"), 0.5))
+    alone, both = (
+        plant_canaries(many, Canaries(("cat",), 0.5)),
+        plant_canaries(few, Canaries(("bee", "cat"), 0.5)),
+    )
     assert same(alone.clients["cat"], both.clients["cat"])
     assert same(alone.held_out["cat"], both.held_out["cat"])
 
@@ -80,27 +83,27 @@ def test_another_clients_presence_changes_no_draw():
 def test_twins_are_drawn_apart():
     x, y = torch.zeros(40, 2), torch.arange(40) % 3
     twins = feduhb.Federation({"a": (x, y), "b": (x, y)}, (x, y), torch.nn.Linear(2, 3))
-    planted = plant(twins, Canaries(("a", "b"), 0.5)).clients
+    planted = plant_canaries(twins, Canaries(("a", "b"), 0.5)).clients
     assert not torch.equal(planted["a"].canaries.keys, planted["b"].canaries.keys)
 
 
 def test_training_and_held_out_parts_are_drawn_apart():
     x, y = torch.zeros(40, 2), torch.arange(40) % 3
     twin = feduhb.Federation({"a": (x, y)}, (x, y), torch.nn.Linear(2, 3), held_out={"a": (x, y)})
-    planted = plant(twin, Canaries(("a",), 0.5))
+    planted = plant_canaries(twin, Canaries(("a",), 0.5))
     assert not torch.equal(planted.clients["a"].targets, planted.held_out["a"].targets)
 
 
 def test_backdoored_rows_are_left_alone():
     federation = feduhb.load("digits", clients=4, per_client=80, backdoor=feduhb.Backdoor(("c00",), size=2))
-    planted = plant(federation, Canaries(("c00",), 1.0))
+    planted = plant_canaries(federation, Canaries(("c00",), 1.0))
     backdoor = federation.backdoor
     assert backdoor is not None
     for old, new in (
         (federation.clients["c00"], planted.clients["c00"]),
         (federation.held_out["c00"], planted.held_out["c00"]),
     ):
-        carries = backdoor.carried(old.all()[0])
+        carries = backdoor.detect(old.all()[0])
         assert 0 < int(carries.sum()) < len(old)
         assert torch.equal(new.targets[carries], old.targets[carries])
         assert new.marked is not None
@@ -110,7 +113,7 @@ def test_backdoored_rows_are_left_alone():
 def test_among_a_request_only_its_rows_get_canaries():
     federation = drawn(SIZES, held=8)
     rows = (3, 5, 20, 21, 22, 39)
-    planted = plant(federation, Canaries(("cat",), 0.5), among={"cat": rows})
+    planted = plant_canaries(federation, Canaries(("cat",), 0.5), among={"cat": rows})
     found = planted.clients["cat"].canaries
     assert len(found) == 3
     assert set(found.keys.tolist()) <= set(rows)
@@ -118,7 +121,7 @@ def test_among_a_request_only_its_rows_get_canaries():
 
 
 def test_marks_and_keys_survive_forgetting_others():
-    planted = plant(drawn(SIZES, held=8), Canaries(("cat",), 0.5))
+    planted = plant_canaries(drawn(SIZES, held=8), Canaries(("cat",), 0.5))
     before = planted.clients["cat"]
     gone = before.canaries.keys[:2].tolist()
     after = planted.without({"cat": [*gone, 1], "bee": [0]}).clients["cat"]
@@ -147,7 +150,7 @@ def test_load_plants_and_a_config_says_so(tmp_path):
 @pytest.mark.parametrize("forget", [["cat"], {"cat": range(30)}])
 def test_exact_methods_do_not_feel_canaries_in_what_they_forget(method, forget):
     federation = drawn(SIZES, held=8)
-    planted = plant(federation, Canaries(("cat",), 0.5), among=forget)
+    planted = plant_canaries(federation, Canaries(("cat",), 0.5), among=forget)
     assert planted.fingerprints() != federation.fingerprints()
     params = [
         feduhb.unlearn(
@@ -173,20 +176,20 @@ def test_refused_settings(canaries, words):
 
 def test_a_stranger_is_refused():
     with pytest.raises(RequestError, match="'zoe', who is not in this federation of 4"):
-        plant(drawn(SIZES), Canaries(("ant", "zoe")))
+        plant_canaries(drawn(SIZES), Canaries(("ant", "zoe")))
 
 
 def test_targets_that_are_no_labels_are_refused():
     x = torch.zeros(4, 2)
     numbers = feduhb.Federation({"a": (x, x[:, 0])}, (x, x[:, 0]), torch.nn.Linear(2, 1))
-    with pytest.raises(ConfigError, match="these targets are no labels; train without canaries"):
-        plant(numbers, Canaries(("a",)))
+    with pytest.raises(ConfigError, match="these targets are not labels; train without canaries"):
+        plant_canaries(numbers, Canaries(("a",)))
 
 
 def test_a_single_label_is_refused():
     x, y = torch.zeros(4, 2), torch.full((4,), 2)
     with pytest.raises(ConfigError, match="all examples have label 2"):
-        plant(feduhb.Federation({"a": (x, y)}, (x, y), torch.nn.Linear(2, 3)), Canaries(("a",)))
+        plant_canaries(feduhb.Federation({"a": (x, y)}, (x, y), torch.nn.Linear(2, 3)), Canaries(("a",)))
 
 
 def test_a_label_that_only_held_out_data_has_is_never_its_own_wrong_one():
@@ -195,4 +198,4 @@ def test_a_label_that_only_held_out_data_has_is_never_its_own_wrong_one():
     odd = feduhb.Federation(
         {"a": (x, y)}, (x, y), torch.nn.Linear(2, 6), held_out={"a": (x, torch.full((30,), 5))}
     )
-    assert set(plant(odd, Canaries(("a",), 1.0)).held_out["a"].targets.tolist()) == {0, 1, 2}
+    assert set(plant_canaries(odd, Canaries(("a",), 1.0)).held_out["a"].targets.tolist()) == {0, 1, 2}

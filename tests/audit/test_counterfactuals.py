@@ -13,13 +13,16 @@ from hypothesis import strategies as st
 
 import feduhb
 from audit.auditing import QUIET, Called, Keeps, Replays, drawn
+from feduhb.audit.audit import audit
+from feduhb.audit.controls import Controls, name_run, rebuild, replace_with_noise
+from feduhb.audit.exactness import Counterfactuals, find_carried
+from feduhb.audit.result import Exactness
+from feduhb.audit.scope import check_control
+from feduhb.audit.steps import carry_out
 from feduhb.data.federation import Federation
 from feduhb.data.request import Request, as_request
 from feduhb.errors import FeduhbError, RunFolderError
-from feduhb.experiment.audit import audit
-from feduhb.experiment.bench import Bench, called, check_control, noised, rebuilt, unbound
-from feduhb.experiment.exactness import carries, exactness
-from feduhb.methods.replaying import MISSING
+from feduhb.methods.replay import MISSING, unbind_history
 from toys import quick
 
 SIZES = {"ant": 1, "bee": 2, "cat": 3, "dog": 24, "elk": 9}
@@ -37,7 +40,7 @@ def unchanged(one: Federation, other: Federation, request: Request) -> None:
 @pytest.mark.parametrize("text", REQUESTS)
 def test_noise_takes_the_place_of_all_that_is_forgotten_and_of_nothing_else(text):
     federation, request = drawn(SIZES), Request.parse(text)
-    noisy = noised(federation, request)
+    noisy = replace_with_noise(federation, request)
     unchanged(federation, noisy, request)
     old, new = federation.forgotten(request), noisy.forgotten(request)
     assert set(old) == set(new)
@@ -53,31 +56,34 @@ def test_noise_takes_the_place_of_all_that_is_forgotten_and_of_nothing_else(text
 @given(size=st.integers(1, 40))
 def test_a_client_that_leaves_whole_gets_another_size(size):
     federation = drawn({"ant": size, "bee": 3})
-    noisy = noised(federation, Request(("ant",)))
+    noisy = replace_with_noise(federation, Request(("ant",)))
     assert len(noisy.clients["ant"]) not in (0, size)
 
 
 def test_rows_and_classes_keep_their_number_and_rows_their_keys():
     federation = drawn(SIZES)
-    rows = noised(federation, as_request({"dog": (0, 23)})).clients["dog"]
+    rows = replace_with_noise(federation, as_request({"dog": (0, 23)})).clients["dog"]
     assert rows.keys.tolist() == list(range(24))
-    classed = noised(federation, Request(classes=(1,)))
+    classed = replace_with_noise(federation, Request(classes=(1,)))
     for client, examples in federation.clients.items():
         assert torch.equal(classed.clients[client].targets, examples.targets)
 
 
 def test_noise_has_an_address():
     federation = drawn(SIZES)
-    alone, both = noised(federation, Request(("dog",))), noised(federation, Request(("cat", "dog")))
+    alone, both = (
+        replace_with_noise(federation, Request(("dog",))),
+        replace_with_noise(federation, Request(("cat", "dog"))),
+    )
     assert alone.fingerprints()["dog"] == both.fingerprints()["dog"]
     assert alone.fingerprints()["cat"] == federation.fingerprints()["cat"]
-    other = noised(federation.replace(seed=8), Request(("dog",)))
+    other = replace_with_noise(federation.replace(seed=8), Request(("dog",)))
     assert other.fingerprints()["dog"] != alone.fingerprints()["dog"]
 
 
 def test_rebuilt_shares_no_memory_and_keeps_every_value():
     planted = feduhb.load("digits", clients=4, per_client=20, model="softmax")
-    again = rebuilt(planted)
+    again = rebuild(planted)
     stores = {e.x.untyped_storage().data_ptr() for e in (*planted.clients.values(), planted.test)}
     for part in ("clients", "held_out"):
         for client, examples in getattr(planted, part).items():
@@ -94,12 +100,15 @@ def trained(sampled: int | None = None, federation: Federation | None = None, **
     return feduhb.train(federation or drawn(SIZES), 3, clients_per_round=sampled, **how)
 
 
-def benched(run, folder, *, history=False, original=None) -> Bench:
+def checked(run, folder, *, history=False, original=None) -> Exactness:
     assert run.forgot is not None
-    return Bench(
+    controls = Controls(
         federation=run.original, request=run.forgot, settings=run.settings, engine=run.engine, history=history,
-        folder=folder, step=lambda *_: lambda _: None, made={"original": original} if original else {},
+        folder=folder, made={"original": original} if original else {},
     )  # fmt: skip
+    checks = Counterfactuals(run, controls)
+    carry_out(checks.steps())
+    return checks.exactness
 
 
 @pytest.mark.parametrize("sampled", [None, 2, 4])
@@ -107,7 +116,7 @@ def benched(run, folder, *, history=False, original=None) -> Bench:
 @pytest.mark.parametrize("method", ["feduhb", "retrain"])
 def test_exact_methods_are_exact(method, text, sampled, tmp_path):
     run = feduhb.unlearn(trained(sampled), text, method=method, rounds=4, show=None)
-    found = exactness(run, benched(run, tmp_path))
+    found = checked(run, tmp_path)
     assert found.exact
     assert [check.name for check in found.checks] == ["noise", "never"]
     assert all(check.largest_difference == 0 for check in found.checks)
@@ -117,7 +126,7 @@ def test_weights_changed_by_one_bit_are_seen(tmp_path):
     run = feduhb.unlearn(trained(), ["dog"], method="retrain", rounds=2, show=None)
     bits = run.params.clone()
     bits.view(torch.int32)[3] ^= 1
-    found = exactness(replace(run, state=run.state._replace(params=bits)), benched(run, tmp_path))
+    found = checked(replace(run, state=run.state._replace(params=bits)), tmp_path)
     assert not found.exact
     assert found.unexplained
     assert all(0 < check.largest_difference < 1e-6 for check in found.checks)
@@ -134,7 +143,7 @@ def test_weights_changed_by_one_bit_are_seen(tmp_path):
 def test_approximate_methods_are_not(method, kept, tmp_path):
     original = trained(out=tmp_path / "run", keep_history=True)
     run = feduhb.unlearn(original, ["dog"], method=method, erase_history=kept == "erased", show=None)
-    found = exactness(run, benched(run, tmp_path / "work", history=True, original=original))
+    found = checked(run, tmp_path / "work", history=True, original=original)
     assert [check.identical for check in found.checks] == [False, False, True]
     assert all(check.largest_difference > 1e-5 for check in found.checks[:2])
 
@@ -147,21 +156,21 @@ def test_folders_of_two_settings_of_one_method_are_apart():
         feduhb.unlearn(run, ["dog"], method=slow, rounds=3, show=None),
         feduhb.unlearn(run, ["dog"], method=slow, rounds=2, stop=feduhb.never, show=None),
     ]
-    assert len({called(each) for each in runs}) == 4
-    assert called(runs[0]) == called(replace(runs[0], rounds=()))
+    assert len({name_run(each) for each in runs}) == 4
+    assert name_run(runs[0]) == name_run(replace(runs[0], rounds=()))
 
 
 def test_what_a_method_carries_is_named():
     hidden: Any = {"trim": torch.zeros(3)}
-    assert carries(feduhb.FedUHB()) is None
-    assert carries(feduhb.Retrain(aggregate=partial(feduhb.trimmed_mean, trim=0.2))) is None
-    assert carries(feduhb.FedEraser()) is None
-    assert carries(Keeps(torch.zeros(3))) == "weights"
-    assert carries(Keeps(aggregate=partial(feduhb.trimmed_mean, **hidden))) == "aggregate"
-    assert carries(Called(aggregate=torch.nn.Linear(2, 2))) == "aggregate"
+    assert find_carried(feduhb.FedUHB()) is None
+    assert find_carried(feduhb.Retrain(aggregate=partial(feduhb.trimmed_mean, trim=0.2))) is None
+    assert find_carried(feduhb.FedEraser()) is None
+    assert find_carried(Keeps(torch.zeros(3))) == "weights"
+    assert find_carried(Keeps(aggregate=partial(feduhb.trimmed_mean, **hidden))) == "aggregate"
+    assert find_carried(Called(aggregate=torch.nn.Linear(2, 2))) == "aggregate"
     given = Replays(history=torch.zeros(3))
-    assert carries(given) is None  # for it is taken away before every counterfactual:
-    assert getattr(unbound(given), "history") is MISSING  # noqa: B009
+    assert find_carried(given) is None  # for it is taken away before every counterfactual:
+    assert getattr(unbind_history(given), "history") is MISSING  # noqa: B009
 
 
 def test_controls_that_do_not_belong_are_refused():

@@ -9,14 +9,15 @@ from hypothesis import strategies as st
 
 import feduhb
 from audit.auditing import QUIET, digits, drawn
+from feduhb.audit import shadows as module
+from feduhb.audit.attacks.lira import Shadows, compute_all_confidences
+from feduhb.audit.attacks.membership import Candidates
+from feduhb.audit.audit import audit
+from feduhb.audit.controls import Controls
+from feduhb.audit.shadows import ShadowSet, choose_clients, deal, make_shadow_federation
+from feduhb.audit.steps import carry_out
 from feduhb.data.request import Request, as_request
 from feduhb.errors import ConfigError
-from feduhb.experiment import shadows as room
-from feduhb.experiment.attacks import Stage
-from feduhb.experiment.audit import audit
-from feduhb.experiment.bench import Bench
-from feduhb.experiment.measures import compared
-from feduhb.experiment.shadows import Candidates, asked, dealt, shadow_federation, shadows, taking_part
 from toys import quick
 
 SIZES = {"ant": 6, "bee": 12, "cat": 5, "dog": 9, "elk": 7}
@@ -24,14 +25,14 @@ LEAVERS = ("ant", "bee")
 
 
 def candidates_of(federation, forget=LEAVERS) -> Candidates:
-    return Candidates(*compared(federation, as_request(forget)))
+    return Candidates.of(federation, as_request(forget))
 
 
 @quick
 @given(clients=st.integers(2, 9), pair=st.integers(0, 20), seed=st.integers(0, 9))
 def test_two_shadows_share_out_the_clients(clients, pair, seed):
     federation = drawn({f"c{i}": 2 for i in range(clients)}, seed=seed)
-    one, two = taking_part(federation, 2 * pair), taking_part(federation, 2 * pair + 1)
+    one, two = choose_clients(federation, 2 * pair), choose_clients(federation, 2 * pair + 1)
     assert sorted(one + two) == sorted(federation.clients)
     assert not set(one) & set(two)
     assert abs(len(one) - len(two)) <= 1
@@ -39,18 +40,18 @@ def test_two_shadows_share_out_the_clients(clients, pair, seed):
 
 def test_pairs_differ():
     federation = drawn(SIZES)
-    assert len({tuple(taking_part(federation, 2 * pair)) for pair in range(8)}) > 3
+    assert len({tuple(choose_clients(federation, 2 * pair)) for pair in range(8)}) > 3
 
 
 def test_members_and_others_are_inside_equally_often():
     """bee trains on 12 of its 12 + 4 in every second of 2,000 shadows: each is inside 750 times, give or take 5 x 13.7."""
     federation = drawn(SIZES)
     candidates = candidates_of(federation)
-    deals = [dealt(federation, candidates, shadow) for shadow in range(2000)]
-    inside = torch.stack([deal["bee"] for deal in deals])
+    deals = [deal(federation, candidates, shadow) for shadow in range(2000)]
+    inside = torch.stack([dealt["bee"] for dealt in deals])
     assert inside.shape == (2000, 16)
     assert float((inside.sum(dim=0) - 750).abs().max()) < 69
-    present = torch.tensor(["bee" in taking_part(federation, shadow) for shadow in range(2000)])
+    present = torch.tensor(["bee" in choose_clients(federation, shadow) for shadow in range(2000)])
     assert torch.equal(inside.sum(dim=1), 12 * present)  # as many as it really trained on
 
 
@@ -58,7 +59,7 @@ def test_another_clients_presence_changes_no_deal():
     federation = drawn(SIZES)
     both, alone = (candidates_of(federation, forget) for forget in (LEAVERS, ("bee",)))
     for shadow in range(6):
-        assert torch.equal(dealt(federation, both, shadow)["bee"], dealt(federation, alone, shadow)["bee"])
+        assert torch.equal(deal(federation, both, shadow)["bee"], deal(federation, alone, shadow)["bee"])
 
 
 @pytest.mark.parametrize("forget", [LEAVERS, {"ant": (0, 1, 4), "dog": (2, 3)}, "class:1"])
@@ -67,9 +68,9 @@ def test_a_shadow_holds_what_it_was_dealt_and_what_others_of_its_half_hold(forge
     candidates = candidates_of(federation, forget)
     seen = set()
     for shadow in range(6):
-        deal = dealt(federation, candidates, shadow)
-        inner = shadow_federation(federation, candidates, shadow, deal)
-        assert sorted(inner.clients) == taking_part(federation, shadow)
+        dealt = deal(federation, candidates, shadow)
+        inner = make_shadow_federation(federation, candidates, shadow, dealt)
+        assert sorted(inner.clients) == choose_clients(federation, shadow)
         assert not inner.held_out
         seen.add(inner.seed)
         for client, examples in inner.clients.items():
@@ -78,18 +79,22 @@ def test_a_shadow_holds_what_it_was_dealt_and_what_others_of_its_half_hold(forge
                 continue
             own, gone = federation.clients[client], candidates.members[client]
             kept = own.all()[0][~torch.isin(own.keys, gone.keys)]
-            wanted = torch.cat([kept, candidates.all(client)[0][deal[client]]])
+            wanted = torch.cat([kept, candidates.all(client)[0][dealt[client]]])
             assert torch.equal(examples.all()[0], wanted)
             assert len(examples) == len(own)
     assert len(seen) == 6
     assert federation.seed not in seen
 
 
-def bench_in(folder, federation, request, run) -> Bench:
-    return Bench(
-        federation=federation, request=request, settings=run.settings, engine="loop", history=False,
-        folder=folder, step=lambda *_: lambda _: None,
+def shadowed(folder, run, count=4, candidates=None) -> Shadows:
+    """Train the shadows of a run."""
+    controls = Controls(
+        federation=run.original, request=run.forgot, settings=run.settings, engine="loop", history=False, folder=folder
     )  # fmt: skip
+    chosen = candidates_of(run.original, run.forgot) if candidates is None else candidates
+    made = ShadowSet(controls, run.original, chosen, "retrain", "shadow", count, lambda: run)
+    carry_out(made.steps)
+    return made.read()
 
 
 @pytest.fixture(scope="module")
@@ -102,26 +107,24 @@ def small():
 
 def test_each_is_trained_once_asked_about_everything_and_deleted(small, tmp_path, monkeypatch):
     _, run = small
-    bench = bench_in(tmp_path, run.original, run.forgot, run)
-    candidates = candidates_of(run.original, run.forgot)
-    found = shadows(bench, run.original, candidates, run, "shadow", 4)
-    assert {c: tuple(said.shape) for c, said in found.said.items()} == {"c00": (4, 10), "c01": (4, 10)}
+    found = shadowed(tmp_path, run)
+    assert {c: tuple(said.shape) for c, said in found.confidences.items()} == {"c00": (4, 10), "c01": (4, 10)}
     assert sorted(p.name for p in tmp_path.iterdir()) == [f"shadow-0{k}.json" for k in range(4)]
     assert all(int(found.inside[c].any(dim=1).sum()) == 2 for c in found.inside)  # every second one
-    monkeypatch.setattr(room, "train_and_ask", None)  # whoever trains now fails
-    again = shadows(bench, run.original, candidates, run, "shadow", 4)
-    assert all(torch.equal(found.said[c], again.said[c]) for c in found.said)
+    monkeypatch.setattr(module, "train_and_ask", None)  # whoever trains now fails
+    again = shadowed(tmp_path, run)
+    assert all(torch.equal(found.confidences[c], again.confidences[c]) for c in found.confidences)
 
 
 def test_what_a_shadow_says_is_what_its_own_training_gives(small, tmp_path):
     _, run = small
-    bench = bench_in(tmp_path, run.original, run.forgot, run)
-    candidates = candidates_of(run.original, run.forgot)
-    found = shadows(bench, run.original, candidates, run, "shadow", 4)
-    deal = dealt(run.original, candidates, 3)
-    inner = shadow_federation(run.original, candidates, 3, deal)
+    found, candidates = shadowed(tmp_path, run), candidates_of(run.original, run.forgot)
+    inner = make_shadow_federation(run.original, candidates, 3, deal(run.original, candidates, 3))
     alone = feduhb.train(inner, 2, epochs=3, batch_size=5, lr=0.1, engine="loop", show=None)
-    assert all(torch.equal(found.said[c][3], values) for c, values in asked(alone, candidates).items())
+    assert all(
+        torch.equal(found.confidences[c][3], values)
+        for c, values in compute_all_confidences(alone, candidates).items()
+    )
 
 
 def test_an_audit_with_shadows_gives_the_same_numbers_twice(small):
@@ -140,13 +143,13 @@ def test_controls_have_shadows_of_their_own_where_the_audited_run_is_shorter(sma
     trained, retrain = small
     short = feduhb.unlearn(trained, ["c00", "c01"], method="retrain", rounds=1, show=None)
     asked_for = []
-    train_and_ask = room.train_and_ask
+    train_and_ask = module.train_and_ask
 
     def noted(job):
-        asked_for.append(job.plan.scheduled)
+        asked_for.append(job.rounds)
         train_and_ask(job)
 
-    monkeypatch.setattr(room, "train_and_ask", noted)
+    monkeypatch.setattr(module, "train_and_ask", noted)
     audit(short, trained, retrain=retrain, shadows=4, exactness=False, canaries=0, **QUIET)
     assert asked_for == [1, 1, 1, 1, 2, 2, 2, 2]
 
@@ -174,14 +177,7 @@ def test_odd_counts_are_refused(small, tmp_path, count):
     with pytest.raises(
         ConfigError, match=f"^{count} shadows are asked for; give an even number of 4 or more"
     ):
-        shadows(
-            bench_in(tmp_path, run.original, run.forgot, run),
-            run.original,
-            Candidates({}, {}),
-            run,
-            "s",
-            count,
-        )
+        shadowed(tmp_path, run, count, Candidates({}, {}))
 
 
 def test_a_federation_of_one_has_no_halves():
@@ -191,11 +187,11 @@ def test_a_federation_of_one_has_no_halves():
         audit(run, shadows=4, exactness=False, canaries=0, **QUIET)
 
 
-def test_the_stage_keeps_clients_apart():
+def test_candidates_keep_clients_apart():
     federation = drawn(SIZES)
-    stage = Stage.of(federation, Request(LEAVERS), {})
-    assert list(stage.members) == list(stage.others) == list(LEAVERS)
+    found = Candidates.of(federation, Request(LEAVERS))
+    assert list(found.members) == list(found.others) == list(LEAVERS)
     for client in LEAVERS:
-        assert stage.members[client].all()[0].shape == federation.clients[client].all()[0].shape
-        assert torch.equal(stage.others[client].all()[0], federation.held_out[client].all()[0])
-    assert room.FEWEST == 4
+        assert found.members[client].all()[0].shape == federation.clients[client].all()[0].shape
+        assert torch.equal(found.others[client].all()[0], federation.held_out[client].all()[0])
+    assert module.FEWEST == 4

@@ -10,19 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from audit.auditing import roc_of
-from feduhb.evaluate.proportions import Difference
-from feduhb.evaluate.verdicts import (
+from feduhb.audit.result import Check, Difference, Exactness, Outcome
+from feduhb.audit.verdict import (
     OWN,
     UNEXPLAINED,
     UNREHEARSED,
-    Check,
-    Exactness,
     Finding,
-    Found,
-    backdoor,
-    membership,
-    useless,
-    verdict,
+    explain_uselessness,
+    judge_backdoor,
+    judge_membership,
+    reach_verdict,
 )
 from toys import quick
 
@@ -47,7 +44,8 @@ EXACT, LEAKS, ELSEWHERE = (
 
 def test_attacks_that_fail_beside_exactness_are_counted_in_plain_words():
     one, two = (
-        verdict(True, EXACT, findings, None).reasons[-1] for findings in ([FAILED], [FAILED, FAILED, BLIND])
+        reach_verdict(True, EXACT, findings, None).reasons[-1]
+        for findings in ([FAILED], [FAILED, FAILED, BLIND])
     )
     assert one.endswith("of 1 attack, 1 catches the original and not this model.")
     assert two.endswith("of 3 attacks, 2 catch the original and not this model, 1 had no power here.")
@@ -72,23 +70,23 @@ def test_attacks_that_fail_beside_exactness_are_counted_in_plain_words():
 )
 def test_membership(unlearned, original, retrain, found):
     models = {"unlearned": roc_of(*unlearned), "original": roc_of(*original), "retrain": roc_of(*retrain)}
-    assert membership(models).verdict == found
+    assert judge_membership(models).verdict == found
 
 
 def test_only_a_caught_retrain_is_a_failed_control():
     fine = {"unlearned": roc_of(0.6), "original": roc_of(0.9), "retrain": roc_of(0.5)}
-    assert not membership(fine).control_failed
-    said = membership({**fine, "retrain": roc_of(0.6)})
+    assert not judge_membership(fine).control_failed
+    said = judge_membership({**fine, "retrain": roc_of(0.6)})
     assert said.control_failed
     assert "measures something else than membership" in said.says
 
 
 def test_not_caught_states_its_power_and_a_wider_margin_takes_more_to_be_able():
     models = {"unlearned": roc_of(0.5, 0.02), "original": roc_of(0.65), "retrain": roc_of(0.5)}
-    said = membership(models)
+    said = judge_membership(models)
     assert said.verdict == "not caught"
     assert "power 61%" in said.says  # 2 Phi(0.05 / 0.02 - 1.645) - 1 = 2 Phi(0.855) - 1
-    assert membership(models, 0.2).verdict == "no power here"
+    assert judge_membership(models, 0.2).verdict == "no power here"
 
 
 numbers = st.tuples(st.floats(0.0, 1.0), st.floats(0.001, 0.2))
@@ -98,7 +96,7 @@ numbers = st.tuples(st.floats(0.0, 1.0), st.floats(0.001, 0.2))
 @given(unlearned=numbers, original=numbers, retrain=numbers, margin=st.floats(0.01, 0.2))
 def test_not_caught_needs_both_controls_and_equivalence(unlearned, original, retrain, margin):
     models = {"unlearned": roc_of(*unlearned), "original": roc_of(*original), "retrain": roc_of(*retrain)}
-    said = membership(models, margin)
+    said = judge_membership(models, margin)
     if said.verdict == "not caught":
         assert abs(unlearned[0] - 0.5) + 1.645 * unlearned[1] <= margin + 1e-9
         assert original[0] - 2.576 * original[1] > 0.5 + margin
@@ -128,7 +126,7 @@ def points(value: float, half: float = 0.02) -> Difference:
     ],
 )
 def test_backdoors(unlearned, original, floored, found):
-    said = backdoor(unlearned, original, floor=0.01, floored=floored)
+    said = judge_backdoor(unlearned, original, floor=0.01, floored=floored)
     assert said.verdict == found
     assert not said.control_failed
 
@@ -146,7 +144,7 @@ def test_backdoors(unlearned, original, floored, found):
     ],
 )
 def test_use(test, retrain, chance, of_use):
-    said = useless(test, retrain, chance)
+    said = explain_uselessness(test, retrain, chance)
     assert (said is None) is of_use
     assert said is None or f"Test accuracy {test:.1%}" in said
 
@@ -182,14 +180,14 @@ def test_use(test, retrain, chance, of_use):
     ],
 )
 def test_words(claims, exact, findings, waste, word):
-    found = verdict(claims, exact, findings, waste)
+    found = reach_verdict(claims, exact, findings, waste)
     assert found.word == word
     assert found.reasons
     assert all(found.reasons)
 
 
 findings_of = st.lists(
-    st.builds(Finding, st.sampled_from(get_args(Found)), st.just("said"), st.booleans(), st.booleans()),
+    st.builds(Finding, st.sampled_from(get_args(Outcome)), st.just("said"), st.booleans(), st.booleans()),
     max_size=5,
 )
 exactnesses = st.sampled_from(
@@ -203,7 +201,7 @@ exactnesses = st.sampled_from(
 @quick
 @given(claims=st.booleans(), exact=exactnesses, findings=findings_of, waste=st.sampled_from([None, "9 %"]))
 def test_what_each_word_takes(claims, exact, findings, waste):
-    word = verdict(claims, exact, findings, waste).word
+    word = reach_verdict(claims, exact, findings, waste).word
     caught = any(f.verdict == "caught" for f in findings)
     failed = any(f.control_failed for f in findings)
     if word == "forgotten":
@@ -230,39 +228,39 @@ def test_what_each_word_takes(claims, exact, findings, waste):
 
 
 def test_a_copy_and_code_of_ones_own():
-    assert verdict(True, EXACT, [], None, copied=True).word == "not forgotten"
-    assert verdict(True, EXACT, [CAUGHT], None, own_code=True).word == "not forgotten"
-    assert verdict(True, EXACT, [BLIND], None, own_code=True).reasons[-1] == OWN
+    assert reach_verdict(True, EXACT, [], None, copied=True).word == "not forgotten"
+    assert reach_verdict(True, EXACT, [CAUGHT], None, own_code=True).word == "not forgotten"
+    assert reach_verdict(True, EXACT, [BLIND], None, own_code=True).reasons[-1] == OWN
 
 
 def test_a_backdoor_gone_says_nothing_of_membership():
     trigger = Finding("not caught", "gone", backdoor=True)
-    assert verdict(False, LEAKS, [trigger, BLIND], None).word == "inconclusive"
-    assert verdict(False, LEAKS, [trigger, FAILED], None).word == "not caught"
+    assert reach_verdict(False, LEAKS, [trigger, BLIND], None).word == "inconclusive"
+    assert reach_verdict(False, LEAKS, [trigger, FAILED], None).word == "not caught"
 
 
 def test_a_rehearsals_catch_condemns_no_weights_it_does_not_speak_of():
     caught = Finding("caught", "canaries", rehearsed=True)
-    assert verdict(True, ELSEWHERE, [caught], None).word == "inconclusive"
-    assert verdict(False, LEAKS, [caught], None).word == "not forgotten"
-    assert verdict(True, None, [caught], None).word == "not forgotten"
+    assert reach_verdict(True, ELSEWHERE, [caught], None).word == "inconclusive"
+    assert reach_verdict(False, LEAKS, [caught], None).word == "not forgotten"
+    assert reach_verdict(True, None, [caught], None).word == "not forgotten"
 
 
 def test_a_rehearsal_counts_only_where_the_procedure_gave_the_weights():
     rehearsed = Finding("not caught", "canaries", rehearsed=True)
-    assert verdict(False, LEAKS, [rehearsed, BLIND], None).word == "not caught"
-    unchecked = verdict(True, None, [rehearsed, BLIND], None)
+    assert reach_verdict(False, LEAKS, [rehearsed, BLIND], None).word == "not caught"
+    unchecked = reach_verdict(True, None, [rehearsed, BLIND], None)
     assert unchecked.word == "inconclusive"
     assert UNREHEARSED in unchecked.reasons
-    other = verdict(True, ELSEWHERE, [rehearsed, BLIND], None)
+    other = reach_verdict(True, ELSEWHERE, [rehearsed, BLIND], None)
     assert other.word == "inconclusive"
     assert other.reasons[-1] == UNEXPLAINED
-    assert verdict(True, None, [rehearsed, FAILED], None).word == "not caught"
+    assert reach_verdict(True, None, [rehearsed, FAILED], None).word == "not caught"
 
 
 def test_an_attack_without_power_is_said_to_have_none():
-    said = verdict(True, EXACT, [BLIND, BLIND, FAILED, UNSURE], None).reasons[-1]
+    said = reach_verdict(True, EXACT, [BLIND, BLIND, FAILED, UNSURE], None).reasons[-1]
     assert said.startswith("Attacks are no part of this verdict: of 4")
     assert "1 catches the original and not this model" in said
     assert said.endswith("2 had no power here, 1 decided nothing.")
-    assert verdict(True, EXACT, [], None).reasons[-1].endswith("none was able to contradict it.")
+    assert reach_verdict(True, EXACT, [], None).reasons[-1].endswith("none was able to contradict it.")

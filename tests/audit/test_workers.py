@@ -8,7 +8,7 @@ import pytest
 
 from audit.jobs import doubled, killed, killed_if_odd, refused
 from feduhb.errors import DataError, RunFolderError
-from feduhb.experiment.workers import spread
+from feduhb.runs.workers import spread
 
 
 @pytest.fixture(autouse=True)

@@ -1,5 +1,6 @@
 """Bad input: one line that says what, which and what to do; exit code 2; nothing lost."""
 
+import importlib
 import json
 import resource
 import subprocess
@@ -16,7 +17,7 @@ from federations import SIZES, ragged, tensors
 from feduhb.cli import app
 from feduhb.core.seeds import sample_clients
 from feduhb.errors import AnswerError, RunFolderError
-from feduhb.run.checkpoint import load_params
+from feduhb.runs.checkpoint import load_params
 
 CONFIG = """
 seed = 2
@@ -258,7 +259,7 @@ def test_an_interrupted_run_says_how_to_go_on(run, tmp_path, monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("feduhb.experiment.runner.train", interrupted)
+    monkeypatch.setattr("feduhb.api.execute", interrupted)
     ended = CliRunner().invoke(
         app, ["train", str(run.parent / "config.toml"), "--out", str(tmp_path / "run")]
     )
@@ -267,20 +268,20 @@ def test_an_interrupted_run_says_how_to_go_on(run, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("where", "command", "says"),
+    ("module", "name", "command", "says"),
     [
-        ("feduhb.demo.run_demo", ["demo"], "start again: the demo begins anew"),
-        ("feduhb.experiment.theorem.run_theorem", ["theorem"], "start again"),
-        ("feduhb.experiment.audit.audit_all", ["audit"], "audit-work, whose models know the forgotten data"),
-        ("feduhb.experiment.grids.read_grid", ["reproduce", "mnist"], "FOLDER/work, whose models know the forgotten data"),
+        ("feduhb.demo", "run_demo", ["demo"], "start again: the demo begins anew"),
+        ("feduhb.paper.theorem", "run_theorem", ["theorem"], "start again"),
+        ("feduhb.audit.audit", "audit_all", ["audit"], "audit-work, whose models know the forgotten data"),
+        ("feduhb.paper.grids", "read_grid", ["reproduce", "mnist"], "FOLDER/work, whose models know the forgotten data"),
     ],
 )  # fmt: skip
-def test_what_is_interrupted_says_what_is_kept_of_it(tmp_path, monkeypatch, where, command, says):
+def test_what_is_interrupted_says_what_is_kept_of_it(tmp_path, monkeypatch, module, name, command, says):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(where, interrupted)
-    monkeypatch.setattr("feduhb.experiment.runs.open_run", lambda *_, **__: None)
+    monkeypatch.setattr(importlib.import_module(module), name, interrupted)
+    monkeypatch.setattr("feduhb.runs.run.open_run", lambda *_, **__: None)
     more = [str(tmp_path)] if command == ["audit"] else ["--out", str(tmp_path)]
     ended = CliRunner().invoke(app, [*command, *more])
     assert ended.exit_code == 130

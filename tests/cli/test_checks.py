@@ -135,7 +135,7 @@ def test_the_figure_on_beta(run, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("momenta", "words"), [("0,1.5", "momentum is 1.5"), ("a", "--momenta 'a' are no numbers")]
+    ("momenta", "words"), [("0,1.5", "momentum is 1.5"), ("a", "--momenta 'a' is not a list of numbers")]
 )
 def test_a_bad_momentum_is_refused_before_anything_trains(run, tmp_path, momenta, words):
     ended = invoke("compare", run, "--forget", "c00", "--momenta", momenta, "--out", tmp_path / "sweep")

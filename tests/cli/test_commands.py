@@ -7,8 +7,10 @@ import pytest
 from typer.testing import CliRunner
 
 import feduhb
-from feduhb.cli import app, unfolded
-from feduhb.records import RunFolder
+from feduhb.cli import app, join_lines
+from feduhb.runs.folder import RunFolder
+from golden import slow
+from golden.masking import mask
 
 CONFIG = """
 seed = 4
@@ -142,33 +144,21 @@ def test_help_breaks_lines_where_the_terminal_does():
     a = 1
     b = 2
     """
-    assert unfolded(folded) == "One.\n\nTwo and three.\n\n\b\na = 1\nb = 2"
+    assert join_lines(folded) == "One.\n\nTwo and three.\n\n\b\na = 1\nb = 2"
 
 
-def test_the_demo_tells_the_whole_story(tmp_path, monkeypatch):
-    """Its own code on its own settings, but for less of everything, so that it fits a test."""
-    from dataclasses import replace
-
-    from feduhb import demo
-
-    assert demo.SETTINGS.federation is not None
-    federation = replace(
-        demo.SETTINGS.federation, data="digits", backdoor=feduhb.Backdoor(demo.LEAVERS, size=2)
-    )
-    monkeypatch.setattr(
-        demo,
-        "SETTINGS",
-        replace(demo.SETTINGS, federation=federation, train=replace(demo.SETTINGS.train, rounds=3)),
-    )
-    monkeypatch.setattr(demo, "ROUNDS", 4)
+def test_the_demo_tells_the_whole_story(tmp_path):
+    """Its own code on its own settings, but for less of everything; and its answer is what it was."""
     out = tmp_path / "demo"
-    said = invoke("demo", "--out", out)
+    with slow.small_demo():
+        said = invoke("demo", "--out", out)
+        answer = json.loads(invoke("demo", "--out", out, "--json").stdout)
     assert "dirichlet:0.2, seed 1" in said.stdout
     for name in ("original", "FedUHB", "Retrain", "FedEraser", "FedRecover"):
         assert name in said.stdout
     assert {"report.html", "curves.png", "movement.png", "backdoor.png"} <= {p.name for p in out.iterdir()}
-    answer = json.loads(invoke("demo", "--out", out, "--json").stdout)
     assert [each["rounds"] for each in answer["runs"]] == [3, 4, 4, 2, 3]
+    slow.compare("demo", mask(answer))
 
 
 def test_the_demo_does_not_clear_a_folder_that_is_not_its_own(tmp_path):
@@ -193,7 +183,7 @@ def test_the_whole_story_of_a_history(run, tmp_path):
     assert answer["history_bytes_read"] > 0
     assert feduhb.open_run(kept).history is None
     ended = CliRunner().invoke(app, ["unlearn", str(kept), "--forget", "c00", "--set", "speed"])
-    assert "--set 'speed' is no NAME=NUMBER; write for example --set correction=0" in ended.stderr
+    assert "--set 'speed' is not NAME=NUMBER; write for example --set correction=0" in ended.stderr
 
 
 def test_the_demos_own_settings_tell_the_story():

@@ -3,18 +3,15 @@
 import json
 import random
 import signal
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from feduhb.records import RunFolder
+import killing
+from feduhb.runs.folder import RunFolder
 
-KILLING = Path(__file__).with_name("killing.py")
 CONFIG = """
 seed = 5
 [federation]
@@ -29,14 +26,15 @@ clients_per_round = 4
 """
 
 
-def feduhb(*arguments, kill_at=0, kind="any", count_in=None):
+@pytest.fixture(scope="module")
+def feduhb():
     """Run the command line in a process of its own, killed at its kill_at-th moment."""
-    command = [sys.executable, KILLING, str(kill_at), kind, count_in or "/dev/null", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    with killing.started() as killer:
+        yield killer.feduhb
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
+def whole(feduhb, tmp_path_factory):
     """A trained run, an unlearning that was never killed, and how many moments it had."""
     folder = tmp_path_factory.mktemp("killed")
     (folder / "config.toml").write_text(CONFIG)
@@ -44,9 +42,9 @@ def whole(tmp_path_factory):
     unlearn = ("unlearn", folder / "run", "--forget", "c01,c02:0-9", "--rounds", 10, "--stop", 0.9)
     moments = {}
     for kind in ("any", "disk"):
-        done = feduhb(*unlearn, "--out", folder / kind, kind=kind, count_in=folder / "count")
+        done = feduhb(*unlearn, "--out", folder / kind, kind=kind)
         assert done.returncode == 0, done.stderr
-        moments[kind] = int((folder / "count").read_text())
+        moments[kind] = done.moments
     assert torch.equal(weights(folder / "any"), weights(folder / "disk"))
     return folder, unlearn, moments
 
@@ -76,7 +74,7 @@ def rounds_done(folder):
         return json.loads(file.metadata()["state"].partition(" ")[2])["rounds_done"]
 
 
-def test_killed_at_ten_random_moments(whole):
+def test_killed_at_ten_random_moments(feduhb, whole):
     folder, unlearn, moments = whole
     reached = []
     for number in range(10):
@@ -91,7 +89,7 @@ def test_killed_at_ten_random_moments(whole):
     assert sum(0 < done < total for done in reached) >= 7, f"kills fell after {reached} rounds of {total}"
 
 
-def test_killed_again_and_again_around_its_writes(whole):
+def test_killed_again_and_again_around_its_writes(feduhb, whole):
     """Ten kills in one run, each at a call that touches the disk: before and after write, fsync and rename."""
     folder, unlearn, moments = whole
     out = folder / "again"
@@ -111,7 +109,7 @@ def test_killed_again_and_again_around_its_writes(whole):
     assert not list(out.glob("*.tmp"))
 
 
-def test_a_finished_run_resumed_is_left_as_it_is(whole):
+def test_a_finished_run_resumed_is_left_as_it_is(feduhb, whole):
     folder, unlearn, _ = whole
     before = {path.name: path.read_bytes() for path in (folder / "any").iterdir()}
     assert feduhb(*unlearn, "--out", folder / "any", "--resume").returncode == 0

@@ -11,31 +11,31 @@ import torch
 
 import feduhb
 from federations import ragged
-from feduhb.core.checks import finite, whole
+from feduhb.core.checks import check_whole, is_finite
 from feduhb.core.types import Local
 from feduhb.errors import ConfigError, RequestError
 
 
 @pytest.mark.parametrize("value", [1, 7, np.int64(3), torch.tensor(2)])
 def test_whole_numbers_of_any_kind_will_do(value):
-    whole("rounds", value)
+    check_whole("rounds", value)
 
 
 @pytest.mark.parametrize("value", [2.5, 2.0, "2", None, True, math.nan, [2]])
 def test_anything_else_will_not(value):
     with pytest.raises(ConfigError, match=r"rounds is .*; give a whole number, 1 or more"):
-        whole("rounds", value)
+        check_whole("rounds", value)
 
 
 def test_too_small_is_told_plainly():
     with pytest.raises(ConfigError, match=r"^epochs is -1; give 0 or more$"):
-        whole("epochs", -1, least=0)
+        check_whole("epochs", -1, least=0)
 
 
 def test_finite_numbers():
-    assert finite(0.1)
-    assert finite(3)
-    assert not any(map(finite, (math.inf, -math.inf, math.nan, "0.1", None, True)))
+    assert is_finite(0.1)
+    assert is_finite(3)
+    assert not any(map(is_finite, (math.inf, -math.inf, math.nan, "0.1", None, True)))
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ class NoRounds:
     ("method", "says"),
     [
         (feduhb.FedUHB, "FedUHB is a class; give an instance of it: FedUHB()"),
-        (NoRounds(), "is no method: it has no rounds"),
+        (NoRounds(), "is not a method: it has no rounds; docs/design.md shows what one has"),
     ],
 )
 def test_what_is_no_method_is_refused(method, says):

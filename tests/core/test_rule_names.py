@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feduhb.core.aggregate import RULES, krum, median, rule_named, spelling, trimmed_mean, weighted_mean
+from feduhb.core.aggregate import RULES, format_rule, krum, median, parse_rule, trimmed_mean, weighted_mean
 from feduhb.errors import ConfigError
 from toys import block_of, quick
 
@@ -18,28 +18,28 @@ FIVE = block_of({"a": [0.0], "b": [1.0], "c": [100.0], "d": [2.0], "e": [3.0]})
 
 @pytest.mark.parametrize("name", list(RULES))
 def test_a_plain_name_is_the_rule_itself(name: str):
-    assert rule_named(name) is RULES[name][0]
-    assert spelling(rule_named(name)) == name
+    assert parse_rule(name) is RULES[name][0]
+    assert format_rule(parse_rule(name)) == name
 
 
 @quick
 @given(st.floats(0, 0.49) | st.sampled_from([0.1, 0.2, 0.3]))
 def test_a_share_comes_back_as_it_was_written(trim: float):
-    assert spelling(rule_named(f"trimmed_mean:{trim}")) == f"trimmed_mean:{trim}"
-    again = rule_named(spelling(functools.partial(trimmed_mean, trim=trim)))
+    assert format_rule(parse_rule(f"trimmed_mean:{trim}")) == f"trimmed_mean:{trim}"
+    again = parse_rule(format_rule(functools.partial(trimmed_mean, trim=trim)))
     assert torch.equal(again([FIVE]), trimmed_mean([FIVE], trim=trim))
 
 
 @quick
 @given(st.integers(0, 20))
 def test_a_count_comes_back_as_it_was_written(hostile: int):
-    assert spelling(rule_named(f"krum:{hostile}")) == f"krum:{hostile}"
+    assert format_rule(parse_rule(f"krum:{hostile}")) == f"krum:{hostile}"
 
 
 def test_the_parameter_is_used():
-    assert rule_named("trimmed_mean:0.4")([FIVE]).item() == 2.0
-    assert rule_named("trimmed_mean:0")([FIVE]).item() == pytest.approx(21.2)
-    assert torch.equal(rule_named("krum:1")([FIVE]), krum([FIVE], hostile=1))
+    assert parse_rule("trimmed_mean:0.4")([FIVE]).item() == 2.0
+    assert parse_rule("trimmed_mean:0")([FIVE]).item() == pytest.approx(21.2)
+    assert torch.equal(parse_rule("krum:1")([FIVE]), krum([FIVE], hostile=1))
 
 
 def test_a_rule_of_ones_own_is_named_by_its_function():
@@ -50,13 +50,13 @@ def test_a_rule_of_ones_own_is_named_by_its_function():
         def __call__(self, answers):
             return weighted_mean(answers) * 2
 
-    assert spelling(halved) == "halved"
-    assert spelling(Doubled()) == "Doubled"
+    assert format_rule(halved) == "halved"
+    assert format_rule(Doubled()) == "Doubled"
 
 
 def test_two_lookups_spell_the_same():
-    assert spelling(rule_named("krum:2")) == spelling(rule_named("krum:2"))
-    assert rule_named("median") is median
+    assert format_rule(parse_rule("krum:2")) == format_rule(parse_rule("krum:2"))
+    assert parse_rule("median") is median
 
 
 @pytest.mark.parametrize(
@@ -79,11 +79,11 @@ def test_two_lookups_spell_the_same():
 )
 def test_spellings_that_cannot_be(spec: str, words: str):
     with pytest.raises(ConfigError) as error:
-        rule_named(spec)
+        parse_rule(spec)
     assert str(error.value) == words
 
 
 @pytest.mark.parametrize("spec", ["trimmed_mean:0.5", "trimmed_mean:nan", "krum:-1"])
 def test_a_parameter_that_cannot_be_is_refused_when_it_is_read_not_when_clients_have_worked(spec: str):
     with pytest.raises(ConfigError):
-        rule_named(spec)
+        parse_rule(spec)

@@ -16,7 +16,7 @@ from feduhb.core.flat import flatten, fresh
 from feduhb.core.seeds import fixed_draws, generator, sample_clients, seed_for
 from feduhb.errors import ConfigError
 from feduhb.methods import FedUHB
-from feduhb.run import run
+from feduhb.runs.loop import run
 from toys import quadratics, quick
 
 addresses = st.lists(st.text(st.characters(codec="utf-8"), max_size=6) | st.integers(-5, 10**12), max_size=5)

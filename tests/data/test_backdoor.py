@@ -11,8 +11,8 @@ from torch import Tensor
 from data.wording import refused
 from feduhb.data.backdoor import Backdoor
 from feduhb.data.federation import Federation
+from feduhb.data.load import load
 from feduhb.errors import ConfigError
-from feduhb.experiment.federations import load
 
 PLANTED = Backdoor(("c01",), target=4)
 

@@ -16,10 +16,9 @@ import pytest
 import torch
 
 from data.wording import refused
-from feduhb.data.published import CIFAR10, PUBLISHED
-from feduhb.data.sources import dataset_named
+from feduhb.data.files import CIFAR10, PUBLISHED
+from feduhb.data.load import load, load_dataset
 from feduhb.errors import DataError
-from feduhb.experiment.federations import load
 
 pytestmark = pytest.mark.usefixtures("offline")
 
@@ -64,7 +63,7 @@ def real() -> Path:
 
 
 def test_read_and_scaled(tiny):
-    data = dataset_named("cifar10", tiny)
+    data = load_dataset("cifar10", tiny)
     assert data.x.shape == (10, 3, 32, 32)
     assert data.test_x.shape == (2, 3, 32, 32)
     assert (data.x.dtype, data.y.dtype) == (torch.float32, torch.int64)
@@ -75,7 +74,7 @@ def test_read_and_scaled(tiny):
 
 
 def test_batches_and_labels_are_in_their_order(tiny):
-    data = dataset_named("cifar10", tiny)
+    data = load_dataset("cifar10", tiny)
     assert data.y.tolist() == [0, 9, 1, 8, 2, 7, 3, 6, 4, 5]
     assert data.test_y.tolist() == [5, 4]
 
@@ -85,7 +84,7 @@ def test_planes_are_red_green_blue_and_rows_go_first(tmp_path, monkeypatch):
     image[0] = 255
     image[1, 2, 5] = 255  # green, row 2, column 5
     files = dict.fromkeys(NAMES, bytes([3]) + image.tobytes())
-    data = dataset_named("cifar10", write(tmp_path, files, monkeypatch))
+    data = load_dataset("cifar10", write(tmp_path, files, monkeypatch))
     assert bool((data.test_x[0, 0] == 1).all())
     assert (data.test_x[0, 1:] == 1).nonzero().tolist() == [[0, 2, 5]]
 
@@ -95,7 +94,7 @@ def test_scaling_of_an_image_does_not_depend_on_others(tmp_path, monkeypatch):
     for other in (0, 255):
         content = record(0, 40, 50, 60) + record(1, other, other, other)
         files = dict.fromkeys(NAMES, content)
-        found.append(dataset_named("cifar10", write(tmp_path / str(other), files, monkeypatch)).x[0])
+        found.append(load_dataset("cifar10", write(tmp_path / str(other), files, monkeypatch)).x[0])
     assert torch.equal(*found)
 
 
@@ -105,24 +104,24 @@ def test_where_it_is_found(inside, named, tmp_path, monkeypatch):
     write(tmp_path / "given" / inside, batches(), monkeypatch)
     if named == "environment":
         monkeypatch.setenv("FEDUHB_DATA", str(tmp_path / "given"))
-    data = dataset_named("cifar10", tmp_path / "given" if named == "argument" else None)
+    data = load_dataset("cifar10", tmp_path / "given" if named == "argument" else None)
     assert len(data.x) == 10
 
 
 def test_where_it_is_cached(tmp_path, monkeypatch):
     write(tmp_path / "cache" / "cifar10", batches(), monkeypatch)
-    assert len(dataset_named("cifar10").x) == 10
+    assert len(load_dataset("cifar10").x) == 10
 
 
 def test_nothing_anywhere(tmp_path):
     with refused(
         DataError,
-        f"cifar10 is not complete in {tmp_path / 'cache' / 'cifar10'} and cannot be fetched from http://127.0.0.1:",
+        f"cifar10 is not complete in {tmp_path / 'cache' / 'cifar10'} and cannot be downloaded from http://127.0.0.1:",
         "/cifar10/cifar-10-binary.tar.gz (Connection refused); put ",
         *NAMES,
         "or into a folder that you name with --data or FEDUHB_DATA",
     ):
-        dataset_named("cifar10")
+        load_dataset("cifar10")
 
 
 @pytest.mark.parametrize("named", ["argument", "environment"])
@@ -137,7 +136,7 @@ def test_a_folder_without_it_is_refused_though_the_cache_has_it(named, tmp_path,
         DataError,
         f"{given} holds no CIFAR-10; put {', '.join(NAMES)} there, or name another folder with --data or FEDUHB_DATA",
     ):
-        dataset_named("cifar10", given if named == "argument" else None)
+        load_dataset("cifar10", given if named == "argument" else None)
     assert list(given.iterdir()) == []
 
 
@@ -148,7 +147,7 @@ def test_missing_file(tiny, name):
         DataError,
         f"{tiny / name} cannot be read (No such file or directory); put the original CIFAR-10 file there",
     ):
-        dataset_named("cifar10", tiny)
+        load_dataset("cifar10", tiny)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -160,14 +159,14 @@ def test_damaged_file_is_refused_and_left_alone(tiny, name):
         (tiny / name).write_bytes(damaged)
         words = f"{tiny / name} is damaged or not the original CIFAR-10 file: its SHA-256 is not {digest[:16]}...; get it again"
         with refused(DataError, words):
-            dataset_named("cifar10", tiny)
+            load_dataset("cifar10", tiny)
         assert (tiny / name).read_bytes() == damaged
 
 
 def test_other_files_of_the_right_format_are_not_cifar10(tiny, monkeypatch):
     monkeypatch.setitem(PUBLISHED, "cifar10", CIFAR10)
     with refused(DataError, f"{tiny / NAMES[0]} is damaged or not the original CIFAR-10 file"):
-        dataset_named("cifar10", tiny)
+        load_dataset("cifar10", tiny)
 
 
 def test_a_federation_of_it_has_the_papers_model(tmp_path, monkeypatch):
@@ -178,7 +177,7 @@ def test_a_federation_of_it_has_the_papers_model(tmp_path, monkeypatch):
 
 
 def test_the_real_one(real):
-    data = dataset_named("cifar10", real)
+    data = load_dataset("cifar10", real)
     assert data.x.shape == (50_000, 3, 32, 32)
     assert data.test_x.shape == (10_000, 3, 32, 32)
     # Published: 5,000 and 1,000 images of each class.

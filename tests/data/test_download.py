@@ -10,7 +10,7 @@ import pytest
 
 from data.serving import Shelf, nobody, serving
 from feduhb.data import download as module
-from feduhb.data.download import CHUNK, TRIES, FailedError, download, watched
+from feduhb.data.download import ATTEMPTS, CHUNK, DownloadError, download, show_progress
 
 BODY = bytes(i * i % 251 for i in range(4 * CHUNK + 17))
 THIRD = len(BODY) // 3
@@ -95,15 +95,15 @@ def test_a_connection_that_breaks_off_without_ranges(part):
 
 
 def test_it_gives_up_and_keeps_what_came(part):
-    with serving({"/file": BODY}, cuts=[1000] * TRIES) as shelf:
-        words = f"broke off after {1000 * TRIES:,} of {len(BODY):,} bytes, {TRIES} times; what came is kept"
-        with pytest.raises(FailedError, match=words):
+    with serving({"/file": BODY}, cuts=[1000] * ATTEMPTS) as shelf:
+        words = f"broke off after {1000 * ATTEMPTS:,} of {len(BODY):,} bytes, {ATTEMPTS} times; the bytes that arrived are kept"
+        with pytest.raises(DownloadError, match=words):
             fetch(shelf, part)
-        assert len(shelf.asked) == TRIES
-        assert part.read_bytes() == BODY[: 1000 * TRIES]
+        assert len(shelf.asked) == ATTEMPTS
+        assert part.read_bytes() == BODY[: 1000 * ATTEMPTS]
         fetch(shelf, part)
     assert part.read_bytes() == BODY
-    assert shelf.asked[-1] == ("/file", f"bytes={1000 * TRIES}-")
+    assert shelf.asked[-1] == ("/file", f"bytes={1000 * ATTEMPTS}-")
 
 
 def test_an_answer_cut_before_its_first_byte(part):
@@ -158,7 +158,7 @@ def test_a_server_that_does_not_say_how_long(part):
 
 
 def test_not_found(part):
-    with serving({}) as shelf, pytest.raises(FailedError, match=r"^HTTP 404 Not Found$"):
+    with serving({}) as shelf, pytest.raises(DownloadError, match=r"^HTTP 404 Not Found$"):
         fetch(shelf, part)
     assert len(shelf.asked) == 1
     assert not part.exists()
@@ -166,13 +166,13 @@ def test_not_found(part):
 
 def test_not_found_keeps_what_came_before(part):
     part.write_bytes(BODY[:THIRD])
-    with serving({}) as shelf, pytest.raises(FailedError, match="404"):
+    with serving({}) as shelf, pytest.raises(DownloadError, match="404"):
         fetch(shelf, part)
     assert part.read_bytes() == BODY[:THIRD]
 
 
 def test_nobody_there(part):
-    with nobody() as url, pytest.raises(FailedError, match=r"^Connection refused$"):
+    with nobody() as url, pytest.raises(DownloadError, match=r"^Connection refused$"):
         download(f"{url}/file", part, lambda *_: None)
     assert not part.exists()
 
@@ -191,7 +191,7 @@ def test_a_redirect_to_something_else_is_not(kind, part, tmp_path):
     secret = tmp_path / "secret"
     secret.write_text("of this machine")
     target = {"file": secret.as_uri(), "ftp": "ftp://127.0.0.1/x", "data": "data:,x"}[kind]
-    with serving({}, moved={"/file": target}) as shelf, pytest.raises(FailedError):
+    with serving({}, moved={"/file": target}) as shelf, pytest.raises(DownloadError):
         fetch(shelf, part)
     assert not part.exists()
 
@@ -208,14 +208,14 @@ def test_a_redirect_to_something_else_is_not(kind, part, tmp_path):
     ],
 )
 def test_other_addresses_are_refused(url, part):
-    with pytest.raises(FailedError):
+    with pytest.raises(DownloadError):
         download(url, part, lambda *_: None)
     assert not part.exists()
 
 
 def test_an_endless_file_does_not_fill_the_disk(part, monkeypatch):
     monkeypatch.setattr(module, "LARGEST", 2 * CHUNK)
-    with serving({"/file": BODY}) as shelf, pytest.raises(FailedError, match="more than 131,072 bytes"):
+    with serving({"/file": BODY}) as shelf, pytest.raises(DownloadError, match="more than 131,072 bytes"):
         fetch(shelf, part)
     assert not part.exists()
     assert len(shelf.asked) == 1
@@ -228,7 +228,7 @@ class Terminal(io.StringIO):
 
 def test_a_terminal_sees_it_come(monkeypatch):
     monkeypatch.setattr(sys, "stderr", screen := Terminal())
-    with watched("images.gz") as tell:
+    with show_progress("images.gz") as tell:
         for done in (60_000, 100_000, 110_000, 2_000_000):
             tell(done, 2_000_000)
     lines = ("0.1 of 2.0 MB", "2.0 of 2.0 MB")
@@ -237,7 +237,7 @@ def test_a_terminal_sees_it_come(monkeypatch):
 
 def test_a_terminal_without_a_length(monkeypatch):
     monkeypatch.setattr(sys, "stderr", screen := Terminal())
-    with watched("images.gz") as tell:
+    with show_progress("images.gz") as tell:
         tell(3_000_000, None)
     assert screen.getvalue() == "\rimages.gz  3.0 MB\n"
 
@@ -246,16 +246,16 @@ def test_the_line_ends_when_it_fails(monkeypatch):
     monkeypatch.setattr(sys, "stderr", screen := Terminal())
 
     def fail() -> None:
-        with watched("images.gz") as tell:
+        with show_progress("images.gz") as tell:
             tell(3_000_000, None)
-            raise FailedError
+            raise DownloadError
 
-    with pytest.raises(FailedError):
+    with pytest.raises(DownloadError):
         fail()
     assert screen.getvalue() == "\rimages.gz  3.0 MB\n"
 
 
 def test_a_file_sees_nothing(capsys):
-    with watched("images.gz") as tell:
+    with show_progress("images.gz") as tell:
         tell(1_000_000, 2_000_000)
     assert capsys.readouterr() == ("", "")

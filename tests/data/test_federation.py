@@ -89,7 +89,7 @@ def test_a_held_out_part_may_be_empty():
 def test_inputs_and_targets_of_different_lengths(targets):
     shape = list(targets.shape)
     with refused(
-        DataError, f"client b: [6, 3] inputs do not match {shape} targets; give one target an input"
+        DataError, f"client b: [6, 3] inputs do not match {shape} targets; give one target for each input"
     ):
         federation({"a": (X, Y), "b": (X, targets)})
 

@@ -104,7 +104,7 @@ wanted = st.dictionaries(
 def test_one_after_the_other_is_both_at_once(first, second):
     later = {c: rows - first.get(c, set()) for c, rows in second.items()}
     later = {c: rows for c, rows in later.items() if rows}
-    once = federation().without(Request(rows=first).merged(Request(rows=later)) if later else first)
+    once = federation().without(Request(rows=first).merge(Request(rows=later)) if later else first)
     stepwise = federation().without(first)
     assert held(stepwise.without(later) if later else stepwise) == held(once)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from typing import Any
 
 import pytest
@@ -121,3 +123,106 @@ def test_a_model_that_draws_leaves_the_global_generator_alone(model):
 
 def test_one_test_example_is_enough():
     assert isinstance(federation(nn.Linear(3, 3), count=1).fresh_model(), nn.Linear)
+
+
+class Factory:
+    """Makes linear models and counts the draws: one draw calls a factory three times, to see that it is fresh."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self) -> nn.Module:
+        self.calls += 1
+        return nn.Linear(3, 3)
+
+    @property
+    def draws(self) -> float:
+        return self.calls / 3
+
+
+def test_the_model_is_drawn_once_for_a_federation_and_all_that_come_from_it():
+    factory = Factory()
+    whole = federation(factory, names="abcd")
+    early = whole.without("a")  # before the draw
+    expected = flatten(whole.fresh_model())
+    less = whole.without("b:0").replace(held_out={"a": (X, Y)}, backdoor=None)
+    for other in (whole, early, less, less.without("c")):
+        assert torch.equal(flatten(other.fresh_model()), expected)
+    assert factory.draws == 1
+
+
+def test_every_model_is_a_copy():
+    made = federation(Factory())
+    expected = flatten(made.fresh_model())
+    first, second = made.fresh_model(), made.without("a").fresh_model()
+    assert first is not second
+    nn.init.constant_(first.get_parameter("weight"), 7.0)
+    first.double()
+    assert torch.equal(flatten(second), expected)
+    assert torch.equal(flatten(made.fresh_model()), expected)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"seed": 1},
+        {"model": Factory()},
+        {"loss": lambda given, y: F.cross_entropy(given, y)},
+        {"test": (X[:2], Y[:2])},
+    ],
+    ids=["seed", "model", "loss", "test"],
+)
+def test_another_seed_model_loss_or_test_set_draws_again(changes):
+    factory = Factory()
+    made = federation(factory)
+    before = flatten(made.fresh_model())
+    other = made.replace(**changes)
+    factories = {factory, changes.get("model", factory)}
+    after = flatten(other.fresh_model())
+    assert torch.equal(after, before) is ("seed" not in changes)
+    assert sum(one.draws for one in factories) == 2
+    assert torch.equal(flatten(made.fresh_model()), before)
+
+
+def test_another_loss_is_checked():
+    made = federation(nn.Linear(3, 3))
+    made.fresh_model()
+    with refused(ModelError, "the loss gives [2] instead of one number"):
+        made.replace(loss=each).fresh_model()
+
+
+def test_a_seed_that_is_changed_in_place_draws_again():
+    made = federation(nn.Linear(3, 3))
+    made.fresh_model()
+    made.seed = 1
+    assert torch.equal(flatten(made.fresh_model()), weights(seed=1))
+
+
+@pytest.mark.parametrize("copied", [lambda made: pickle.loads(pickle.dumps(made)), copy.deepcopy])  # noqa: S301
+def test_a_pickle_and_a_copy_do_not_hold_the_draw(copied):
+    made = federation(nn.Linear(3, 3))
+    small = len(pickle.dumps(made))
+    expected = flatten(made.fresh_model())
+    assert len(pickle.dumps(made)) == small
+    again = copied(made)
+    assert again._draw.module is None
+    assert torch.equal(flatten(again.fresh_model()), expected)
+    assert torch.equal(flatten(made.fresh_model()), expected)
+
+
+class Remembering(nn.Linear):
+    """Keeps its last output, which cannot be copied while it needs a gradient."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        self.last = super().forward(input)
+        return self.last
+
+
+def test_the_check_leaves_no_trace_in_the_model():
+    made = federation(Remembering(3, 3))
+    made.fresh_model()
+    assert not hasattr(made.fresh_model(), "last")
+
+
+def test_the_examples_of_a_federation_are_here():
+    assert federation(nn.Linear(3, 3)).is_remote is False

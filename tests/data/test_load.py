@@ -9,11 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from data.wording import refused
+from feduhb.data import load as module
 from feduhb.data.federation import Federation
+from feduhb.data.load import FederationSettings, load
 from feduhb.errors import ConfigError, DataError, RequestError
-from feduhb.experiment import federations
-from feduhb.experiment.federations import load
-from feduhb.experiment.settings import FederationSettings
 
 
 def digits(**more: Any) -> Federation:
@@ -80,7 +79,7 @@ def test_another_clients_presence_does_not_matter_for_the_held_out_draw(monkeypa
         def share_out(*_: object, **__: object) -> dict[str, Tensor]:
             return {name: deal[name] for name in names}
 
-        monkeypatch.setattr(federations, "share_out", share_out)
+        monkeypatch.setattr(module, "partition_rows", share_out)
         return digits(seed=1)
 
     alone = rows(dealt("c01"))["c01"]
@@ -91,7 +90,7 @@ def test_another_clients_presence_does_not_matter_for_the_held_out_draw(monkeypa
 def test_the_held_out_draw_is_the_clients_own(monkeypatch):
     """Two clients with the same rows hold other rows out: the draw has their name in its address."""
     monkeypatch.setattr(
-        federations, "share_out", lambda *_, **__: {"c00": torch.arange(40), "c01": torch.arange(40)}
+        module, "partition_rows", lambda *_, **__: {"c00": torch.arange(40), "c01": torch.arange(40)}
     )
     found = rows(digits())
     assert found["c00"][1] != found["c01"][1]
@@ -99,7 +98,7 @@ def test_the_held_out_draw_is_the_clients_own(monkeypatch):
 
 def test_the_held_out_draw_follows_the_seed(monkeypatch):
     """Not only through the partition, which is the same here."""
-    monkeypatch.setattr(federations, "share_out", lambda *_, **__: {"c00": torch.arange(40)})
+    monkeypatch.setattr(module, "partition_rows", lambda *_, **__: {"c00": torch.arange(40)})
     assert rows(digits(seed=1)) == rows(digits(seed=1))
     assert rows(digits(seed=1)) != rows(digits(seed=2))
 
@@ -120,7 +119,7 @@ def test_the_global_generator_is_left_alone():
 def test_it_describes_itself_for_a_config():
     made = digits(partition="shards:2", per_client=20, held_out=0.5, model="softmax", backdoor=["c03"])
     assert isinstance(made.about, FederationSettings)
-    again = federations.build_federation(made.about, made.seed)
+    again = module.build_federation(made.about, made.seed)
     assert rows(again) == rows(made)
     assert torch.equal(again.clients["c03"].x, made.clients["c03"].x)
 

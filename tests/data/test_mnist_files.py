@@ -6,11 +6,7 @@ FEDUHB_DATA has them.
 
 from __future__ import annotations
 
-import gzip
 import os
-import struct
-from dataclasses import replace
-from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +14,9 @@ import pytest
 import torch
 
 from data.wording import refused
-from feduhb.data.published import MNIST, PUBLISHED
-from feduhb.data.sources import dataset_named
+from data.writing import write_mnist
+from feduhb.data.files import MNIST, PUBLISHED
+from feduhb.data.load import load_dataset
 from feduhb.errors import DataError
 
 pytestmark = pytest.mark.usefixtures("offline")
@@ -28,31 +25,13 @@ NAMES = list(MNIST.files)
 DIGESTS = dict(MNIST.files)
 
 
-def idx(values: np.ndarray) -> bytes:
-    """Write the idx format of unsigned bytes, zipped."""
-    sizes = struct.pack(f">{values.ndim}i", *values.shape)
-    return gzip.compress(bytes([0, 0, 8, values.ndim]) + sizes + values.astype(np.uint8).tobytes(), mtime=0)
-
-
-def write(folder: Path, images: np.ndarray, labels: list[int], monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Put the same images down for training and testing, and let their digests be the right ones."""
-    folder.mkdir(parents=True, exist_ok=True)
-    digests = {}
-    for name in NAMES:
-        packed = idx(images if "images" in name else np.array(labels))
-        (folder / name).write_bytes(packed)
-        digests[name] = sha256(packed).hexdigest()
-    monkeypatch.setitem(PUBLISHED, "mnist", replace(MNIST, files=digests))
-    return folder
-
-
 def pictures(*greys: int) -> np.ndarray:
     return np.stack([np.full((28, 28), grey) for grey in greys])
 
 
 @pytest.fixture
 def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    return write(tmp_path / "files", pictures(0, 51, 255), [3, 1, 2], monkeypatch)
+    return write_mnist(tmp_path / "files", pictures(0, 51, 255), [3, 1, 2], monkeypatch)
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +46,7 @@ def real() -> Path:
 
 
 def test_read_and_scaled(tiny):
-    data = dataset_named("mnist", tiny)
+    data = load_dataset("mnist", tiny)
     assert data.x.shape == data.test_x.shape == (3, 1, 28, 28)
     assert (data.x.dtype, data.y.dtype) == (torch.float32, torch.int64)
     assert data.x[:, 0, 0, 0].tolist() == pytest.approx([-1.0, -0.6, 1.0], abs=1e-7)
@@ -78,14 +57,14 @@ def test_read_and_scaled(tiny):
 def test_images_keep_their_orientation(tmp_path, monkeypatch):
     image = np.zeros((1, 28, 28))
     image[0, 2, 5] = 255  # row 2, column 5
-    data = dataset_named("mnist", write(tmp_path, image, [0], monkeypatch))
+    data = load_dataset("mnist", write_mnist(tmp_path, image, [0], monkeypatch))
     assert (data.x == 1).nonzero().tolist() == [[0, 0, 2, 5]]
 
 
 def test_scaling_of_an_image_does_not_depend_on_others(tmp_path, monkeypatch):
     alone, dark, bright = (
-        dataset_named(
-            "mnist", write(tmp_path / name, pictures(40, *others), [0] * (1 + len(others)), monkeypatch)
+        load_dataset(
+            "mnist", write_mnist(tmp_path / name, pictures(40, *others), [0] * (1 + len(others)), monkeypatch)
         ).x[0]
         for name, others in (("alone", []), ("dark", [1, 2]), ("bright", [255, 254, 200]))
     )
@@ -95,24 +74,24 @@ def test_scaling_of_an_image_does_not_depend_on_others(tmp_path, monkeypatch):
 
 def test_folder_named_by_the_environment(tiny, monkeypatch):
     monkeypatch.setenv("FEDUHB_DATA", str(tiny))
-    assert len(dataset_named("mnist").x) == 3
+    assert len(load_dataset("mnist").x) == 3
 
 
 def test_a_folder_of_its_own_inside_is_found(tmp_path, monkeypatch):
-    write(tmp_path / "mnist", pictures(7), [7], monkeypatch)
-    assert dataset_named("mnist", tmp_path).y.tolist() == [7]
+    write_mnist(tmp_path / "mnist", pictures(7), [7], monkeypatch)
+    assert load_dataset("mnist", tmp_path).y.tolist() == [7]
     monkeypatch.setenv("FEDUHB_DATA", str(tmp_path))
-    assert dataset_named("mnist").y.tolist() == [7]
+    assert load_dataset("mnist").y.tolist() == [7]
 
 
 def test_a_folder_given_beats_the_environment(tiny, tmp_path, monkeypatch):
     other = tmp_path / "other"
     other.mkdir()
     monkeypatch.setenv("FEDUHB_DATA", str(other))
-    assert len(dataset_named("mnist", tiny).x) == 3
+    assert len(load_dataset("mnist", tiny).x) == 3
     monkeypatch.setenv("FEDUHB_DATA", str(tiny))
     with refused(DataError, f"{other} holds no MNIST"):
-        dataset_named("mnist", other)
+        load_dataset("mnist", other)
 
 
 @pytest.mark.parametrize("empty", [None, ""])
@@ -121,10 +100,10 @@ def test_no_folder_named(empty, monkeypatch, tmp_path):
         monkeypatch.setenv("FEDUHB_DATA", empty)
     with refused(
         DataError,
-        f"mnist is not complete in {tmp_path / 'cache' / 'mnist'} and cannot be fetched from http://127.0.0.1:",
+        f"mnist is not complete in {tmp_path / 'cache' / 'mnist'} and cannot be downloaded from http://127.0.0.1:",
         f"/mnist/{NAMES[0]} (Connection refused); put {', '.join(NAMES)} there, or into a folder that you name with --data or FEDUHB_DATA",
     ):
-        dataset_named("mnist")
+        load_dataset("mnist")
 
 
 def test_missing_folder(tmp_path):
@@ -132,13 +111,13 @@ def test_missing_folder(tmp_path):
     with refused(
         DataError, f"{gone} holds no MNIST; put ", *NAMES, "or name another folder with --data or FEDUHB_DATA"
     ):
-        dataset_named("mnist", gone)
+        load_dataset("mnist", gone)
 
 
 def test_a_file_where_a_folder_should_be(tmp_path):
     (tmp_path / "file").write_text("not a folder")
     with refused(DataError, f"{tmp_path / 'file'} holds no MNIST"):
-        dataset_named("mnist", tmp_path / "file")
+        load_dataset("mnist", tmp_path / "file")
 
 
 @pytest.mark.parametrize("name", NAMES[1:])
@@ -148,20 +127,20 @@ def test_missing_file(tiny, name):
         DataError,
         f"{tiny / name} cannot be read (No such file or directory); put the original MNIST file there",
     ):
-        dataset_named("mnist", tiny)
+        load_dataset("mnist", tiny)
 
 
 def test_missing_first_file(tiny):
     (tiny / NAMES[0]).unlink()
     with refused(DataError, f"{tiny} holds no MNIST; put {NAMES[0]}"):
-        dataset_named("mnist", tiny)
+        load_dataset("mnist", tiny)
 
 
 def test_a_folder_in_place_of_a_file(tiny):
     (tiny / NAMES[1]).unlink()
     (tiny / NAMES[1]).mkdir()
     with refused(DataError, f"{tiny / NAMES[1]} cannot be read (Is a directory)"):
-        dataset_named("mnist", tiny)
+        load_dataset("mnist", tiny)
 
 
 def damaged(path: Path, digest: str) -> str:
@@ -176,7 +155,7 @@ def test_truncated_file(tiny, name):
     for length in (0, 1, len(whole) - 1):
         (tiny / name).write_bytes(whole[:length])
         with refused(DataError, damaged(tiny / name, PUBLISHED["mnist"].files[name])):
-            dataset_named("mnist", tiny)
+            load_dataset("mnist", tiny)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -185,17 +164,17 @@ def test_flipped_byte(tiny, name):
     whole[len(whole) // 2] ^= 1
     (tiny / name).write_bytes(whole)
     with refused(DataError, damaged(tiny / name, PUBLISHED["mnist"].files[name])):
-        dataset_named("mnist", tiny)
+        load_dataset("mnist", tiny)
 
 
 def test_other_files_of_the_right_format_are_not_mnist(tiny, monkeypatch):
     monkeypatch.setitem(PUBLISHED, "mnist", MNIST)
     with refused(DataError, damaged(tiny / NAMES[0], DIGESTS[NAMES[0]])):
-        dataset_named("mnist", tiny)
+        load_dataset("mnist", tiny)
 
 
 def test_the_real_one(real):
-    data = dataset_named("mnist", real)
+    data = load_dataset("mnist", real)
     assert data.x.shape == (60_000, 1, 28, 28)
     assert data.test_x.shape == (10_000, 1, 28, 28)
     # The published counts of the digits 0 to 9.
@@ -212,4 +191,4 @@ def test_the_real_one_with_a_flipped_byte(real, tmp_path):
     whole[1000] ^= 1
     (tmp_path / NAMES[-1]).write_bytes(whole)
     with refused(DataError, damaged(tmp_path / NAMES[-1], DIGESTS[NAMES[-1]])):
-        dataset_named("mnist", tmp_path)
+        load_dataset("mnist", tmp_path)

@@ -55,9 +55,9 @@ def test_rows_of_a_client_are_never_spelled_as_a_class():
 @given(requests, requests)
 @example(Request(("a",)), Request(rows={"a": (1, 2)}))
 def test_merged_asks_for_both(one, other):
-    both = one.merged(other)
-    assert both == other.merged(one)
-    assert one.merged(one) == one
+    both = one.merge(other)
+    assert both == other.merge(one)
+    assert one.merge(one) == one
     assert set(both.clients) == {*one.clients, *other.clients}
     assert set(both.classes) == {*one.classes, *other.classes}
     named = {
@@ -185,3 +185,29 @@ def test_rows_that_are_no_row_numbers_are_never_guessed_at(rows):
     forget: Any = {"c00": rows}
     with refused(RequestError, "c00"):
         as_request(forget)
+
+
+SUBTRACTIONS = [
+    ("c00", None, "c00"),
+    ("c00,c01", "c00", "c01"),
+    ("c00", "c00,c01", None),
+    ("c00:1-4", "c00:2-3", "c00:1+4"),
+    ("c00:1-4", "c00:0-9", None),
+    ("c00:1-4", "c00", None),
+    ("c00", "c00:1-4", "c00"),
+    ("class:1-3", "class:2", "class:1+3"),
+    ("class:2", "c00,class:2", None),
+    ("c00,c01:5,class:3", "c00,c01:4", "c01:5,class:3"),
+]
+
+
+@pytest.mark.parametrize(("asked", "earlier", "left"), SUBTRACTIONS)
+def test_what_is_left_of_a_request(asked: str, earlier: str | None, left: str | None):
+    found = Request.parse(asked).subtract(None if earlier is None else Request.parse(earlier))
+    assert found == (None if left is None else Request.parse(left))
+
+
+@pytest.mark.parametrize(("asked", "earlier", "left"), [case for case in SUBTRACTIONS if case[1] and case[2]])
+def test_both_together_ask_for_all(asked: str, earlier: str, left: str):
+    first, whole = Request.parse(earlier), Request.parse(asked)
+    assert str(first.merge(Request.parse(left))) == str(first.merge(whole))

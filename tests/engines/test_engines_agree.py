@@ -11,7 +11,7 @@ from torch import nn
 import feduhb
 from federations import SIZES, ragged, tensors
 from feduhb.core.flat import flatten
-from feduhb.engines import engine_named
+from feduhb.engines import make_engine
 from feduhb.errors import ConfigError, DataError
 
 SEQUENCE = [*SIZES]
@@ -200,7 +200,7 @@ def test_an_unknown_engine_is_told_what_there_is():
         ConfigError,
         match="there is no engine 'warp'; choose one of auto, loop, pool, stacked, stacked:tf32, stacked:bf16",
     ):
-        engine_named("warp", ragged(), feduhb.Local())
+        make_engine("warp", ragged(), feduhb.Local())
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

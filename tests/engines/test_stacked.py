@@ -14,7 +14,7 @@ import feduhb
 from federations import SIZES, ragged, tensors
 from feduhb.core.flat import flatten
 from feduhb.data.federation import Examples
-from feduhb.engines import Loop, Stacked, chosen, engine_named
+from feduhb.engines import Loop, Stacked, make_engine, pick_engine
 from feduhb.errors import AnswerError, ConfigError
 
 
@@ -287,17 +287,17 @@ def test_a_failing_client_is_named_as_closely_as_a_block_can(monkeypatch):
 
 def test_it_is_made_by_name_with_its_precision():
     federation, local = ragged(dtype=torch.float32), feduhb.Local()
-    engine = engine_named("stacked", federation, local)
+    engine = make_engine("stacked", federation, local)
     assert (engine.about["name"], engine.about["precision"]) == ("stacked", "float32")
     with pytest.raises(ConfigError, match="there is no precision 'fp8'"):
-        engine_named("stacked:fp8", federation, local)
+        make_engine("stacked:fp8", federation, local)
     with pytest.raises(ConfigError, match="there is no engine 'pool:tf32'"):
-        engine_named("pool:tf32", federation, local)
+        make_engine("pool:tf32", federation, local)
 
 
 def test_auto_takes_the_pool_without_a_gpu_and_says_why(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    picked = chosen(ragged(), feduhb.Local())
+    picked = pick_engine(ragged(), feduhb.Local())
     assert picked.about["name"] == "pool"
     assert picked.why == "there is no GPU here, and it uses every core"
 
@@ -307,7 +307,7 @@ def test_auto_takes_the_loop_where_a_model_cannot_be_stacked(monkeypatch):
     made: list[str] = []
     monkeypatch.setattr("feduhb.engines.Loop", lambda *_, device: made.append(device))
     loss = functools.partial(functional.cross_entropy, reduction="sum")
-    picked = chosen(ragged(), feduhb.Local(loss=loss))
+    picked = pick_engine(ragged(), feduhb.Local(loss=loss))
     assert made == ["cuda"]
     assert picked.why.startswith("the loss is not the mean over the examples of a batch")
 

@@ -48,7 +48,7 @@ def never_there(federation, engine, method, sampled):
     """Run the method on a federation that never held what was forgotten, by the bare loop."""
     from feduhb.core.flat import flatten
     from feduhb.core.seeds import sample_clients
-    from feduhb.run import run
+    from feduhb.runs.loop import run
 
     made = ENGINES[engine](federation, feduhb.Local(batch_size=6, lr=0.05))
     clients = list(federation.clients)
@@ -117,7 +117,7 @@ def test_the_check_can_fail():
         trained = feduhb.train(each, 3, epochs=1, batch_size=6, lr=0.05)
         remaining = each.without(LEAVERS)
         rule = feduhb.FedUHB(epochs=1)
-        from feduhb.run import run
+        from feduhb.runs.loop import run
 
         *_, (state, _) = run(
             rule, feduhb.Loop(remaining), list(remaining.clients), rule.init(trained.params), rounds=2

@@ -22,8 +22,10 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
 import feduhb.flower
-from flower.deploying import EXAMPLE, descendants, gone, listening, story
-from loopback.running import QUIET
+import story
+from flower.hospital_runs import EXAMPLE, read_rounds
+from loopback.federation import QUIET
+from loopback.processes import have_ended, list_descendants, list_listening_addresses
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "flower.md").read_text()
 
@@ -46,10 +48,10 @@ def test_scripts_that_are_told_to_end_stop_everything_they_started(tmp_path):
         scripts = [stack.enter_context(script(tmp_path / number.name)) for number in numbers]
         for running, number in zip(scripts, numbers, strict=True):
             assert next(iter(running.stdout or ())).startswith("up on 127.0.0.1:")
-            started = descendants(running.pid)
+            started = list_descendants(running.pid)
             running.send_signal(number)
             assert running.wait(60) == 128 + number
-            assert gone(started)
+            assert have_ended(started)
             for program, count in (("flower-superlink", 1), ("flower-superexec", 4), ("flower-supernode", 3)):
                 assert sum(f"/{program} " in words for words in started.values()) == count
 
@@ -66,30 +68,32 @@ def script(folder):
 
 def test_the_example_in_a_simulation(tmp_path, monkeypatch):
     """The very apps of the deployment; Ray listens on loopback, and Flower's SuperLink does not stay behind."""
-    with story.simulated(tmp_path) as hospitals:
+    with story.prepare(tmp_path, simulation=True) as hospitals:
         superlink, addresses = hospitals.programs["superlink"].process.pid, set()
-        wait = hospitals.wait
+        wait_for_run = hospitals.wait_for_run
 
-        def watched(run):
-            addresses.update(hospitals.poll(lambda: heard(superlink, "raylet"), "Ray to listen"))
-            wait(run)
+        def watch_run(run):
+            addresses.update(
+                hospitals.wait_until(lambda: list_addresses_once(superlink, "raylet"), "Ray to listen")
+            )
+            wait_for_run(run)
 
-        monkeypatch.setattr(hospitals, "wait", watched)
-        told = story.story(hospitals, "hospital-c", rounds=1)
-        started = descendants(superlink)
+        monkeypatch.setattr(hospitals, "wait_for_run", watch_run)
+        _, _, audit = story.play(hospitals, "hospital-c", rounds=1)
+        started = list_descendants(superlink)
     assert addresses == {"127.0.0.1"}
-    assert told.audit.exactness is not None
-    for check in told.audit.exactness.checks:
+    assert audit.exactness is not None
+    for check in audit.exactness.checks:
         assert check.largest_difference <= 1e-5, check.says
-    (record,) = story.rounds_of(hospitals, "unlearned")
+    (record,) = read_rounds(hospitals, "unlearned")
     assert record.answered == ("hospital-a", "hospital-b")
-    assert gone(started)
+    assert have_ended(started)
 
 
-def heard(superlink, word):
-    """Where every program below a SuperLink listens, once one whose command has a word in it does."""
-    below = {superlink: "", **descendants(superlink)}
-    found = {process: listening(process) for process in below}
+def list_addresses_once(superlink, word):
+    """Return where all programs below a SuperLink listen, once a program whose command has a word in it listens."""
+    below = {superlink: "", **list_descendants(superlink)}
+    found = {process: list_listening_addresses(process) for process in below}
     if not any(found[process] for process, words in below.items() if word in words.partition(" ")[0]):
         return set()
     return set().union(*found.values())
@@ -117,10 +121,10 @@ def commands(program):
     ],
 )
 def test_the_guide_names_the_options_that_are_tested(program, started, tmp_path, monkeypatch):
-    hospitals = story.deployed(tmp_path)
+    hospitals = story.prepare(tmp_path)
     launched = {}
     monkeypatch.setattr(hospitals, "launch", lambda name, *words: launched.update({name: words}))
-    monkeypatch.setattr(hospitals, "awaited", lambda *_: None)
+    monkeypatch.setattr(hospitals, "wait_for_log", lambda *_: None)
     monkeypatch.setattr(hospitals, "register", lambda _: None)
     hospitals.start()
     (written,) = commands(program)

@@ -1,4 +1,4 @@
-"""The programs of the example's federations: one start a folder, no limit on a living run, words where something fails."""
+"""The programs of a federation on loopback: one start per folder, no limit on a living run, words for every failure."""
 
 from __future__ import annotations
 
@@ -15,10 +15,14 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from flower.deploying import COMPLETED, EXAMPLE, FederationError, gone, listening, node_key, story
-from loopback import running
-from loopback.claiming import LOCK, holders
-from loopback.running import Running
+import story
+from flower.hospital_runs import EXAMPLE
+from loopback import FederationError, LocalFederation, exit_on_signals
+from loopback import federation as federation_module
+from loopback.federation import COMPLETED
+from loopback.folder_lock import LOCK, list_holders
+from loopback.keys import make_node_key
+from loopback.processes import have_ended, list_listening_addresses
 
 FLWR = """#!/bin/sh
 case "$1" in
@@ -29,38 +33,41 @@ esac
 """
 
 
-class Sleeping(Running):
-    """Programs that do nothing but live."""
+class Sleeping(LocalFederation):
+    """A federation whose programs do nothing."""
 
     def start(self):
         self.launch("superlink", sys.executable, "-c", "import time; time.sleep(600)")
 
+    def client_id(self, name):
+        return name
+
 
 @pytest.fixture
 def sleeping(tmp_path):
-    with Sleeping(tmp_path / "out") as federation:
+    with Sleeping(tmp_path / "out", {}) as federation:
         yield federation
 
 
 def test_a_folder_is_one_federations_at_a_time(sleeping):
     with pytest.raises(FederationError, match="is in use: another start works there"):
-        Sleeping(sleeping.folder).__enter__()
-    assert sleeping.programs["superlink"].running
+        Sleeping(sleeping.folder, {}).__enter__()
+    assert sleeping.programs["superlink"].is_running
     sleeping.stop()
-    with Sleeping(sleeping.folder) as second:
-        assert second.programs["superlink"].running
+    with Sleeping(sleeping.folder, {}) as second:
+        assert second.programs["superlink"].is_running
 
 
 def test_what_a_killed_start_left_behind_is_named_by_process_id_and_keeps_the_folder(sleeping):
     left_behind = sleeping.programs["superlink"].process.pid
-    sleeping.claim.close()  # as when whoever started it is killed
-    assert holders(sleeping.folder / LOCK) == [left_behind]
+    sleeping.lock.close()  # as when the process that started it is killed
+    assert list_holders(sleeping.folder / LOCK) == [left_behind]
     with pytest.raises(FederationError, match=rf"end them \(kill {left_behind}\)"):
-        Sleeping(sleeping.folder).__enter__()
+        Sleeping(sleeping.folder, {}).__enter__()
     sleeping.programs["superlink"].kill()
-    assert gone([left_behind])
-    with Sleeping(sleeping.folder) as second:
-        assert second.programs["superlink"].running
+    assert have_ended([left_behind])
+    with Sleeping(sleeping.folder, {}) as second:
+        assert second.programs["superlink"].is_running
 
 
 def test_a_start_that_is_refused_stops_nothing_and_says_so_without_a_traceback(sleeping):
@@ -70,19 +77,22 @@ def test_a_start_that_is_refused_stops_nothing_and_says_so_without_a_traceback(s
     assert "is in use" in ended.stderr
     assert "Traceback" not in ended.stderr
     assert "stopped" not in ended.stdout
-    assert sleeping.programs["superlink"].running
+    assert sleeping.programs["superlink"].is_running
     assert stat.S_IMODE((sleeping.folder / "data").stat().st_mode) == 0o700
     assert stat.S_IMODE((sleeping.folder / "data" / "hospital-a.npz").stat().st_mode) == 0o600
 
 
-@pytest.mark.parametrize(
-    ("there", "simulation", "kind"), [("keys", True, "deployment"), ("runs", False, "simulation")]
-)
-def test_a_deployments_folder_is_not_a_simulations(tmp_path, there, simulation, kind):
-    (tmp_path / there).mkdir()
-    with pytest.raises(FederationError, match=f"holds a {kind}; take another folder"):
-        story.opened(tmp_path, simulation=simulation)
-    assert story.opened(tmp_path, simulation=not simulation).folder == tmp_path
+@pytest.mark.parametrize(("kind", "other"), [("deployment", "simulation"), ("simulation", "deployment")])
+def test_a_folder_is_of_one_kind_of_federation(tmp_path, kind, other, monkeypatch):
+    """A deployment cannot continue the runs of a simulation, nor a simulation those of a deployment."""
+    kinds = {name: story.prepare(tmp_path, simulation=name == "simulation") for name in (kind, other)}
+    for federation in kinds.values():
+        monkeypatch.setattr(federation, "start", lambda: None)
+    for _ in range(2):
+        with kinds[kind]:
+            pass
+        with pytest.raises(FederationError, match=f"holds a {kind}; take another folder"):
+            kinds[other].__enter__()
 
 
 @pytest.fixture
@@ -118,61 +128,61 @@ class Clock:
 
 def test_a_run_is_waited_for_as_long_as_it_lives(scripted, monkeypatch):
     clock = Clock(scripted)
-    monkeypatch.setattr(running, "time", clock)
+    monkeypatch.setattr(federation_module, "time", clock)
     says(scripted, "running")
-    scripted.wait(7)
+    scripted.wait_for_run(7)
     assert clock.looks >= 5
     with pytest.raises(FederationError, match="waited 300 s for a wonder"):
-        scripted.poll(lambda: False, "a wonder")
+        scripted.wait_until(lambda: False, "a wonder")
 
 
 def test_a_run_that_ended_badly_is_told_with_its_status(scripted):
     says(scripted, "finished:failed")
     (scripted.folder / "ended").touch()
     with pytest.raises(FederationError, match="run 7 ended as finished:failed"):
-        scripted.wait(7)
+        scripted.wait_for_run(7)
 
 
 def test_a_run_whose_superlink_has_died_is_not_waited_for(scripted):
     says(scripted, "running")
     scripted.programs["superlink"].kill()
     with pytest.raises(FederationError, match="superlink ended while waiting for run 7 to end"):
-        scripted.wait(7)
+        scripted.wait_for_run(7)
 
 
 def test_a_superlink_that_does_not_answer_is_told_in_words(scripted, monkeypatch):
-    monkeypatch.setattr(running, "PATIENCE", 0.1)
+    monkeypatch.setattr(federation_module, "PATIENCE", 0.1)
     with pytest.raises(FederationError, match=r"flwr hang .*had no answer after 0 s; read the logs in"):
-        scripted.flwr("hang")
+        scripted.call_flwr("hang")
 
 
 def test_a_missing_program_is_told_with_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda _: None)
     with pytest.raises(FederationError, match=r"ssh-keygen is not installed.*apt-get install openssh-client"):
-        node_key(tmp_path / "key")
+        make_node_key(tmp_path / "key")
 
 
 @pytest.mark.parametrize(("host", "seen"), [("127.0.0.1", "127.0.0.1"), ("", "0.0.0.0")])  # noqa: S104
 def test_where_a_process_listens_is_seen(host, seen):
     """The control of what is said of Ray."""
-    before = listening(os.getpid())
+    before = list_listening_addresses(os.getpid())
     with socket.create_server((host, 0)):
-        assert listening(os.getpid()) == before | {seen}
+        assert list_listening_addresses(os.getpid()) == before | {seen}
 
 
 @pytest.fixture
 def kept_signals():
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
 
 
 @pytest.mark.usefixtures("kept_signals")
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_request_to_end_and_a_terminal_that_closes_end_the_script(number):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_ctrl_c_and_a_request_to_end_and_a_terminal_that_closes_end_the_script(number):
     signal.signal(number, signal.SIG_DFL)
-    story.heed()
+    exit_on_signals()
     with pytest.raises(SystemExit) as ended:
         signal.raise_signal(number)
     assert ended.value.code == 128 + number
@@ -181,6 +191,6 @@ def test_a_request_to_end_and_a_terminal_that_closes_end_the_script(number):
 @pytest.mark.usefixtures("kept_signals")
 def test_a_script_under_nohup_outlives_its_terminal():
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    story.heed()
+    exit_on_signals()
     signal.raise_signal(signal.SIGHUP)
     assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN

@@ -15,8 +15,8 @@ import feduhb
 from feduhb import flower
 from feduhb.core.types import Work
 from feduhb.errors import DataError
-from feduhb.flower import keeping
-from feduhb.flower.keeping import Keeper
+from feduhb.flower import client_cache
+from feduhb.flower.client_cache import ClientCache
 from feduhb.flower.wire import Layout
 
 X = torch.arange(12.0).reshape(6, 2)
@@ -69,7 +69,7 @@ def said(reply) -> str:
 
 
 def update_of(reply):
-    return Layout.of(flower.fresh_arrays(MODEL, 3)).flat(reply.content["update"])
+    return Layout.of(flower.fresh_arrays(MODEL, 3)).flatten(reply.content["update"])
 
 
 def wanted(x, y, epochs=2):
@@ -143,7 +143,9 @@ def test_flowers_own_strategies_get_what_they_expect():
     }
     assert set(reply.content["arrays"]) == {"weight", "bias"}
     layout = Layout.of(flower.fresh_arrays(MODEL, 3))
-    moved = layout.flat(flower.fresh_arrays(MODEL, 3)) - layout.flat(reply.content.array_records["arrays"])
+    moved = layout.flatten(flower.fresh_arrays(MODEL, 3)) - layout.flatten(
+        reply.content.array_records["arrays"]
+    )
     assert moved.abs().max() > 0
     with pytest.raises(DataError):
         app((X[:0], Y[:0]))(message(), context())
@@ -208,7 +210,9 @@ def test_rows_stay_forgotten_when_only_the_tensors_are_lost(tmp_path):
 
 def test_forgotten_rows_never_reach_the_disk_again(tmp_path, monkeypatch):
     written = []
-    monkeypatch.setattr(keeping, "_write", lambda _, examples: written.append(examples.keys.tolist()))
+    monkeypatch.setattr(
+        client_cache, "_write_examples", lambda _, examples: written.append(examples.keys.tolist())
+    )
     (tmp_path / "forgotten.json").write_text("[20]")
     app((X, Y, KEYS), cache=tmp_path)(asked(**{"forget-rows": [30]}), context())
     assert written == [[10, 40, 50, 60]]
@@ -279,7 +283,7 @@ def test_data_of_another_kind_is_refused(data, words):
 
 def test_examples_may_come_as_they_are():
     federation = feduhb.Federation({"me": (X, Y)}, (X, Y), MODEL, seed=3)
-    held = Keeper(lambda _: federation.without({"me": [0]}).clients["me"]).examples(context())
+    held = ClientCache(lambda _: federation.without({"me": [0]}).clients["me"]).load(context())
     assert held.keys.tolist() == [1, 2, 3, 4, 5]
 
 

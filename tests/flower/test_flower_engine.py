@@ -7,8 +7,10 @@ import feduhb
 from federations import ragged
 from feduhb import flower
 from feduhb.core.types import Work
-from feduhb.errors import AnswerError
-from flower.gridding import staged
+from feduhb.data.request import Request
+from feduhb.errors import AnswerError, RequestError
+from feduhb.flower.roster import Forgotten
+from flower.gridding import new_key, staged
 
 LOCAL = feduhb.Local(batch_size=8, lr=0.05)
 NAMES = ("ant", "bee", "cat", "dog", "elk")
@@ -22,7 +24,7 @@ def start():
 def test_the_engine_gives_blocks_in_the_order_asked_and_notes_who_is_away():
     grid = staged(FEDERATION)
     engine = flower.FlowerEngine(grid, start(), LOCAL, seed=7, partitions=NAMES, timeout=5)
-    params = engine.layout.flat(start())
+    params = engine.layout.flatten(start())
     grid.seats[101].online = False
     blocks = list(engine.train(Work(params, 1), ["dog", "bee", "ant"], 3))
     assert [block.clients for block in blocks] == [("dog",), ("ant",)]
@@ -36,7 +38,7 @@ def test_the_engine_gives_blocks_in_the_order_asked_and_notes_who_is_away():
 def test_the_engine_never_asks_a_leaver_whatever_it_is_told():
     grid = staged(FEDERATION)
     engine = flower.FlowerEngine(grid, start(), LOCAL, forget="bee", partitions=NAMES, timeout=5)
-    params = engine.layout.flat(start())
+    params = engine.layout.flatten(start())
     with pytest.raises(AnswerError, match="bee is forgotten and must not be asked"):
         list(engine.train(Work(params, 1), ["ant", "bee"], 0))
     assert grid.trained() == set()
@@ -48,7 +50,7 @@ def engine_of(grid, **more):
 
 def test_fewer_asked_than_are_needed_is_an_error_in_words():
     engine = engine_of(staged(FEDERATION), min_replies=3)
-    work = Work(engine.layout.flat(start()), 1)
+    work = Work(engine.layout.flatten(start()), 1)
     with pytest.raises(
         AnswerError,
         match="2 of 2 clients gave a sound answer in round 0, but 3 are needed: no others were asked",
@@ -58,5 +60,34 @@ def test_fewer_asked_than_are_needed_is_an_error_in_words():
 
 def test_a_method_that_asks_one_client_needs_no_more():
     engine = engine_of(staged(FEDERATION), min_replies=3)
-    work = Work(engine.layout.flat(start()), 1, ("bee",))
+    work = Work(engine.layout.flatten(start()), 1, ("bee",))
     assert [block.clients for block in engine.train(work, ["bee"], 0)] == [("bee",)]
+
+
+@pytest.mark.parametrize(
+    ("forget", "total"),
+    [
+        (None, None),
+        ("bee", Request(("bee",))),
+        (["bee", "cat"], Request(("bee", "cat"))),
+        ({"dog": [3, 1]}, Request(rows={"dog": (1, 3)})),
+        (Request(classes=(2,)), Request(classes=(2,))),
+        (Forgotten(request=Request(("bee",)), earlier=Request(("cat",))), Request(("bee", "cat"))),
+    ],
+)
+def test_the_engine_takes_a_request_in_any_form_and_resolves_it_once(forget, total):
+    engine = engine_of(staged(FEDERATION), forget=forget)
+    assert engine.forgotten.total == total
+    gone = () if total is None else total.clients
+    assert set(engine.clients()) == {*NAMES} - {*gone}
+
+
+def test_a_name_is_resolved_to_its_key_and_barred_when_the_engine_is_made():
+    grid = staged(FEDERATION, keyed=True)
+    bee = flower.key_id(grid.seats[101].key)
+    engine = flower.FlowerEngine(grid, start(), LOCAL, forget="bee", timeout=5)
+    assert engine.forgotten == Forgotten("bee", Request((bee,)), names=("bee",))
+    grid.seats[101].key = new_key()
+    assert set(engine.clients()) == {flower.key_id(grid.seats[n].key) for n in (100, 102, 103, 104)}
+    with pytest.raises(RequestError, match="there is no client 'bea' to forget"):
+        flower.FlowerEngine(grid, start(), LOCAL, forget="bea", timeout=5)

@@ -1,4 +1,4 @@
-"""The example's data: what remains of a hospital does not depend on who was forgotten."""
+"""The example's data, where what remains does not depend on who was forgotten; and the runs that its audit opens."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ import torch
 pytest.importorskip("flwr")
 
 import feduhb
-from flower.deploying import EPOCHS, LOCAL, story
 from hospitals import audit, data
-from hospitals.server import MOMENTUM, STOP
+from hospitals.server import EPOCHS, LOCAL, MOMENTUM, STOP
 
 FORGOTTEN = [0, 3, 4, 90]
 
@@ -19,7 +18,7 @@ FORGOTTEN = [0, 3, 4, 90]
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
     folder = tmp_path_factory.mktemp("hospitals")
-    story.data.write(folder)
+    data.write(folder)
     return folder
 
 
@@ -56,7 +55,7 @@ def test_erasing_rows_gives_the_model_of_a_hospital_that_had_noise_in_their_plac
     """As the audit does it for whole clients: the same weights, bit for bit."""
     found = []
     for noise in (False, True):
-        whole = audit.federation(files, {name: name for name in data.HOSPITALS})
+        whole = audit.build_federation(files, {name: name for name in data.HOSPITALS})
         if noise:
             other = data.read(with_noise(files / "hospital-b.npz", FORGOTTEN))[0]
             whole = whole.replace(
@@ -71,7 +70,7 @@ def test_erasing_rows_gives_the_model_of_a_hospital_that_had_noise_in_their_plac
 
 
 def test_the_inputs_are_of_a_size_that_a_network_learns_from(files):
-    whole = audit.federation(files, {name: name for name in data.HOSPITALS})
+    whole = audit.build_federation(files, {name: name for name in data.HOSPITALS})
     for examples in whole.clients.values():
         x = examples.all()[0]
         assert x.shape[1] == data.FEATURES == 30
@@ -83,3 +82,22 @@ def test_the_inputs_are_of_a_size_that_a_network_learns_from(files):
     unlearned = feduhb.unlearn(trained, ["hospital-c"], method=method, stop=STOP, rounds=5)
     assert trained.rounds[-1].scores["test_accuracy"] > 0.9
     assert unlearned.rounds[-1].scores["test_accuracy"] > 0.9
+
+
+def test_the_audit_opens_the_weights_and_records_of_the_folders_and_not_its_own_repetition(tmp_path):
+    """Shown by runs of fewer rounds than those that it repeats."""
+    data.write(tmp_path / "data")
+    ids = {name: name for name in data.HOSPITALS}
+    settings = {"epochs": EPOCHS, "batch_size": LOCAL.batch_size, "lr": LOCAL.lr, "engine": "loop"}
+    method = feduhb.FedUHB(momentum=MOMENTUM, epochs=EPOCHS)
+    whole = audit.build_federation(tmp_path / "data", ids)
+    trained = feduhb.train(whole, 1, out=tmp_path / "runs" / "trained", **settings)
+    unlearned = feduhb.unlearn(
+        trained, ["hospital-c"], method=method, rounds=2, stop=STOP, out=tmp_path / "runs" / "unlearned"
+    )
+    opened = audit.open_runs(tmp_path, ids, "hospital-c", rounds=3)
+    for found, wanted in zip(opened, (trained, unlearned), strict=True):
+        assert torch.equal(found.params, wanted.params)
+        assert found.rounds == wanted.rounds
+        assert found.scheduled == 3
+        assert set(found.federation.clients) == set(wanted.federation.clients)

@@ -10,9 +10,9 @@ from federations import ragged
 from feduhb import flower
 from feduhb.data.request import Request
 from feduhb.errors import RequestError, RunFolderError
-from feduhb.flower.forgetting import Forgotten
-from feduhb.history import DiskHistory
-from feduhb.records import RunFolder
+from feduhb.flower.roster import Forgotten, Roster, read_request, resolve_request
+from feduhb.runs.folder import RunFolder
+from feduhb.runs.history import DiskHistory
 from flower.gridding import Seat, new_key, staged
 
 LOCAL = feduhb.Local(batch_size=8, lr=0.05)
@@ -195,14 +195,49 @@ def test_a_request_that_was_written_down_and_is_damaged_is_told(tmp_path):
 
 def test_what_is_forgotten_is_spelled_by_ids_and_by_names():
     found = Forgotten("bee", Request(("key-b",)), Request(rows={"key-c": (3, 1)}), ("bee",), {"cat": (1, 7)})
-    assert found.bars("key-b", None)
-    assert found.bars("key-new", "bee")
-    assert not found.bars("key-new", "cat")
-    assert not Forgotten().bars("key-new", None)
-    assert found.dropped("key-c", "cat") == [1, 3, 7]
-    assert found.dropped("key-new", "cat") == [1, 7]
-    assert found.dropped("key-d", None) == []
-    assert str(found.all) == "key-b,key-c:1+3"
+    assert found.is_forgotten("key-b", None)
+    assert found.is_forgotten("key-new", "bee")
+    assert not found.is_forgotten("key-new", "cat")
+    assert not Forgotten().is_forgotten("key-new", None)
+    assert found.list_rows("key-c", "cat") == [1, 3, 7]
+    assert found.list_rows("key-new", "cat") == [1, 7]
+    assert found.list_rows("key-d", None) == []
+    assert str(found.total) == "key-b,key-c:1+3"
+
+
+def test_a_request_that_was_written_down_is_not_resolved_again_however_it_is_spelled():
+    grid = staged(FEDERATION, keyed=True)
+    roster, bee = Roster(grid, timeout=1), key(grid, "bee")
+    written = resolve_request(roster, "bee,cat:0")
+    assert written == Forgotten(
+        "bee,cat:0", Request((bee,), {key(grid, "cat"): (0,)}), None, ("bee",), {"cat": (0,)}
+    )
+    renewed(grid, "bee")
+    assert resolve_request(Roster(grid, timeout=1), "bee,cat:0", written=written) == written
+    by_key = Request((bee,), {"cat": (0,)})
+    assert resolve_request(Roster(grid, timeout=1), by_key, written=written) == written
+    other = resolve_request(Roster(grid, timeout=1), "cat", written=written)
+    assert other.request == Request((key(grid, "cat"),))
+
+
+def test_names_that_earlier_runs_barred_stay_barred_in_a_resumed_run():
+    grid = staged(FEDERATION, keyed=True)
+    before = Forgotten(request=Request(("key-" + "0" * 32,)), names=("dog",))
+    written = Forgotten("bee", Request((key(grid, "bee"),)), before.total, ("bee",))
+    for forget in ("bee", key(grid, "bee")):
+        roster = Roster(grid, timeout=1)
+        found = resolve_request(roster, forget, before=before, written=written)
+        assert found.names == ("bee", "dog")
+        assert set(roster.split(found)[1]) == {key(grid, "bee"), key(grid, "dog")}
+
+
+def test_what_is_written_down_is_read_again(tmp_path):
+    grid = staged(FEDERATION, keyed=True)
+    found = resolve_request(
+        Roster(grid, timeout=1), "bee,cat:0+5,class:2", before=Forgotten(request=Request(("elk",)))
+    )
+    (tmp_path / "request.json").write_bytes(found.to_json())
+    assert read_request(tmp_path) == found
 
 
 def test_a_key_that_took_no_part_in_the_training_is_refused(tmp_path, caplog):

@@ -62,7 +62,7 @@ def test_two_keys_have_two_ids_and_requests_can_spell_them():
 )
 def test_what_is_no_key_is_refused(nonsense):
     with pytest.raises(
-        ConfigError, match=r"this is no public key; give the \.pub file that ssh-keygen wrote"
+        ConfigError, match=r"this is not a public key; give the \.pub file that ssh-keygen wrote"
     ):
         flower.key_id(nonsense)
 

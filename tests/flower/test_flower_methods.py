@@ -11,7 +11,7 @@ from feduhb.core.flat import flatten
 from feduhb.core.seeds import sample_clients
 from feduhb.errors import ConfigError
 from feduhb.flower.wire import OURS
-from feduhb.run import run
+from feduhb.runs.loop import run
 from feduhb.stopping import StopRule
 from flower.gridding import staged
 
@@ -90,9 +90,9 @@ def test_the_stop_rule_ends_a_run_and_says_why(federation):
 
 
 def test_auto_is_the_papers_rule_with_the_methods_momentum():
-    assert flower.FedUHB("a", momentum=0.3).rule() == feduhb.dynamic_stop(0.6, momentum=0.3)
-    assert flower.FedUHB("a", stop=feduhb.never).rule() == feduhb.never
-    assert flower.Retrain("a").rule() == feduhb.never
+    assert flower.FedUHB("a", momentum=0.3).stop_rule() == feduhb.dynamic_stop(0.6, momentum=0.3)
+    assert flower.FedUHB("a", stop=feduhb.never).stop_rule() == feduhb.never
+    assert flower.Retrain("a").stop_rule() == feduhb.never
 
 
 def test_rows_travel_to_their_client_alone_and_are_dropped_there(federation):

@@ -7,7 +7,7 @@ import feduhb
 from federations import ragged
 from feduhb import flower
 from feduhb.errors import AnswerError, DataError, RequestError, RunFolderError
-from feduhb.history import DiskHistory
+from feduhb.runs.history import DiskHistory
 from flower.gridding import answering, app_of, staged
 
 NAMES = ("ant", "bee", "cat", "dog", "elk")
@@ -208,3 +208,12 @@ def test_an_audit_that_needs_the_data_says_that_it_is_elsewhere():
     run = trained_there(staged(FEDERATION))
     with pytest.raises(DataError, match="what needs them, such as a membership attack, must run there"):
         feduhb.audit(feduhb.unlearn(run, ["bee"], rounds=2), run)
+
+
+def test_what_remains_of_a_remote_federation_shares_its_fresh_model():
+    far = remote(staged(FEDERATION))
+    less = far.without(["bee"])
+    assert far.is_remote
+    assert less.is_remote
+    assert less._draw is far._draw
+    assert far.replace(seed=8)._draw is not far._draw

@@ -13,10 +13,11 @@ import feduhb
 from federations import ragged
 from feduhb import flower
 from feduhb.errors import CheckpointError, ConfigError, HistoryError, RequestError, RunFolderError
-from feduhb.flower import folder as files
-from feduhb.history import DiskHistory
-from feduhb.records import RunFolder
+from feduhb.flower import server
 from feduhb.report import write_report
+from feduhb.runs.checkpoint import digest_weights
+from feduhb.runs.folder import RunFolder
+from feduhb.runs.history import DiskHistory
 from flower.gridding import answering, app_of, staged
 
 LOCAL = feduhb.Local(batch_size=8, lr=0.05)
@@ -167,7 +168,6 @@ def test_a_damaged_or_missing_checkpoint_is_told(tmp_path):
 
 
 def test_two_servers_never_write_one_folder(tmp_path):
-    RunFolder(tmp_path).lock_file().close()
     code = f"import fcntl; f = open({str(tmp_path / '.lock')!r}, 'wb'); fcntl.flock(f, fcntl.LOCK_EX); print('held', flush=True); input()"
     with subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -182,8 +182,8 @@ def test_two_servers_never_write_one_folder(tmp_path):
 
 def test_nothing_is_erased_under_a_training_that_still_writes(tmp_path):
     train_first(tmp_path / "first", 1)
-    words = r"another ServerApp is writing .*first; wait for it, or stop it"
-    with files.held(RunFolder(tmp_path / "first")), pytest.raises(RunFolderError, match=words):
+    words = r"another process is writing .*first; wait for it, or stop it"
+    with RunFolder(tmp_path / "first").claim(), pytest.raises(RunFolderError, match=words):
         unlearning(None, trained=tmp_path / "first").start(staged(FEDERATION), start(), 1)
     assert DiskHistory(tmp_path / "first" / "history").rounds == [0]
 
@@ -222,19 +222,19 @@ def test_who_was_left_out_is_written_down_and_read_again(tmp_path):
 def test_killed_before_a_checkpoint_nobody_who_was_left_out_is_lost(tmp_path, monkeypatch):
     bad = answering(app_of(FEDERATION), lambda _: (_ for _ in ()).throw(RuntimeError("no")))
     grid = staged(FEDERATION, apps={"cat": bad})
-    note = files.note
+    write = server._write_json
 
-    def killed(folder, name, values):
-        note(folder, name, values)
-        if name == files.LEFT_OUT:
+    def killed(path, values):
+        write(path, values)
+        if path.name == "left_out.json":
             raise Killed
 
-    monkeypatch.setattr(files, "note", killed)
+    monkeypatch.setattr(server, "_write_json", killed)
     for _ in range(2):  # the checkpoint comes after the note: nothing is finished, nothing is lost
         with pytest.raises(Killed):
             unlearning(tmp_path).start(grid, start(), 2)
     assert RunFolder(tmp_path).rounds() == []
-    monkeypatch.setattr(files, "note", note)
+    monkeypatch.setattr(server, "_write_json", write)
     assert set(unlearning(tmp_path).start(grid, start(), 2).left_out) == {0, 1}
 
 
@@ -288,14 +288,17 @@ def test_a_start_that_nothing_is_held_against_is_taken_on_the_callers_word_and_t
     assert "taken on your word" not in caplog.text
 
 
-def test_an_unlearning_erases_the_trainings_history_from_the_leavers_first_round_on(tmp_path):
+def test_an_unlearning_erases_the_trainings_history_from_the_leavers_first_round_on(tmp_path, caplog):
     train_first(tmp_path / "first", 6, clients_per_round=2)
     history = DiskHistory(tmp_path / "first" / "history")
     first = {c: t for t in reversed(history.rounds) for c in history.clients(t)}
     leaver = max(first, key=lambda client: first[client])
     assert first[leaver] > 0
-    unlearning(None, leaver, trained=tmp_path / "first").start(staged(FEDERATION), start(), 1)
+    before = history.bytes
+    with caplog.at_level("INFO", logger="flwr.feduhb"):
+        unlearning(None, leaver, trained=tmp_path / "first").start(staged(FEDERATION), start(), 1)
     assert history.rounds == list(range(first[leaver]))
+    assert caplog.text.count(f"erased {before - history.bytes} bytes of history in {history.folder}") == 1
 
 
 def test_it_is_erased_before_anybody_is_asked(tmp_path):
@@ -329,6 +332,30 @@ def test_a_replay_that_was_killed_ends_as_if_it_were_not_and_takes_its_history_a
     assert finished.rounds == again.rounds
     with pytest.raises(RunFolderError, match="holds a finished run of another request or other settings"):
         strategy("cat", **place, **told()).start(staged(FEDERATION), start())
+
+
+def test_a_replay_that_was_killed_as_it_erased_its_history_has_only_to_be_finished(tmp_path, monkeypatch):
+    train_first(tmp_path / "first", 4)
+    place = {"trained": tmp_path / "first", "checkpoint": tmp_path / "run"}
+    forget = DiskHistory.forget
+
+    def killed(history, clients):
+        forget(history, clients)
+        raise Killed
+
+    monkeypatch.setattr(DiskHistory, "forget", killed)
+    with pytest.raises(Killed):
+        flower.FedEraser("bee", **place, **told()).start(staged(FEDERATION), start())
+    monkeypatch.setattr(DiskHistory, "forget", forget)
+    folder = RunFolder(tmp_path / "run")
+    assert DiskHistory(tmp_path / "first" / "history").rounds == []
+    assert not folder.is_finished()
+    grid = staged(FEDERATION)
+    done = flower.FedEraser("bee", **place, **told()).start(grid, start())
+    assert grid.trained() == set()
+    assert folder.is_finished()
+    assert folder.result()["weights_sha256"] == digest_weights(done.params)
+    assert len(done.rounds) == folder.result()["rounds"]
 
 
 def test_what_a_replay_cannot_do_is_refused_in_words(tmp_path):

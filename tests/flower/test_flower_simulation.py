@@ -12,8 +12,9 @@ import torch
 
 import feduhb
 from feduhb.core.flat import flatten
-from feduhb.run import run
+from feduhb.runs.loop import run
 from flower.simulated import CULPRITS, LEAVERS, ROUNDS, federation
+from golden import slow
 
 TESTS = Path(__file__).parents[1]
 QUIET = {
@@ -63,6 +64,10 @@ def test_twenty_clients_give_what_the_loop_gives_in_process(simulated):
     assert (wanted - start).abs().max() > 1e-3
     found = torch.load(simulated / "honest.pt")
     assert (found - wanted).abs().max() < 1e-5
+
+
+def test_everything_is_as_it_was(simulated):
+    slow.compare("simulation", slow.describe_simulation(simulated))
 
 
 def test_leavers_are_never_asked_and_everyone_else_answers(simulated):

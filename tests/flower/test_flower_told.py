@@ -11,7 +11,7 @@ import feduhb
 from federations import ragged
 from feduhb import flower
 from feduhb.errors import RunFolderError
-from feduhb.records import RunFolder
+from feduhb.runs.folder import RunFolder
 from flower.gridding import staged
 
 LOCAL = feduhb.Local(batch_size=8, lr=0.05)

@@ -11,7 +11,7 @@ from feduhb import flower
 from feduhb.core.flat import flatten
 from feduhb.core.types import Work
 from feduhb.errors import AnswerError, ConfigError
-from feduhb.history import DiskHistory
+from feduhb.runs.history import DiskHistory
 from flower.gridding import Stage, staged
 
 LOCAL = feduhb.Local(batch_size=8, lr=0.05)

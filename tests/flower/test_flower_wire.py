@@ -13,7 +13,7 @@ from federations import ragged, small_cnn
 from feduhb import flower
 from feduhb.core.flat import flatten
 from feduhb.errors import ModelError
-from feduhb.flower.wire import Layout, MalformedError, words
+from feduhb.flower.wire import Layout, MalformedError, to_line
 from toys import quick
 
 WIDE = np.dtype(np.longdouble).itemsize > 8  # it is not everywhere
@@ -30,27 +30,27 @@ def test_there_and_back(shapes, kind, seed):
         {name: Array(draw.normal(size=shape).astype(kind)) for name, shape in shapes.items()}
     )
     layout = Layout.of(arrays)
-    flat = layout.flat(arrays)
+    flat = layout.flatten(arrays)
     assert flat.shape == (sum(int(np.prod(shape)) for shape in shapes.values()),)
-    again = layout.arrays(flat)
+    again = layout.to_arrays(flat)
     assert list(again) == list(arrays)
     assert all(np.array_equal(a.numpy(), arrays[name].numpy()) for name, a in again.items())
-    assert torch.equal(layout.flat(again), flat)
+    assert torch.equal(layout.flatten(again), flat)
 
 
 def test_arrays_are_read_by_name_not_by_place():
     layout = Layout({"a": (1,), "b": (2,)}, torch.float32)
     given_ = {"b": Array(np.array([2.0, 3.0], np.float32)), "a": Array(np.array([1.0], np.float32))}
-    assert layout.flat(ArrayRecord(given_)).tolist() == [1.0, 2.0, 3.0]
+    assert layout.flatten(ArrayRecord(given_)).tolist() == [1.0, 2.0, 3.0]
 
 
 def test_a_fresh_model_is_that_of_the_federation():
     federation = ragged(seed=11)
     arrays = flower.fresh_arrays(federation.model, 11)
-    assert torch.equal(Layout.of(arrays).flat(arrays), flatten(federation.fresh_model()))
+    assert torch.equal(Layout.of(arrays).flatten(arrays), flatten(federation.fresh_model()))
     assert list(arrays) == [name for name, _ in federation.fresh_model().named_parameters()]
     other = flower.fresh_arrays(federation.model, 12)
-    assert not torch.equal(Layout.of(other).flat(other), flatten(federation.fresh_model()))
+    assert not torch.equal(Layout.of(other).flatten(other), flatten(federation.fresh_model()))
 
 
 def test_a_fresh_model_keeps_nothing_of_the_modules_weights():
@@ -104,7 +104,7 @@ def test_what_is_no_model_is_refused(arrays, words):
 
 def test_another_precision_is_read_into_ours():
     layout = Layout({"a": (2,)}, torch.float64)
-    read = layout.flat(ArrayRecord({"a": Array(np.array([0.5, 0.25], np.float16))}))
+    read = layout.flatten(ArrayRecord({"a": Array(np.array([0.5, 0.25], np.float16))}))
     assert read.dtype == torch.float64
     assert read.tolist() == [0.5, 0.25]
 
@@ -115,14 +115,14 @@ def test_floats_of_the_other_byte_order_are_read_into_ours(kind):
         {"a": Array(np.array([0.5, -3.0], kind)), "b": Array(np.array(2.0).astype(kind).reshape(1))}
     )
     layout = Layout.of(arrays)
-    assert layout.flat(arrays).tolist() == [0.5, -3.0, 2.0]
+    assert layout.flatten(arrays).tolist() == [0.5, -3.0, 2.0]
     assert layout.dtype == {2: torch.float16, 4: torch.float32, 8: torch.float64}[int(kind[-1])]
 
 
 @quick
 @given(st.text(max_size=60), st.integers(4, 40))
 def test_what_others_say_is_one_short_line(said, most):
-    line = words(said, most)
+    line = to_line(said, most)
     assert len(line) <= most
     assert line.isprintable()
     assert set(line) <= set(said) | set(" .")
@@ -141,13 +141,13 @@ def test_what_others_say_is_one_short_line(said, most):
     ],
 )
 def test_a_line_for_people(said, line):
-    assert words(said) == line
+    assert to_line(said) == line
 
 
 def test_an_unknown_array_is_malformed():
     layout = Layout({"a": (1,)}, torch.float32)
     with pytest.raises(MalformedError, match="an unknown array 'b'"):
-        layout.flat(ArrayRecord({"a": Array(np.zeros(1)), "b": Array(np.zeros(1))}))
+        layout.flatten(ArrayRecord({"a": Array(np.zeros(1)), "b": Array(np.zeros(1))}))
 
 
 def test_the_room_lists_what_it_has():

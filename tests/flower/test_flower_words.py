@@ -10,7 +10,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRec
 import feduhb
 from federations import ragged
 from feduhb import flower
-from feduhb.flower.judging import averaged
+from feduhb.flower.validation import average_scores
 from flower.gridding import app_of, staged
 
 LOCAL = feduhb.Local(batch_size=8, lr=0.05)
@@ -65,7 +65,7 @@ def test_scores_are_averaged_by_examples_over_those_who_gave_them():
         cat={"num-examples": 5, "loss": math.nan},
         dog={"num-examples": 5, "loss": math.inf, "accuracy": [1.0]},
     )
-    assert averaged(answers) == ({"accuracy": 1.0, "loss": 1.0}, {})
+    assert average_scores(answers) == ({"accuracy": 1.0, "loss": 1.0}, {})
 
 
 @pytest.mark.parametrize(
@@ -87,22 +87,22 @@ def test_scores_are_averaged_by_examples_over_those_who_gave_them():
 )
 def test_whose_count_is_absurd_or_whose_scores_have_no_end_has_no_say(said, words):
     answers = given(ant={"num-examples": 20, "accuracy": 0.5}, cat={**said, "accuracy": 1e6})
-    assert averaged(answers) == ({"accuracy": 0.5}, {"cat": words})
+    assert average_scores(answers) == ({"accuracy": 0.5}, {"cat": words})
 
 
 def test_an_answer_without_metrics_has_no_say():
     answers = {**given(ant={"num-examples": 20, "accuracy": 0.5}), "cat": RecordDict({})}
-    assert averaged(answers) == (
+    assert average_scores(answers) == (
         {"accuracy": 0.5},
         {"cat": "it answered with no num-examples among its metrics"},
     )
-    assert averaged({}) == ({}, {})
+    assert average_scores({}) == ({}, {})
 
 
 def test_a_limit_of_ones_own_holds_for_scores():
     answers = given(ant={"num-examples": 20, "loss": 1.0}, bee={"num-examples": 21, "loss": 5.0})
-    assert averaged(answers, 20)[0] == {"loss": 1.0}
-    assert averaged(given(ant={"num-examples": 10**9, "loss": 1.0}), 1e9) == ({"loss": 1.0}, {})
+    assert average_scores(answers, 20)[0] == {"loss": 1.0}
+    assert average_scores(given(ant={"num-examples": 10**9, "loss": 1.0}), 1e9) == ({"loss": 1.0}, {})
 
 
 def test_names_that_a_log_could_not_show_are_passed_over():
@@ -115,7 +115,7 @@ def test_names_that_a_log_could_not_show_are_passed_over():
         "x" * 100: 1.0,
         "Höhe": 2.0,
     }
-    assert averaged(given(ant=said)) == ({"x" * 100: 1.0, "Höhe": 2.0}, {})
+    assert average_scores(given(ant=said)) == ({"x" * 100: 1.0, "Höhe": 2.0}, {})
 
 
 @pytest.mark.parametrize("huge", [1.7e308, -1.7e308])
@@ -123,7 +123,7 @@ def test_huge_scores_stay_within_the_floats_and_shut_out_nobody(huge):
     answers = given(
         ant={"num-examples": 9, "loss": huge}, bee={"num-examples": 9, "loss": huge, "accuracy": 1.0}
     )
-    scores, left_out = averaged(answers)
+    scores, left_out = average_scores(answers)
     assert scores == {"loss": huge, "accuracy": 1.0}
     assert left_out == {}
-    assert averaged(given(ant={"num-examples": 1, "loss": 10**400})) == ({}, {})
+    assert average_scores(given(ant={"num-examples": 1, "loss": 10**400})) == ({}, {})

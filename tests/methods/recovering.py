@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from feduhb.methods import FedRecover
-from history.remembering import Remembered
+from runs.remembering import Remembered
 
 CLIENTS = ("a", "b", "c", "d", "e")
 REMAINING = ("a", "c", "d")

@@ -17,10 +17,9 @@ from feduhb.core.aggregate import median
 from feduhb.core.types import Method, Updates
 from feduhb.errors import AggregationError
 from feduhb.methods import METHODS, FedEraser, FedRecover, FedUHB, Retrain
-from feduhb.methods.replaying import replays
-from feduhb.run import run
-from feduhb.run.checkpoint import load_state, save_state
-from history.remembering import Remembered, remember
+from feduhb.runs.checkpoint import load_state, save_state
+from feduhb.runs.loop import run
+from runs.remembering import Remembered, remember
 from toys import quadratics
 
 Make = Callable[[], Method[Any]]
@@ -43,7 +42,7 @@ def given(
     method: Method[Any], clients: Sequence[str] = CLIENTS, dtype: torch.dtype = torch.float64
 ) -> Method[Any]:
     """Give a replaying method a history of this precision and those who remain."""
-    if not replays(method):
+    if not method.needs_history:
         return method
     return dataclasses.replace(method, history=history_in(dtype), clients=tuple(clients))  # pyright: ignore[reportArgumentType]
 

@@ -20,7 +20,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from feduhb.methods import FedUHB, Retrain
-from feduhb.run import run
+from feduhb.runs.loop import run
 from toys import Quadratics, quadratics, quick
 
 

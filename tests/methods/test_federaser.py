@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from feduhb.core.types import Work
 from feduhb.errors import ConfigError
 from feduhb.methods import FedEraser
-from feduhb.run import run
-from history.remembering import Remembered, remember
+from feduhb.runs.loop import run
+from runs.remembering import Remembered, remember
 from toys import Quadratics, Scripted, block_of, quadratics, quick
 
 CLIENTS = ("a", "b", "c", "d", "e")

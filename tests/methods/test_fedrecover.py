@@ -13,10 +13,10 @@ from feduhb.core.types import Updates, Work
 from feduhb.errors import ConfigError
 from feduhb.methods import FedRecover, Retrain
 from feduhb.methods.fedrecover import Recovery
-from feduhb.run import run
-from history.remembering import Remembered, remember
+from feduhb.runs.loop import run
 from methods.curvature import dense
 from methods.recovering import CLIENTS, REMAINING, START, made
+from runs.remembering import Remembered, remember
 from toys import Quadratics, Scripted, block_of, quadratics, quick
 
 

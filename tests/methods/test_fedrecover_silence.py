@@ -12,9 +12,9 @@ from feduhb.core.types import ClientId, Updates, Work
 from feduhb.errors import AnswerError
 from feduhb.methods import FedRecover
 from feduhb.methods.fedrecover import Recovery
-from feduhb.run import run
-from history.remembering import remember
+from feduhb.runs.loop import run
 from methods.recovering import CLIENTS, REMAINING, START, made
+from runs.remembering import remember
 from toys import Quadratics, quadratics
 
 

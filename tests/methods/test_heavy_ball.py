@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from feduhb.core.types import Updates
 from feduhb.methods import FedUHB, Retrain
-from feduhb.run import run
+from feduhb.runs.loop import run
 from toys import Scripted, block_of, quadratics, quick
 
 REMAINING = ("b", "c", "d", "e")

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import pytest
+from torch import Tensor
 
+from federations import ragged
+from feduhb.api import run_method
 from feduhb.core.aggregate import krum, median, weighted_mean
+from feduhb.core.types import Method, Updates, Work
 from feduhb.errors import ConfigError
-from feduhb.methods import METHODS, FedEraser, FedRecover, FedUHB, Retrain, method_named
+from feduhb.methods import METHODS, FedEraser, FedRecover, FedUHB, Retrain, check_method, make_method
+from feduhb.methods.retrain import Plain
+from feduhb.runs.config import TrainSettings
+from feduhb.stopping import never
 
 MOMENTUM = "give at least 0 and below 1 (at 1 or more the weights never settle), such as 0.9"
 STEP = "give a positive number, such as 1.0"
@@ -88,17 +98,17 @@ def test_only_the_weighted_mean_is_content_with_a_sum(kind: type[FedUHB | Retrai
 
 @pytest.mark.parametrize("name", list(METHODS))
 def test_a_method_goes_by_its_name(name: str):
-    assert METHODS[name].name == name  # pyright: ignore[reportFunctionMemberAccess]
+    assert METHODS[name].name == name
 
 
 def test_a_method_by_name_has_the_settings_given():
-    assert method_named("feduhb", momentum=0.5, epochs=0) == FedUHB(momentum=0.5, epochs=0)
-    assert method_named("retrain", step_size=0.5) == Retrain(step_size=0.5)
+    assert make_method("feduhb", momentum=0.5, epochs=0) == FedUHB(momentum=0.5, epochs=0)
+    assert make_method("retrain", step_size=0.5) == Retrain(step_size=0.5)
 
 
 def test_a_name_nobody_has():
     with pytest.raises(ConfigError) as error:
-        method_named("fedavg")
+        make_method("fedavg")
     assert str(error.value) == f"there is no method 'fedavg'; choose one of {', '.join(METHODS)}"
 
 
@@ -109,17 +119,55 @@ def test_a_name_nobody_has():
 def test_a_setting_nobody_knows(settings: dict[str, float], odd: str):
     """What the method says it knows is what it takes: name, exact and rounds are no settings."""
     with pytest.raises(ConfigError) as error:
-        method_named("retrain", **settings)
+        make_method("retrain", **settings)
     assert str(error.value) == f"retrain has no setting {odd}; it knows step_size, epochs, aggregate"
 
 
 def test_a_setting_of_the_wrong_kind_is_named():
     """'0.9' is not a number; that is not the same as a setting which does not exist."""
     with pytest.raises(ConfigError, match="momentum") as error:
-        method_named("feduhb", momentum="0.9")
+        make_method("feduhb", momentum="0.9")
     assert "has no setting ;" not in str(error.value)
 
 
 def test_a_refused_value_keeps_its_own_words():
     with pytest.raises(ConfigError, match=r"momentum is 1\.5; give at least 0"):
-        method_named("feduhb", momentum=1.5)
+        make_method("feduhb", momentum=1.5)
+
+
+class Old:
+    """A method as version 0.1 wanted it: it does not say whether it needs a history."""
+
+    name: ClassVar[str] = "old"
+    exact: ClassVar[bool] = True
+    needs, rounds = "sum", None
+
+    def init(self, params: Tensor) -> Plain:
+        return Plain(params)
+
+    def ask(self, state: Plain) -> Work:
+        return Work(state.params, 1)
+
+    def tell(self, state: Plain, answers: Iterable[Updates]) -> Plain:
+        return Plain(state.params - weighted_mean(answers))
+
+
+def test_methods_of_version_0_1_still_run_wherever_they_are_first_seen():
+    """Also in another process, to which a shadow's method travels without the parts that came later."""
+    method: Any = dataclass(frozen=True)(Old)()
+    run = run_method(ragged(), method, TrainSettings(rounds=1, epochs=1), rounds=1)
+    assert (method.needs_history, method.samples_clients, method.default_stop()) == (False, True, never)
+    assert len(run.rounds) == 1
+
+
+@pytest.mark.parametrize(
+    ("parts", "says"),
+    [
+        ({"init": None, "ask": None}, "has no tell; docs/design.md shows what one has"),
+        ({"init": None, "ask": None, "tell": None, "name": None}, "Half is not a dataclass; put @dataclass"),
+    ],
+)
+def test_what_is_half_a_method_is_told_what_it_lacks(parts: dict[str, Any], says: str):
+    half = type("Half", (Method,), {"exact": True, "name": "half", **parts})
+    with pytest.raises(ConfigError, match=says):
+        check_method(half())

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from feduhb.audit.result import Audit
+
 KINDS = ("forgotten", "retained", "test")
 
 
@@ -116,6 +118,11 @@ def bare(word: str = "inconclusive") -> dict[str, Any]:
         accuracy=dict.fromkeys(("unlearned", "original", "retrain"), nothing),
         clients={"on": "training data", "rows": [{"client": "c02", "examples": 4, "before": None, "after": None, "retrain": None}]},
     )  # fmt: skip
+
+
+def read(told: Mapping[str, Any]) -> Audit:
+    """Read a hand-made audit."""
+    return Audit.from_json(json.dumps(told))
 
 
 def put(folder: Path, told: Mapping[str, Any]) -> Path:

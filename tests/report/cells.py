@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from feduhb.cells import Cell, Place, Track, shortened
+from feduhb.paper.cells import Cell, Place, Track, shortened
 from feduhb.report.paper.federations import ORDER
 from feduhb.stopping import dynamic_stop, replay
 

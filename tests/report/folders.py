@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from feduhb.records import Round, RunFolder, why_ended
+from feduhb.runs.folder import Round, RunFolder, explain_end
 from feduhb.stopping import DynamicStop
 
 APPROXIMATE = ("federaser", "fedrecover")
@@ -84,7 +84,7 @@ def summary(method: str, rounds: list[Round], scheduled: int) -> dict[str, Any]:
         "settings": {"epochs": 2},
         "rounds": len(rounds),
         "scheduled_rounds": scheduled,
-        "stopped": why_ended(rounds),
+        "stopped": explain_end(rounds),
         "clients": list(CLIENTS),
         "parameters": 4810,
         "weights_sha256": "ab" * 32,

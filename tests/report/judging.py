@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from feduhb.cells import Cell, Track
+from feduhb.paper.cells import Cell, Track
 from feduhb.report.paper.claims_parts import Evidence
 from report.cells import ROUNDS, cell, falling, place, track
 

@@ -12,7 +12,7 @@ from feduhb.report.audit_words import changes, fared
 from feduhb.report.figures import draw, png
 from feduhb.report.runs import RunView, read_runs
 from feduhb.report.style import BLUE, GREY, VERMILLION, strokes
-from report.audits import attack, audit, bare, put, stayed
+from report.audits import attack, audit, bare, put, read, stayed
 from report.folders import rivals, series, write
 from report.looking import legible, written
 
@@ -83,26 +83,26 @@ def test_nothing_is_drawn_without_data(tmp_path: Path, views):
 
 
 def test_clients_stand_from_loss_to_gain(two):
-    ordered = changes(two[1].audit or {})
-    assert [change for _, change in ordered] == sorted(change for _, change in ordered)
+    ordered = changes(read(audit(staying=18)))
+    assert [row.gain for row in ordered] == sorted(row.gain for row in ordered)
     figure = clients(two)
     assert figure is not None
     few, many = figure.axes
-    assert [label.get_text() for label in few.get_xticklabels()] == [row["client"] for row, _ in ordered]
+    assert [label.get_text() for label in few.get_xticklabels()] == [row.client for row in ordered]
     assert many.get_xlabel().startswith("60 clients")
     (stems,) = (each for each in few.collections if isinstance(each, LineCollection))
     assert len(stems.get_segments()) == 18
     before, after = (each for each in few.collections if isinstance(each, PathCollection))
-    assert np.asarray(before.get_offsets())[:, 1].tolist() == [row["before"] for row, _ in ordered]
-    assert np.asarray(after.get_offsets())[:, 1].tolist() == [row["after"] for row, _ in ordered]
+    assert np.asarray(before.get_offsets())[:, 1].tolist() == [row.before for row in ordered]
+    assert np.asarray(after.get_offsets())[:, 1].tolist() == [row.after for row in ordered]
 
 
 def test_those_who_were_not_measured_are_left_out():
     told = audit()
     told["clients"]["rows"][0]["after"] = None
-    assert len(changes(told)) == 5
-    assert fared(told).startswith("Of 5 who stayed, ")
-    assert fared(bare()) == "No remaining client's accuracy was measured."
+    assert len(changes(read(told))) == 5
+    assert fared(read(told)).startswith("Of 5 who stayed, ")
+    assert fared(read(bare())) == "No remaining client's accuracy was measured."
 
 
 def test_how_they_fared_is_told_in_one_sentence():
@@ -111,7 +111,7 @@ def test_how_they_fared_is_told_in_one_sentence():
         for name, before, after in (("a", 0.9, 0.8), ("b", 0.5, 0.5), ("c", 0.5, 0.75))
     ]
     told = audit(clients={"on": "held-out data", "rows": rows})
-    assert fared(told) == (
+    assert fared(read(told)) == (
         "Of 3 who stayed, 1 score higher on their held-out data, 1 lower; "
         "a lost most (−10.0 points); c gained most (+25.0 points)."  # noqa: RUF001
     )
@@ -134,12 +134,12 @@ def test_the_page_draws_the_same_clients(two):
     chart = audit_charts(two, strokes(two))["clients-0"]
     lost, gained, before, *after = chart["data"]
     assert (lost["line"]["color"], gained["line"]["color"]) == (VERMILLION, BLUE)
-    ordered = changes(two[1].audit or {})
-    assert len(lost["x"]) == 3 * sum(change < 0 for _, change in ordered)
-    assert before["y"] == [row["before"] for row, _ in ordered]
+    ordered = changes(read(audit(staying=18)))
+    assert len(lost["x"]) == 3 * sum(row.gain < 0 for row in ordered)
+    assert before["y"] == [row.before for row in ordered]
     assert before["marker"]["color"] == GREY
     seen = [[y for y in trace["y"] if y is not None] for trace in after]
-    assert seen[0] + seen[1] == [row["after"] for row, change in ordered if change]
+    assert seen[0] + seen[1] == [row.after for row in ordered if row.gain]
 
 
 def test_200_clients_are_counted_and_20_named(tmp_path: Path):

@@ -3,12 +3,13 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import get_args
 
 import plotly.graph_objects as go
 import pytest
 
+from feduhb.audit.result import Word
 from feduhb.report.audit_page import SIGNS, badge
-from feduhb.report.audits import WORDS
 from feduhb.report.charts import charts
 from feduhb.report.html import page
 from feduhb.report.runs import read_runs
@@ -31,8 +32,8 @@ def test_the_question_stands_high_up(tmp_path: Path):
     assert "Did it forget?" not in words(page(read_runs(story(tmp_path / "none"))))
 
 
-@pytest.mark.parametrize("word", WORDS)
-def test_the_verdict_is_a_word_with_a_sign_and_a_colour(tmp_path: Path, word: str):
+@pytest.mark.parametrize("word", get_args(Word))
+def test_the_verdict_is_a_word_with_a_sign_and_a_colour(tmp_path: Path, word: Word):
     document = audited(tmp_path, audit(word))
     assert f'<span class="badge {word.replace(" ", "-")}">{SIGNS[word]} {word}</span>' in document
     assert "Both checks gave the same weights to the last bit." in document
@@ -41,7 +42,9 @@ def test_the_verdict_is_a_word_with_a_sign_and_a_colour(tmp_path: Path, word: st
 def test_every_verdict_but_the_undecided_has_its_colour():
     style = (Path(__file__).parents[2] / "src/feduhb/report/page.css").read_text()
     named = set(re.findall(r"\.badge\.([a-z-]+)", style))
-    assert named == {word.replace(" ", "-") for word in WORDS} - {"inconclusive"}, "which keeps the grey"
+    assert named == {word.replace(" ", "-") for word in get_args(Word)} - {"inconclusive"}, (
+        "which keeps the grey"
+    )
 
 
 def test_exactness_is_a_list_of_signs_and_words(tmp_path: Path):
@@ -118,9 +121,9 @@ def test_one_audit_needs_no_summary_and_two_have_one(tmp_path: Path):
 
 
 def test_marks_in_the_summary_stay_text(tmp_path: Path):
-    told = audit(membership=[attack("a & b; c", "<d>")])
+    told = audit(membership=[attack("a & b; c", "<d>"), attack("e", "f")])
     folders = [put(write(tmp_path / f"{i}", "feduhb", series(4)), told) for i in range(2)]
-    assert "a &amp; b<br>c, &lt;d&gt;: not caught" in page(read_runs(folders))
+    assert "a &amp; b; c, &lt;d&gt;: not caught<br>e, f: not caught" in page(read_runs(folders))
 
 
 def test_an_audit_of_other_weights_is_noted(tmp_path: Path):
@@ -134,7 +137,7 @@ def test_an_audit_of_other_weights_is_noted(tmp_path: Path):
 def test_hostile_strings_stay_text(tmp_path: Path):
     told = audit(
         verdict={"word": "useless", "reasons": [HOSTILE, HOSTILE]},
-        exactness={"exact": False, "checks": [{"name": "noise", "says": HOSTILE, "identical": False, "largest_difference": None}]},
+        exactness={"exact": False, "checks": [{"name": "noise", "says": HOSTILE, "identical": False, "largest_difference": 0.5}]},
         membership=[attack(HOSTILE, HOSTILE) | {"says": HOSTILE}],
         misr={"attackers": {HOSTILE: audit()["misr"]["attackers"]["boosted trees"]}, "says": HOSTILE},
         backdoor=audit()["backdoor"] | {"says": HOSTILE},
@@ -180,4 +183,7 @@ def test_forgotten_is_said_only_where_the_audit_says_it(tmp_path: Path):
 
 
 def test_a_badge_is_escaped():
-    assert badge("forgotten (of <b>)") == '<span class="badge forgotten">✓ forgotten (of &lt;b&gt;)</span>'
+    assert (
+        badge("forgotten", "forgotten (of <b>)")
+        == '<span class="badge forgotten">✓ forgotten (of &lt;b&gt;)</span>'
+    )

@@ -58,6 +58,11 @@ def test_parts_that_are_missing_have_no_table(tmp_path: Path):
     assert grids(views)["verdicts"].rows == [["FedUHB", "inconclusive", *[NOTHING] * 4]]
 
 
+def test_models_without_labels_have_no_distances(tmp_path: Path):
+    views = read_runs([put(write(tmp_path / "u", "feduhb", series(4)), bare() | {"distance": {}})])
+    assert list(grids(views)) == ["verdicts", "cost"]
+
+
 def test_no_audit_no_table(views):
     assert grids(views) == {}
     assert markdown(views) == latex(views) == ""

@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from feduhb.cells import Cell, Track
+from feduhb.paper.cells import Cell, Track
 from feduhb.report.paper import claims, claims_accuracy, claims_convergence, claims_recover, claims_time
 from feduhb.report.paper.claims_parts import (
     CONDITIONS,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from feduhb.cells import Cell
+from feduhb.paper.cells import Cell
 from feduhb.report.paper.claims import CLAIMS
 from feduhb.report.paper.claims_parts import Evidence
 from report.cells import failing, track

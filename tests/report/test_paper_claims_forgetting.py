@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from feduhb.cells import Cell
+from feduhb.paper.cells import Cell
 from feduhb.report.paper import claims_forgetting, claims_theory
 from feduhb.report.paper.claims_parts import CONDITIONS, FAILS, HOLDS, UNKNOWN, Evidence, Judged
 from report.cells import track

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from feduhb.cells import Cell
+from feduhb.paper.cells import Cell
 from feduhb.report.paper import claims
 from feduhb.report.paper.claims import CLAIMS, TARGETS, Claim, Evidence
 from feduhb.report.paper.claims_parts import BOTH, NEITHER, OFF, REPLAYED, UNDER

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from feduhb.cells import Cell
+from feduhb.paper.cells import Cell
 from feduhb.report.paper import claims_convergence
 from feduhb.report.paper.claims_parts import CONDITIONS, FAILS, HOLDS, UNKNOWN, Judged
 from feduhb.report.paper.federations import federations

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from feduhb.cells import Cell
 from feduhb.errors import RunFolderError
+from feduhb.paper.cells import Cell
 from feduhb.report.paper.federations import ORDER, by_size, federations
 from report.cells import cell, failing, grid, place
 

@@ -10,7 +10,7 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from feduhb.cells import Cell
+from feduhb.paper.cells import Cell
 from feduhb.report.figures import pdf, png
 from feduhb.report.grids import NOTHING
 from feduhb.report.paper.ablation import ablation

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from feduhb.cells import Cell, read_cells
 from feduhb.errors import RunFolderError
+from feduhb.paper.cells import Cell, read_cells
 from feduhb.report.paper import summary, write_paper
 from report.cells import cell, failing, grid, place
 

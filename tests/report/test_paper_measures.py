@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feduhb.cells import Cell, Track
+from feduhb.paper.cells import Cell, Track
 from feduhb.report.paper.federations import Federation, federations
 from feduhb.report.paper.measures import (
     Reached,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from feduhb.cells import Cell
+from feduhb.paper.cells import Cell
 from feduhb.report.paper.claims_noticed import noticed
 from feduhb.report.paper.claims_parts import Evidence
 from report.cells import failing, falling, grid, track

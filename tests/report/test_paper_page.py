@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from feduhb.cells import Cell
+from feduhb.paper.cells import Cell
 from report.cells import cell, place
 
 SETTINGS = {

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from feduhb.cells import Cell
+from feduhb.paper.cells import Cell
 from feduhb.report.grids import NOTHING, Grid
 from feduhb.report.paper.federations import federations
 from feduhb.report.paper.measures import Reached, Spread, Stops

@@ -20,7 +20,7 @@ FIGURES = [
     for name in ("overview", "curves", "movement", "backdoor", "stop-map", "lambda")
     for kind in ("png", "pdf")
 ]
-ALLOWED = ("feduhb.records", "feduhb.stopping", "feduhb.errors", "feduhb.report")
+ALLOWED = ("feduhb.audit.result", "feduhb.runs.folder", "feduhb.stopping", "feduhb.errors", "feduhb.report")
 
 
 def test_a_report_is_written_whole(folders, tmp_path: Path):

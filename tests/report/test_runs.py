@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from feduhb.errors import RunFolderError
-from feduhb.records import RunFolder
 from feduhb.report.runs import read_runs, retrain_of
+from feduhb.runs.folder import RunFolder
 from report.folders import CONFIG, series, write
 
 

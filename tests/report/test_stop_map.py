@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feduhb.records import Round
 from feduhb.report.figures import draw
 from feduhb.report.runs import RunView, read_runs
 from feduhb.report.stop_charts import stop_charts
 from feduhb.report.stop_map import SCALES, WINDOWS, about, about_marks, about_windows, mapped, stop_map
+from feduhb.runs.folder import Round
 from feduhb.stopping import DynamicStop
 from report.folders import COSTS, judged, series, story, write
 from report.looking import written

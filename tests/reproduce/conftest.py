@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from feduhb.evaluate import misr
+from feduhb.audit.attacks import misr
 from quiet import no_waiting_for_the_disk, one_thread
 
 __all__ = ["few_trees", "no_waiting_for_the_disk", "one_thread"]

@@ -8,9 +8,9 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from feduhb.cells import Cell
-from feduhb.experiment.cell_plan import Job
-from feduhb.experiment.grids import Grid, Part, read_grid
+from feduhb.paper.cell_plan import Job
+from feduhb.paper.cells import Cell
+from feduhb.paper.grids import Grid, Part, read_grid
 
 TEXT = """
 data = "mnist-5k"

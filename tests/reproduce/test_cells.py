@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feduhb.cells import Cell, Place, Track, read_cells, shortened
 from feduhb.errors import RunFolderError
+from feduhb.paper.cells import Cell, Place, Track, read_cells, shortened
 
 PLACE = Place(
     data="mnist", partition="dirichlet:0.1", per_client=525, backdoor=False, seed=3, clients=20, forget="c00,c01",

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from feduhb.cells import Place
 from feduhb.cli import app
 from feduhb.errors import RunFolderError, StorageError
-from feduhb.experiment import reproduce as module
-from feduhb.experiment.grids import Grid, Part
-from feduhb.experiment.reproduce import reproduce, standing
-from feduhb.records import disk_errors
+from feduhb.paper import reproduce as module
+from feduhb.paper.cells import Place
+from feduhb.paper.grids import Grid, Part
+from feduhb.paper.reproduce import reproduce, standing
 from feduhb.report.paper.federations import check
+from feduhb.runs.folder import disk_errors
 from report.cells import cell, place
 from reproduce.small import written
 
@@ -62,7 +62,7 @@ def no_computing(monkeypatch):
     def forbidden(*_, **__):
         raise AssertionError
 
-    monkeypatch.setattr(module, "dataset_named", forbidden)
+    monkeypatch.setattr(module, "load_dataset", forbidden)
     monkeypatch.setattr(module, "make_cell", forbidden)
 
 
@@ -174,7 +174,7 @@ def test_a_file_is_no_folder(tmp_path, file, out, more):
 
 def test_seeds_are_shown_by_seeds(tmp_path):
     line = refused(written(tmp_path), "--out", tmp_path, "--seeds", "a")
-    assert line == "feduhb: --seeds 'a' are no numbers; write for example --seeds 0,1"
+    assert line == "feduhb: --seeds 'a' is not a list of numbers; write for example --seeds 0,1"
 
 
 def test_a_full_disk_speaks_of_no_option_that_is_not_there(tmp_path, monkeypatch):

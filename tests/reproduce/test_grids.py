@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from feduhb.errors import ConfigError
-from feduhb.experiment.cell_plan import plans
-from feduhb.experiment.grids import Grid, Part, grid_file, read_grid
 from feduhb.methods import FedRecover
+from feduhb.paper.cell_plan import plans
+from feduhb.paper.grids import Grid, Part, grid_file, read_grid
 from reproduce.small import TEXT, written
 
 PART = Part(partitions=("iid",))

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from feduhb.cells import Cell
 from feduhb.cli import app
 from feduhb.errors import RunFolderError
-from feduhb.experiment import cell as module
-from feduhb.experiment.cell_plan import Job, joined, lacking
-from feduhb.experiment.grids import Part
-from feduhb.experiment.reproduce import reproduce, standing
+from feduhb.paper import cell as module
+from feduhb.paper.cell_plan import Job, joined, lacking
+from feduhb.paper.cells import Cell
+from feduhb.paper.grids import Part
+from feduhb.paper.reproduce import reproduce, standing
 from feduhb.report.paper.tables import markdown
 from reproduce.small import TEXT, facts, one_cell, written
 
@@ -54,10 +54,12 @@ def small(tmp_path, whole) -> Path:
 
 
 def test_a_cell_that_grew_is_the_cell_made_at_once(small, whole, monkeypatch):
-    def forbidden(*_, **__):
-        raise AssertionError
+    def run(*arguments, label, **options):
+        assert label != "train", "what was trained is not trained again"
+        return run_method(*arguments, label=label, **options)
 
-    monkeypatch.setattr(module, "train_in", forbidden)  # what was trained is not trained again
+    run_method = module.run_method
+    monkeypatch.setattr(module, "run_method", run)
     assert make(small, LARGE, command="later").missing == ()
     assert facts(cell_of(small)) == facts(whole)
     assert list(Cell.read(cell_of(small)).runs) == list(Cell.read(whole).runs)
@@ -107,9 +109,9 @@ def test_an_added_run_that_diverges_is_a_result(small):
 
 
 def test_a_growth_that_was_interrupted_goes_on(small, whole, monkeypatch):
-    def interrupted(job, original, planned, show):
+    def interrupted(job, planned, serve):
         first = dict(list(planned.items())[:1])
-        unlearned(job, original, first, show)
+        unlearned(job, first, serve)
         raise KeyboardInterrupt
 
     unlearned = module._unlearned

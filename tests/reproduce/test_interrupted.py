@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from feduhb.experiment.cell import Job, make_cell
-from feduhb.experiment.grids import Part
+from feduhb.paper.cell import Job, make_cell
+from feduhb.paper.grids import Part
 from reproduce.small import facts, one_cell
 
 PART = Part(partitions=("dirichlet:0.5",), per_client=(40,), backdoor=True, momenta=(0.5,))
@@ -66,8 +66,8 @@ import sys
 from pathlib import Path
 from reproduce.small import one_cell
 from reproduce.test_interrupted import PART
-from feduhb.evaluate import misr
-from feduhb.experiment.cell import Job, make_cell
+from feduhb.audit.attacks import misr
+from feduhb.paper.cell import Job, make_cell
 
 misr.TREES = {**misr.TREES, "max_iter": 5, "max_bins": 8}
 out, kill = Path(sys.argv[1]), int(sys.argv[2])

@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from feduhb.cells import Cell
 from feduhb.cli import app
 from feduhb.errors import ConfigError, RunFolderError, StorageError
-from feduhb.experiment import reproduce as module
-from feduhb.experiment.cell import ATTACKED, clear_away, make_cell
-from feduhb.experiment.cell_plan import Job
-from feduhb.experiment.grids import Part, read_grid
-from feduhb.experiment.reproduce import reproduce, standing
-from feduhb.records import locked
+from feduhb.paper import reproduce as module
+from feduhb.paper.cell import ATTACKED, clear_away, make_cell
+from feduhb.paper.cell_plan import Job
+from feduhb.paper.cells import Cell
+from feduhb.paper.grids import Part, read_grid
+from feduhb.paper.reproduce import reproduce, standing
+from feduhb.runs.folder import hold_lock
 from reproduce.small import TEXT, facts, killed_at_the_first_backdoor, one_cell, written
 
 METHODS = {"retrain", "federaser", "fedrecover", "fedrecover-corrected", "feduhb", "feduhb-on"}
@@ -199,9 +199,8 @@ def test_run_folders_are_kept_on_request(tmp_path):
 def test_a_cell_that_another_process_is_at_is_left_to_it(tmp_path):
     (place,) = one_cell(tmp_path).places()
     job = Job(place=place, out=tmp_path, engine="pool")
-    job.lock.parent.mkdir()
-    with job.lock.open("wb") as other:
-        assert locked(other)
+    with hold_lock(job.lock) as mine:
+        assert mine
         assert make_cell(job) is None
         clear_away(job)
     assert not job.file.exists()

@@ -1,48 +1,37 @@
-"""Audits what the federation did, where one machine holds every hospital's file, as in this example."""
-
-from __future__ import annotations
+"""Open the runs for an audit, where one machine may read every hospital's file, as in this example."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
+from safetensors.torch import load_file
+
 import feduhb
-from feduhb.core.flat import flatten
-from feduhb.experiment.settings import TrainSettings
-from feduhb.records import RunFolder
-from feduhb.run.checkpoint import load_state
-from hospitals.data import TEST, model, read, read_all
+from hospitals.data import model, read, read_all
 from hospitals.server import EPOCHS, LOCAL, MOMENTUM, SEED, STOP
 
 
-def federation(data: Path, ids: Mapping[str, str]) -> feduhb.Federation:
-    """Put all hospitals' files together under the client ids (by name) that the server knew them by."""
+def build_federation(data: Path, ids: Mapping[str, str]) -> feduhb.Federation:
+    """Return a federation of all hospitals' files; ``ids`` are the server's client ids by hospital."""
     files = {client: read(data / f"{name}.npz") for name, client in ids.items()}
-    return feduhb.Federation(
-        {client: trained_on for client, (trained_on, _) in files.items()},
-        read_all(data / f"{TEST}.npz"),
-        model,
-        seed=SEED,
-        held_out={client: held_out for client, (_, held_out) in files.items()},
-    )
+    training = {client: pair for client, (pair, _) in files.items()}
+    held_out = {client: pair for client, (_, pair) in files.items()}
+    return feduhb.Federation(training, read_all(data / "test.npz"), model, seed=SEED, held_out=held_out)
 
 
-def opened(folder: Path, whole: feduhb.Federation, rounds: int, forgot: str | None = None) -> feduhb.Run:
-    """Open a run that was made on Flower as if it had been made here, by the reference engine."""
-    method = feduhb.FedUHB(momentum=MOMENTUM, epochs=EPOCHS) if forgot else feduhb.Retrain(epochs=EPOCHS)
-    remaining = whole.without([forgot]) if forgot else whole
-    files = RunFolder(folder)
-    state, _ = load_state(files.state_path, method.init(flatten(remaining.fresh_model())))
-    return feduhb.Run(
-        federation=remaining,
-        original=whole,
-        settings=TrainSettings(
-            rounds=rounds, epochs=EPOCHS, batch_size=LOCAL.batch_size, lr=LOCAL.lr, engine="loop"
-        ),
-        method=method,
-        state=state,
-        rounds=tuple(files.rounds()),
-        forgot=feduhb.Request(clients=(forgot,)) if forgot else None,
-        engine="loop",
-        scheduled=rounds,
-        stop=STOP if forgot else feduhb.never,
-    )
+def open_runs(folder: Path, ids: Mapping[str, str], leaver: str, rounds: int) -> list[feduhb.Run]:
+    """Return the training and the unlearning that Flower left in FOLDER/runs."""
+    # The audit must know how both were made: repeat them here, then put in the weights and records of Flower's runs.
+    federation = build_federation(folder / "data", ids)
+    local = {"epochs": EPOCHS, "batch_size": LOCAL.batch_size, "lr": LOCAL.lr}
+    trained = feduhb.train(federation, rounds, **local, engine="loop", show=None)
+    method = feduhb.FedUHB(momentum=MOMENTUM, epochs=EPOCHS)
+    unlearned = feduhb.unlearn(trained, [ids[leaver]], method=method, stop=STOP, rounds=rounds, show=None)
+    repeated = {"trained": trained, "unlearned": unlearned}
+    return [_replace_results(run, folder / "runs" / name) for name, run in repeated.items()]
+
+
+def _replace_results(run: feduhb.Run, folder: Path) -> feduhb.Run:
+    lines = (folder / "rounds.jsonl").read_text().splitlines()
+    state = run.state._replace(**load_file(folder / "state.safetensors"))
+    return replace(run, state=state, rounds=tuple(map(feduhb.Round.from_json, lines)))

@@ -1,6 +1,4 @@
-"""What runs beside the SuperLink: plain training, or FedUHB when somebody is to be forgotten."""
-
-from __future__ import annotations
+"""The app that runs beside the SuperLink: plain training, or FedUHB if a request names somebody to forget."""
 
 from pathlib import Path
 from typing import Any
@@ -12,11 +10,10 @@ from feduhb import Local, dynamic_stop
 from feduhb.flower import FedUHB, Train, fresh_arrays
 from hospitals.data import HOSPITALS, model
 
-TRAINED = "trained"  # the training's own folder, as in the app's settings
 SEED = 1
 LOCAL = Local(batch_size=32, lr=0.05)
 EPOCHS = 2
-MOMENTUM = 0.5  # few rounds are run here; with more, 0.9
+MOMENTUM = 0.5  # for few rounds; with more of them, 0.9
 STOP = dynamic_stop(0.6, momentum=MOMENTUM)
 
 app = ServerApp()
@@ -24,22 +21,17 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Train, or forget; resubmitted after a crash, go on after the last finished round."""
-    settings = context.run_config
-    forget, folder = str(settings["forget"]), Path(str(settings["folder"]))
-    common: dict[str, Any] = {
-        "checkpoint": folder / str(settings["run"]),
-        "epochs": EPOCHS,
-        "local": LOCAL,
-        "seed": SEED,
-        "min_clients": int(settings["min-clients"]),
-        "min_replies": int(settings["min-replies"]),
-        "timeout": float(settings["timeout"]),
-        "partitions": HOSPITALS,
-    }
-    if forget:
-        replaced = folder / str(settings["replaces"])
-        strategy = FedUHB(forget, momentum=MOMENTUM, stop=STOP, trained=replaced, **common)
+    """Train or forget; if resubmitted after a crash, continue after the last finished round."""
+    config = context.run_config
+    folder = Path(str(config["folder"]))
+    settings: dict[str, Any] = {
+        "checkpoint": folder / str(config["run"]),
+        "epochs": EPOCHS, "local": LOCAL, "seed": SEED, "partitions": HOSPITALS, "timeout": float(config["timeout"]),
+        "min_clients": int(config["min-clients"]), "min_replies": int(config["min-replies"]),
+    }  # fmt: skip
+    if forget := str(config["forget"]):
+        replaced = folder / str(config["replaces"])
+        strategy = FedUHB(forget, momentum=MOMENTUM, stop=STOP, trained=replaced, **settings)
     else:
-        strategy = Train(**common)
-    strategy.start(grid, fresh_arrays(model, seed=SEED), int(settings["rounds"]))
+        strategy = Train(**settings)
+    strategy.start(grid, fresh_arrays(model, seed=SEED), int(config["rounds"]))

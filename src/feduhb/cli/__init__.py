@@ -1,16 +1,23 @@
-"""The command line: `feduhb demo | train | unlearn | compare | audit | report | theorem | reproduce`."""
+"""The command line: `feduhb demo | train | unlearn | compare | audit | report | theorem | reproduce`, one file each."""
 
 from __future__ import annotations
 
 import inspect
 import os
-from typing import Annotated
 
 import typer
 
-from feduhb.cli import checks, paper, runs
+from feduhb.cli.audit import audit
+from feduhb.cli.compare import compare
+from feduhb.cli.demo import demo
+from feduhb.cli.options import print_version
+from feduhb.cli.report import report
+from feduhb.cli.reproduce import reproduce
+from feduhb.cli.theorem import theorem
+from feduhb.cli.train import train
+from feduhb.cli.unlearn import unlearn
 
-# Threads that wait for each other by spinning take the cores from whoever could work; set before torch is loaded.
+# Threads that wait for each other by spinning take the cores from others; set before torch is loaded.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 app = typer.Typer(
@@ -21,38 +28,15 @@ app = typer.Typer(
     rich_markup_mode="rich",
     add_completion=False,
 )
+main = app  # what the console script calls
 
 
-def main() -> None:
-    """Run the command line."""
-    app()
-
-
-@app.callback(invoke_without_command=True)
-def _version(
-    version: Annotated[bool, typer.Option("--version", help="Print the version and leave.")] = False,
-) -> None:
-    if version:
-        from feduhb import __version__
-
-        typer.echo(f"feduhb {__version__}")
-        raise typer.Exit
-
-
-def unfolded(text: str) -> str:
-    """Give each paragraph in one line, for the terminal to break where it is full; one that begins with \\b stays as it is."""
+def join_lines(text: str) -> str:
+    """Return each paragraph in one line, for the terminal to wrap; one that begins with \\b stays as it is."""
     parts = inspect.cleandoc(text).split("\n\n")
     return "\n\n".join(part if part.startswith("\b") else " ".join(part.split()) for part in parts)
 
 
-for command in (
-    runs.demo,
-    runs.train,
-    runs.unlearn,
-    runs.compare,
-    checks.audit,
-    checks.report,
-    checks.theorem,
-    paper.reproduce,
-):
-    app.command(help=unfolded(command.__doc__ or ""))(command)
+app.callback(invoke_without_command=True)(print_version)
+for command in (demo, train, unlearn, compare, audit, report, theorem, reproduce):
+    app.command(help=join_lines(command.__doc__ or ""))(command)

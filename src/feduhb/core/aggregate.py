@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ Aggregate = Callable[[Iterable[Updates]], Tensor]
 
 
 def weighted_mean(answers: Iterable[Updates]) -> Tensor:
-    """Give Σ (n_c / N) u_c. Reference: McMahan et al. 2017."""
+    """Return Σ (n_c / N) u_c. Reference: McMahan et al. 2017."""
     total: Tensor | None = None  # [P]
     weight = 0.0
     for block in answers:
@@ -35,14 +36,14 @@ def weighted_mean(answers: Iterable[Updates]) -> Tensor:
 
 
 def median(answers: Iterable[Updates]) -> Tensor:
-    """Give the coordinate-wise median, every client counted once. Reference: Yin et al. 2018."""
+    """Return the coordinate-wise median, every client counted once. Reference: Yin et al. 2018."""
     values, _ = _gather(answers, "median")
     ranked, count = values.sort(dim=0).values, len(values)
     return (ranked[(count - 1) // 2] + ranked[count // 2]) / 2
 
 
 def trimmed_mean(answers: Iterable[Updates], *, trim: float = 0.1) -> Tensor:
-    """Give the mean of each coordinate without the share ``trim`` of largest and of smallest entries.
+    """Return the mean of each coordinate without the share ``trim`` of largest and of smallest entries.
 
     At least one entry goes at each end when trim > 0 and three or more clients answer. Reference: Yin et al. 2018.
     """
@@ -54,7 +55,7 @@ def trimmed_mean(answers: Iterable[Updates], *, trim: float = 0.1) -> Tensor:
 
 
 def krum(answers: Iterable[Updates], *, hostile: int | None = None) -> Tensor:
-    """Give the one update whose C - f - 2 nearest neighbours are nearest, for up to f hostile clients.
+    """Return the one update whose C - f - 2 nearest neighbours are nearest, for up to f hostile clients.
 
     Args:
         hostile: f; None takes the most that Krum withstands, the largest f with 2 f + 2 < C.
@@ -81,7 +82,7 @@ def krum(answers: Iterable[Updates], *, hostile: int | None = None) -> Tensor:
 def geometric_median(
     answers: Iterable[Updates], *, tolerance: float = 1e-10, iterations: int = 1000
 ) -> Tensor:
-    """Give argmin_z Σ n_c ‖u_c - z‖ in float64: a client's own update where that is the minimum, else by Weiszfeld's iteration.
+    """Return argmin_z Σ n_c ‖u_c - z‖ in float64: a client's own update where that is the minimum, else by Weiszfeld's iteration.
 
     Args:
         tolerance: stop once the pulls on z balance to this share of all weight.
@@ -148,8 +149,8 @@ RULES: dict[str, tuple[Aggregate, str | None]] = {
 }
 
 
-def rule_named(spec: str) -> Aggregate:
-    """Find a rule by its spelling in a config: "median", "trimmed_mean:0.2", "krum:3"."""
+def parse_rule(spec: str) -> Aggregate:
+    """Return the rule that a config names: "median", "trimmed_mean:0.2", "krum:3"."""
     if not isinstance(spec, str):
         raise ConfigError(
             "aggregate is the name of a rule, such as 'median'; to use a function of your own, pass it to a method: FedUHB(aggregate=...)"
@@ -172,9 +173,19 @@ def rule_named(spec: str) -> Aggregate:
     return functools.partial(rule, **{parameter: number})
 
 
-def spelling(rule: Aggregate) -> str:
-    """Spell a rule the way `rule_named` reads it; a rule of the user's own is named by its function."""
+def format_rule(rule: Aggregate) -> str:
+    """Return the text that `parse_rule` reads for a rule; a rule of the user is named by its function."""
     if isinstance(rule, functools.partial):
         values = ",".join(str(value) for value in rule.keywords.values())
-        return f"{spelling(rule.func)}:{values}"
+        return f"{format_rule(rule.func)}:{values}"
     return getattr(rule, "__name__", type(rule).__name__)
+
+
+def is_built_in_rule(rule: Aggregate) -> bool:
+    """Whether a rule is one of this package's, by identity."""
+    return any(unwrap(rule) is known for known, _ in RULES.values())
+
+
+def unwrap(value: Any) -> Any:
+    """Return the function inside a partial one; a subclass of partial is code of its own, and stays."""
+    return value.func if type(value) is functools.partial else value

@@ -9,8 +9,8 @@ from typing import Any
 from feduhb.errors import ConfigError
 
 
-def whole(name: str, value: Any, least: int | None = 1) -> None:
-    """Refuse what is no whole number, or one under ``least``; true and false are none."""
+def check_whole(name: str, value: Any, least: int | None = 1) -> None:
+    """Raise ConfigError if a value is not a whole number of at least ``least``; true and false are not."""
     try:
         found = None if isinstance(value, bool) else operator.index(value)
     except TypeError:
@@ -22,6 +22,17 @@ def whole(name: str, value: Any, least: int | None = 1) -> None:
         raise ConfigError(f"{name} is {found}; give {least} or more")
 
 
-def finite(value: Any) -> bool:
-    """Whether this is a number, and neither infinite nor NaN."""
+def is_finite(value: Any) -> bool:
+    """Whether a value is a number, and neither infinite nor NaN."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def check_step(step_size: Any, epochs: Any, aggregate: Any) -> None:
+    """Raise ConfigError for a server step that is not positive, epochs that are not a count, or a rule that is not callable."""
+    if not (is_finite(step_size) and step_size > 0):
+        raise ConfigError(f"step_size is {step_size!r}; give a positive number, such as 1.0")
+    check_whole("epochs", epochs, least=0)
+    if not callable(aggregate):
+        raise ConfigError(
+            f"aggregate is {aggregate!r}; give a rule, such as feduhb.median, or leave it to be the run's own"
+        )

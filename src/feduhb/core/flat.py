@@ -43,7 +43,7 @@ def _called(name: str, layer: nn.Module) -> str:
 
 
 def _fault(layer: nn.Module) -> str | None:
-    """Say why a layer cannot be trained exactly, and the way out; None where it can."""
+    """Return why a layer cannot be trained exactly, and what to do; None if it can."""
     if isinstance(layer, LazyModuleMixin):
         return "does not know its shape yet; give the sizes, or pass a batch through it first"
     if buffers := [key for key, _ in layer.named_buffers(recurse=False)]:
@@ -143,7 +143,7 @@ def channels_last(module: nn.Module) -> nn.Module:
 
 
 def with_params(module: nn.Module, params: Tensor) -> nn.Module:
-    """Give a copy of the module that holds these parameters."""
+    """Return a copy of the module that holds these parameters."""
     held = copy.deepcopy(module).to(params.device)
     unflatten(params, held)
     return held

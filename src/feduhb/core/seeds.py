@@ -17,7 +17,7 @@ from feduhb.errors import ConfigError
 
 
 def seed_for(seed: int, *address: str | int) -> int:
-    """Give the 63-bit seed that belongs to an address. Words and numbers never collide: "1" is not 1."""
+    """Return the 63-bit seed that belongs to an address. Words and numbers never collide: "1" is not 1."""
     spelled = "\x1f".join(
         f"{'str' if isinstance(part, str) else 'int'}:{len(str(part))}:{part}" for part in (seed, *address)
     )
@@ -25,7 +25,7 @@ def seed_for(seed: int, *address: str | int) -> int:
 
 
 def generator(seed: int, *address: str | int) -> torch.Generator:
-    """Give a CPU generator of its own for an address."""
+    """Return a CPU generator of its own for an address."""
     return torch.Generator().manual_seed(seed_for(seed, *address))
 
 

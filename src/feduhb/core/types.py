@@ -1,4 +1,4 @@
-"""The words that server, clients and engines exchange.
+"""The types that server, clients and engines exchange.
 
 Signs and indices are fixed here, once. Round t turns w[t] into w[t+1]. A client's update is
 ``u = w[t] - w_client``, what it started from minus what it arrived at: it points uphill, like a
@@ -14,8 +14,9 @@ from typing import Any, ClassVar, Literal, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from feduhb.core.checks import finite, whole
+from feduhb.core.checks import check_whole, is_finite
 from feduhb.errors import ConfigError
+from feduhb.stopping import StopRule, never
 
 ClientId = str
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -23,12 +24,12 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What the server asks of the clients of a round."""
+    """The work that the server asks of the clients of a round."""
 
     params: Tensor  # [P] start here
     epochs: int  # local passes; 0: answer with the full-batch gradient at params
     clients: tuple[ClientId, ...] | None = None  # None: everyone who takes part
-    needed: bool = True  # False: the method goes on where nobody answers
+    needed: bool = True  # False: the method continues where nobody answers
 
     def __post_init__(self) -> None:
         if self.params.dim() != 1:
@@ -77,31 +78,46 @@ S = TypeVar("S", bound=State)
 
 
 class Method(Protocol[S]):
-    """A server rule as a frozen dataclass: it asks, is told, and keeps nothing to itself."""
+    """A server rule as a frozen dataclass: it asks, is told, and keeps nothing to itself.
+
+    A class that inherits from this one has the defaults below and writes only what differs: a name, whether it is
+    exact, and ``init``, ``ask`` and ``tell``.
+    """
 
     name: ClassVar[str]  # what the user types
     exact: ClassVar[bool]  # whether it may claim: retrained without the forgotten data from a fresh model
+    needs_history: ClassVar[bool] = (
+        False  # replays what training stored; has the fields `history` and `clients`
+    )
+    samples_clients: ClassVar[bool] = True  # asks only the clients sampled for a round, where a run samples
 
     @property
     def needs(self) -> Literal["sum", "each"]:
         """ "sum" works on a pre-summed answer, and so under secure aggregation; "each" needs every update."""
-        ...
+        return "sum"
 
     @property
     def rounds(self) -> int | None:
-        """Its own number of rounds where it has one, else the user's."""
-        ...
+        """The method's own number of rounds; None if the user chooses it."""
+        return None
+
+    def default_stop(self) -> StopRule:
+        """Return the stop rule of a run for which the user chose none."""
+        return never
 
     def init(self, params: Tensor) -> S:
-        """Begin at these parameters."""
+        """Return the state to start with at these parameters."""
         ...
 
     def ask(self, state: S) -> Work | None:
-        """Say what is wanted of whom; None where nobody is needed this round."""
+        """Return the work wanted in this round; None if nobody is needed."""
         ...
 
     def tell(self, state: S, answers: Iterable[Updates]) -> S:
-        """Give the next state. Pure; it is told ``()`` after None, and may be told nothing after work that needs no answer."""
+        """Return the next state, from the answers to the work. Pure.
+
+        The answers are ``()`` after None, and may be empty after work that needs no answer.
+        """
         ...
 
 
@@ -115,10 +131,10 @@ class Local:
     l2: float = 0.0  # adds l2/2 * ‖w‖² to the loss, biases included
 
     def __post_init__(self) -> None:
-        whole("batch_size", self.batch_size)
-        if not (finite(self.lr) and self.lr > 0):
+        check_whole("batch_size", self.batch_size)
+        if not (is_finite(self.lr) and self.lr > 0):
             raise ConfigError(f"lr is {self.lr!r}; give a positive number, such as 0.005")
-        if not (finite(self.l2) and self.l2 >= 0):
+        if not (is_finite(self.l2) and self.l2 >= 0):
             raise ConfigError(f"l2 is {self.l2!r}; give 0 or more")
 
 
@@ -131,7 +147,7 @@ class Engine(Protocol):
         ...
 
     def train(self, work: Work, clients: Sequence[ClientId], round: int) -> Iterator[Updates]:
-        """Let these clients do this work."""
+        """Return the answers of these clients to this work."""
         ...
 
 
@@ -158,8 +174,4 @@ class History(Protocol):
 
     def read(self, round: int, clients: Sequence[ClientId]) -> Iterator[Updates]:
         """Stream the stored updates of those of these clients who answered, with their weights."""
-        ...
-
-    def forget(self, clients: Sequence[ClientId]) -> int:
-        """Make these clients unrecoverable; give the bytes freed."""
         ...

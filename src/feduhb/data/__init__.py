@@ -1,1 +1,1 @@
-"""Who holds what: data sets, how they are shared out, what is asked to be forgotten, planted triggers."""
+"""Federations and where they come from: data sets, partitions, requests to forget, planted backdoors and canaries."""

@@ -1,4 +1,4 @@
-"""A backdoor to plant in the leavers' data, so that forgetting it can be seen."""
+"""A backdoor to plant in the data of some clients, to see later whether it was forgotten."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from feduhb.errors import ConfigError
 class Backdoor:
     """A bright square in the bottom right corner that some clients label as the target.
 
-    Half of each poisoned client's examples carry it: with all of them the clean half that the trigger is
-    learned against would be missing, and the backdoor does not implant.
+    Half of each poisoned client's examples carry it. If all of them did, the trigger could not be told apart
+    from the rest of the image, and the model would not learn it.
     """
 
     clients: tuple[ClientId, ...]
@@ -26,6 +26,8 @@ class Backdoor:
     share: float = 0.5
     size: int = 4  # pixels a side
     bright: float = 1.0  # inputs are scaled to [-1, 1]
+
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012
 
     def __post_init__(self) -> None:
         if not self.clients:
@@ -38,7 +40,7 @@ class Backdoor:
             raise ConfigError(f"the backdoor's size is {self.size}; give its side in pixels, such as 4")
 
     def stamp(self, x: Tensor) -> Tensor:
-        """Give the images [n, c, h, w] with the trigger on."""
+        """Return copies of images [n, c, h, w] with the trigger on them."""
         if x.dim() != 4:
             raise ConfigError(
                 f"a backdoor is a square on images [n, c, h, w], and this data is {list(x.shape)}; train without one"
@@ -51,12 +53,12 @@ class Backdoor:
         stamped[..., -self.size :, -self.size :] = self.bright
         return stamped
 
-    def carried(self, x: Tensor) -> Tensor:
-        """Mark, of images [n, c, h, w], those with the trigger on."""
+    def detect(self, x: Tensor) -> Tensor:
+        """Return a mask [n] of the images [n, c, h, w] that carry the trigger."""
         return (self.stamp(x) == x).flatten(1).all(1)
 
     def poison(self, x: Tensor, y: Tensor, seed: int, *address: str) -> tuple[Tensor, Tensor]:
-        """Give examples of which a seeded share carries trigger and target."""
+        """Return copies of some examples, of which a seeded share carries the trigger and the target."""
         chosen = torch.randperm(len(x), generator=generator(seed, "backdoor", *address))[
             : math.floor(self.share * len(x) + 0.5)
         ]

@@ -1,4 +1,4 @@
-"""Canaries: examples with a wrong label among the leavers' data, which nothing but memory can tell a model."""
+"""Canaries: examples with a wrong label, which a model can know only if it was trained on them."""
 
 from __future__ import annotations
 
@@ -20,13 +20,15 @@ from feduhb.errors import ConfigError, RequestError
 class Canaries:
     """A share of some clients' examples gets a label drawn among the wrong ones.
 
-    A model that generalises well treats a leaver's examples like any others, so an attack that fails on it
-    shows nothing. The label of a canary can only be remembered: a model that trained on it can be caught.
-    As large a share of the held-out examples is mislabelled too, to compare with.
+    A model that generalises well treats a leaver's examples like all others, so an attack that fails on it
+    shows nothing. The label of a canary can only be memorised: a model that was trained on it can be caught.
+    The same share of the held-out examples is mislabelled too, for comparison.
     """
 
     clients: tuple[ClientId, ...]
     share: float = 0.25
+
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012
 
     def __post_init__(self) -> None:
         if not self.clients:
@@ -37,41 +39,44 @@ class Canaries:
             )
 
 
-def plant(federation: Federation, canaries: Canaries, among: Forget | None = None) -> Federation:
-    """Give the federation with canaries in it; ``among`` plants only into what a request takes away.
+def plant_canaries(federation: Federation, canaries: Canaries, among: Forget | None = None) -> Federation:
+    """Return a federation in which some examples of these clients are canaries.
 
-    Examples that carry the federation's backdoor are left alone. Nobody else's examples change.
+    Examples that carry the federation's backdoor do not become canaries.
+
+    Args:
+        among: a request; only examples that it forgets become canaries.
     """
     if unknown := [client for client in canaries.clients if client not in federation.clients]:
         raise RequestError(
             f"the canaries name client {unknown[0]!r}, who is not in this federation of {len(federation.clients)}; "
             "use ids such as c00"
         )
-    labels = _labels(federation)
+    labels = _list_labels(federation)
     request = None if among is None else as_request(among)
 
-    def planted(client: ClientId, examples: Examples, part: str) -> Examples:
+    def plant(client: ClientId, examples: Examples, part: str) -> Examples:
         allowed = torch.ones(len(examples), dtype=torch.bool)
         if request is not None and part == "trained":
             allowed = request.mask(client, examples.keys, examples.targets)
-        return _mislabelled(federation, examples, allowed, canaries.share, labels, (client, part))
+        return _mislabel(federation, examples, allowed, canaries.share, labels, (client, part))
 
     return federation.replace(
-        clients=_changed(federation.clients, canaries, planted, "trained"),
-        held_out=_changed(federation.held_out, canaries, planted, "held out"),
+        clients=_replace_examples(federation.clients, canaries, plant, "trained"),
+        held_out=_replace_examples(federation.held_out, canaries, plant, "held out"),
     )
 
 
-def _changed(
+def _replace_examples(
     everyone: dict[ClientId, Examples],
     canaries: Canaries,
-    planted: Callable[[ClientId, Examples, str], Examples],
+    plant: Callable[[ClientId, Examples, str], Examples],
     part: str,
 ) -> dict[ClientId, Examples]:
-    return {c: planted(c, e, part) if c in canaries.clients else e for c, e in everyone.items()}
+    return {c: plant(c, e, part) if c in canaries.clients else e for c, e in everyone.items()}
 
 
-def _mislabelled(
+def _mislabel(
     federation: Federation,
     examples: Examples,
     allowed: Tensor,
@@ -79,9 +84,9 @@ def _mislabelled(
     labels: Tensor,
     address: tuple[str, str],
 ) -> Examples:
-    """Draw rows among those allowed and free of the trigger, and for each a label that is not its own."""
+    """Return the examples with wrong labels on a share of the allowed rows that do not carry the trigger."""
     x, y = examples.all()
-    free = allowed & ~federation.backdoor.carried(x) if federation.backdoor and len(x) else allowed
+    free = allowed & ~federation.backdoor.detect(x) if federation.backdoor and len(x) else allowed
     draw = generator(federation.seed, "canaries", *address)
     order = torch.randperm(len(x), generator=draw)
     count = math.floor(share * int(allowed.sum()) + 0.5)
@@ -95,13 +100,13 @@ def _mislabelled(
     return Examples(x, wrong, torch.arange(len(x)), examples.keys, marked)
 
 
-def _labels(federation: Federation) -> Tensor:
-    """Give the sorted labels of a federation."""
+def _list_labels(federation: Federation) -> Tensor:
+    """Return the sorted labels of a federation."""
     everybody = (*federation.clients.values(), *federation.held_out.values(), federation.test)
     targets = [e.targets for e in everybody if len(e)]
     if any(t.dim() != 1 or t.is_floating_point() for t in targets):
         raise ConfigError(
-            "canaries are wrong labels, and these targets are no labels; train without canaries"
+            "canaries are wrong labels, and these targets are not labels; train without canaries"
         )
     labels = torch.unique(torch.cat(targets))
     if len(labels) < 2:

@@ -1,4 +1,4 @@
-"""One file over HTTP: what broke off goes on where it stopped, in this try or in a later one."""
+"""Download one file over HTTP, and continue where an earlier attempt stopped."""
 
 from __future__ import annotations
 
@@ -11,71 +11,73 @@ from pathlib import Path
 from urllib import request
 from urllib.error import HTTPError, URLError
 
-TRIES = 4  # of a connection that breaks off
+ATTEMPTS = 4  # connections to try before giving up
 PATIENCE = 30.0  # seconds without a byte
 CHUNK = 1 << 16  # bytes
-LARGEST = 1 << 30  # bytes; no data set here comes near
+LARGEST = 1 << 30  # bytes; every data set here is much smaller
 
-Tell = Callable[[int, int | None], None]  # bytes so far, bytes in all if the server says
-
-
-class FailedError(Exception):
-    """A file that did not come, with the reason in words."""
+Report = Callable[[int, int | None], None]  # of the bytes so far and, if the server says, of all bytes
 
 
-class _BrokenOffError(Exception):
-    """A connection that ended early; another may go on."""
+class DownloadError(Exception):
+    """A file that could not be downloaded, with the reason in words."""
 
 
-def download(url: str, part: Path, tell: Tell) -> None:
-    """Fetch ``url`` into ``part``, behind what an earlier try left there, and keep what came when it fails.
+class _ConnectionBrokenError(Exception):
+    """A connection that ended too early; another attempt can continue."""
 
-    Whether it is the right file is for its checksum to say.
+
+def download(url: str, part: Path, report: Report) -> None:
+    """Download ``url`` into ``part``: append to the bytes that an earlier attempt left there.
+
+    If it fails, the bytes that arrived stay. The caller must verify the content.
     """
     reason = ""
-    for _ in range(TRIES):
+    for _ in range(ATTEMPTS):
         try:
-            return _go_on(url, part, tell)
-        except _BrokenOffError as broken:
-            reason = str(broken)
-    raise FailedError(f"{reason}, {TRIES} times; what came is kept, and another start goes on from there")
+            return _download_rest(url, part, report)
+        except _ConnectionBrokenError as error:
+            reason = str(error)
+    raise DownloadError(
+        f"{reason}, {ATTEMPTS} times; the bytes that arrived are kept, and the next start continues there"
+    )
 
 
-def _go_on(url: str, part: Path, tell: Tell) -> None:
-    there = part.stat().st_size if part.exists() else 0
-    response = _asked(url, there)
+def _download_rest(url: str, part: Path, report: Report) -> None:
+    present = part.stat().st_size if part.exists() else 0
+    response = _request_rest(url, present)
     if response is None:
         return
     with response:
-        begin = _begin(response)
-        if begin not in (0, there):
+        start = _read_start(response)
+        if start not in (0, present):
             part.unlink()
-            raise _BrokenOffError(f"the server began at byte {begin:,} instead of {there:,}")
+            raise _ConnectionBrokenError(f"the server began at byte {start:,} instead of {present:,}")
         length = response.headers.get("Content-Length")
-        total = begin + int(length) if length and length.isdigit() else None
-        _copy(response, part, begin, total, tell)
+        total = start + int(length) if length and length.isdigit() else None
+        _copy(response, part, start, total, report)
 
 
-def _asked(url: str, there: int) -> HTTPResponse | None:
-    """Ask for the bytes behind those that are there; None: the server says that there are no more."""
-    headers = {"User-Agent": "feduhb", **({"Range": f"bytes={there}-"} if there else {})}
+def _request_rest(url: str, present: int) -> HTTPResponse | None:
+    """Request the bytes after those that are present; return None if the server says that there are none."""
+    headers = {"User-Agent": "feduhb", **({"Range": f"bytes={present}-"} if present else {})}
     try:
-        return _opener().open(request.Request(url, headers=headers), timeout=PATIENCE)  # noqa: S310 (the opener knows http and https alone)
+        return _make_opener().open(request.Request(url, headers=headers), timeout=PATIENCE)  # noqa: S310 (this opener opens only http and https)
     except HTTPError as error:
         error.close()
-        if error.code == 416 and there:
+        if error.code == 416 and present:
             return None
-        raise FailedError(f"HTTP {error.code} {error.reason}") from None
+        raise DownloadError(f"HTTP {error.code} {error.reason}") from None
     except URLError as error:
-        raise FailedError(_words(error.reason)) from None
+        raise DownloadError(_format_reason(error.reason)) from None
     except (InvalidURL, ValueError) as error:
-        raise FailedError(f"not an address: {error}") from None
+        raise DownloadError(f"not an address: {error}") from None
     except (HTTPException, OSError) as error:
-        raise _BrokenOffError(_words(error)) from None
+        raise _ConnectionBrokenError(_format_reason(error)) from None
 
 
-def _opener() -> request.OpenerDirector:
-    """Open http and https, also behind a proxy or a redirect, and nothing else: no file, no ftp."""
+def _make_opener() -> request.OpenerDirector:
+    """Return an opener for http and https, also through a proxy or a redirect; it refuses file and ftp."""
     opener = request.OpenerDirector()
     for handler in (
         request.ProxyHandler, request.HTTPHandler, request.HTTPSHandler, request.HTTPRedirectHandler,
@@ -85,63 +87,63 @@ def _opener() -> request.OpenerDirector:
     return opener
 
 
-def _begin(response: HTTPResponse) -> int:
-    """Read at which byte an answer begins. A server that ignores the question for a part begins at 0."""
+def _read_start(response: HTTPResponse) -> int:
+    """Return the byte at which an answer starts. A server that ignores Range starts at 0."""
     stated = re.match(r"bytes (\d+)-", response.headers.get("Content-Range", ""))
     return int(stated[1]) if response.status == 206 and stated else 0
 
 
-def _copy(response: HTTPResponse, part: Path, begin: int, total: int | None, tell: Tell) -> None:
-    done = begin
-    with part.open("ab" if begin else "wb") as file:
-        while chunk := _chunk(response):
+def _copy(response: HTTPResponse, part: Path, start: int, total: int | None, report: Report) -> None:
+    done = start
+    with part.open("ab" if start else "wb") as file:
+        while chunk := _read_chunk(response):
             done += len(chunk)
             if done > LARGEST:
                 break
             file.write(chunk)
-            tell(done, total)
+            report(done, total)
     if done > LARGEST:
         part.unlink()
-        raise FailedError(f"more than {LARGEST:,} bytes come from there")
+        raise DownloadError(f"the server sends more than {LARGEST:,} bytes")
     if total is not None and done < total:
-        raise _BrokenOffError(f"the connection broke off after {done:,} of {total:,} bytes")
+        raise _ConnectionBrokenError(f"the connection broke off after {done:,} of {total:,} bytes")
 
 
-def _chunk(response: HTTPResponse) -> bytes:
+def _read_chunk(response: HTTPResponse) -> bytes:
     try:
         return response.read(CHUNK)
     except (HTTPException, OSError) as error:
-        raise _BrokenOffError(_words(error)) from None
+        raise _ConnectionBrokenError(_format_reason(error)) from None
 
 
-def _words(error: object) -> str:
-    said = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    return " ".join(str(said).split())
+def _format_reason(error: object) -> str:
+    reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return " ".join(str(reason).split())
 
 
 @contextlib.contextmanager
-def watched(name: str) -> Generator[Tell]:
-    """Show a download as it comes, in megabytes, where standard error is a terminal."""
+def show_progress(name: str) -> Generator[Report]:
+    """Show the progress of a download in megabytes if standard error is a terminal."""
     if not sys.stderr.isatty():
         yield lambda done, total: None  # noqa: ARG005
         return
     shown = ""
 
-    def tell(done: int, total: int | None) -> None:
+    def report(done: int, total: int | None) -> None:
         nonlocal shown
-        now = f"{name}  {done / 1e6:.1f}" + (f" of {total / 1e6:.1f} MB" if total else " MB")
-        if now != shown:
-            sys.stderr.write(f"\r{now}")
+        line = f"{name}  {done / 1e6:.1f}" + (f" of {total / 1e6:.1f} MB" if total else " MB")
+        if line != shown:
+            sys.stderr.write(f"\r{line}")
             sys.stderr.flush()
-            shown = now
+            shown = line
 
     try:
-        yield tell
+        yield report
     finally:
         sys.stderr.write("\n" if shown else "")
 
 
-def say(text: str) -> None:
-    """Tell the person who waits, in one line on standard error."""
+def print_notice(text: str) -> None:
+    """Print one line on standard error for the person who waits."""
     sys.stderr.write(f"feduhb: {text}\n")
     sys.stderr.flush()

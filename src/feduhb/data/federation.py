@@ -1,16 +1,17 @@
-"""A federation: clients with their examples, a test set, and the model they share."""
+"""A federation: clients with their examples, a test set, and the model that they train together."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+import copy
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from hashlib import blake2b
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from feduhb.core.checks import whole
+from feduhb.core.checks import check_whole
 from feduhb.core.flat import ModelSource, fresh
 from feduhb.core.types import ClientId, Loss
 from feduhb.data.backdoor import Backdoor
@@ -20,25 +21,25 @@ from feduhb.errors import DataError, ModelError, RequestError
 
 @dataclass(frozen=True, slots=True)
 class Examples:
-    """Some rows of a data set: an index list over tensors that may be shared, never copied.
+    """Some rows of a data set: a list of row numbers over tensors that federations share and never write to.
 
-    ``keys`` are the names that requests use for the rows: their positions in the client's data as it first
-    joined. They stay with a row when others before it are forgotten. ``marked`` are the canaries, if there are any.
+    A request names a row by its key: the position of the row in the data that the client joined with. A row
+    keeps its key when other rows are forgotten.
     """
 
     x: Tensor  # [N, ...] inputs, shared
     y: Tensor  # [N, ...] targets, shared
     rows: Tensor  # [n] positions in x and y
-    keys: Tensor  # [n]
-    marked: Tensor | None = None  # [n] which rows are canaries
+    keys: Tensor  # [n] positions in the data that the client joined with
+    marked: Tensor | None = None  # [n] which rows are canaries; None: no row is
 
     @classmethod
     def of(cls, x: Any, y: Any, rows: Tensor | None = None) -> Examples:
-        """Take tensors or arrays, all rows of them or some."""
+        """Make examples of all rows of two tensors or arrays, or of some rows."""
         inputs, targets = torch.as_tensor(x), torch.as_tensor(y)
         if inputs.dim() < 1 or targets.dim() < 1 or len(inputs) != len(targets):
             raise DataError(
-                f"{list(inputs.shape)} inputs do not match {list(targets.shape)} targets; give one target an input"
+                f"{list(inputs.shape)} inputs do not match {list(targets.shape)} targets; give one target for each input"
             )
         chosen = torch.arange(len(inputs)) if rows is None else rows
         return cls(inputs, targets, chosen, torch.arange(len(chosen)))
@@ -52,22 +53,22 @@ class Examples:
         return self.y[self.rows]
 
     def where(self, keep: Tensor) -> Examples:
-        """Keep the rows of a mask [n]."""
+        """Return the rows that a mask [n] selects."""
         marked = None if self.marked is None else self.marked[keep]
         return Examples(self.x, self.y, self.rows[keep], self.keys[keep], marked)
 
     def batch(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Gather the examples at some positions of the list."""
+        """Return copies of the inputs and targets at some positions of the list."""
         rows = self.rows[positions]
         return self.x[rows], self.y[rows]
 
     def all(self) -> tuple[Tensor, Tensor]:
-        """Gather every example."""
+        """Return copies of all inputs and targets, in their order."""
         return self.x[self.rows], self.targets
 
     @property
     def canaries(self) -> Examples:
-        """The rows that are canaries; none where none were planted."""
+        """The rows that are canaries: an empty list if none were planted."""
         none = torch.zeros(len(self), dtype=torch.bool)
         return self.where(none if self.marked is None else self.marked)
 
@@ -76,19 +77,21 @@ Pair = tuple[Any, Any]
 
 
 class Federation:
-    """Clients, a test set and a model: everything a run needs to know of the world.
+    """Clients, a test set and a model: everything that a run needs to know of the world.
 
     Args:
-        clients: by id, the training examples (x, y) of each.
-        test: the server's (x, y) to score models on; no client's.
+        clients: the training examples (x, y) of each client, by id.
+        test: the server's own (x, y) to score models on.
         model: a module, whose weights are never used: every run draws w[0] afresh from the seed; or a
-            factory for modules whose layers cannot be drawn anew.
+            factory, for modules whose layers cannot be drawn again.
         seed: of every draw in runs over this federation.
-        held_out: by id, examples of the same client that are never trained on.
+        held_out: examples of each client that are never trained on, by id.
         loss: of (outputs, targets), the mean over a batch.
-        backdoor: the trigger some clients carry, so that its success can be measured.
-        about: how the federation was made, where a config file can say it.
+        backdoor: the trigger that some clients carry, to measure how often it works.
+        about: the settings that describe this federation in a config file; None if only code can make it.
     """
+
+    is_remote: ClassVar[bool] = False  # whether the examples stay with the clients
 
     def __init__(
         self,
@@ -103,19 +106,20 @@ class Federation:
         about: object = None,
     ) -> None:
         self.clients = {
-            check_id(client): _examples(data, f"client {client}") for client, data in clients.items()
+            check_id(client): _make_examples(data, f"client {client}") for client, data in clients.items()
         }
-        self.test = _examples(test, "the test set")
+        self.test = _make_examples(test, "the test set")
         self.held_out = {
-            client: _examples(data, f"held-out part of {client}", empty=True)
+            client: _make_examples(data, f"held-out part of {client}", empty=True)
             for client, data in (held_out or {}).items()
         }
         self.model = model
-        whole("seed", seed, least=None)
+        check_whole("seed", seed, least=None)
         self.seed = seed
         self.loss = loss
         self.backdoor = backdoor
         self.about = about
+        self._draw = _Draw.of(self)
         if not self.clients:
             raise DataError("a federation needs at least one client; give clients={'name': (x, y)}")
         if strangers := [c for c in self.held_out if c not in self.clients]:
@@ -138,9 +142,115 @@ class Federation:
         sizes = [len(e) for e in self.clients.values()]
         return f"Federation({len(sizes)} clients, {min(sizes)} to {max(sizes)} examples each, {len(self.test)} for testing, seed {self.seed})"
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the drawn model out of pickles and copies: they draw it again."""
+        return {**self.__dict__, "_draw": _Draw.of(self)}
+
     def fresh_model(self) -> nn.Module:
-        """Draw w[0], and see that the model reads the data and draws nothing at random on the way."""
-        module = fresh(self.model, self.seed)
+        """Return a copy of w[0].
+
+        The model is drawn once, and checked then: it must read the data and draw no random numbers on the way.
+        """
+        if not self._draw.fits(self):
+            self._draw = _Draw.of(self)
+        return self._draw.copy_module()
+
+    def without(self, forget: Forget) -> Federation:
+        """Return the federation that remains when a request is served. A client with no examples left is not in it."""
+        request = as_request(forget)
+        self._check_request(request)
+        split = {c: e.where(~request.mask(c, e.keys, e.targets)) for c, e in self.clients.items()}
+        clients = {c: remaining for c, remaining in split.items() if len(remaining)}
+        if not clients:
+            raise RequestError(
+                "nobody would remain to retrain on; leave at least one client with examples, or delete the model instead"
+            )
+        held = {c: e.where(~request.class_mask(e.targets)) for c, e in self.held_out.items() if c in clients}
+        return self.replace(clients=clients, held_out=held)
+
+    def replace(self, **changes: Any) -> Federation:
+        """Return a federation with other values for some of the arguments."""
+        kept = {
+            key: getattr(self, key)
+            for key in ("clients", "test", "model", "seed", "held_out", "loss", "backdoor", "about")
+        }
+        made = Federation(**{**kept, **changes})
+        made.share_draw(self)
+        return made
+
+    def share_draw(self, other: Federation) -> None:
+        """Take the fresh model from another federation if that has the same model, seed, loss and test set."""
+        if other._draw.fits(self):
+            self._draw = other._draw
+
+    def fingerprints(self) -> dict[ClientId, str]:
+        """Return the size and a digest of each client's data, so that no run is resumed on other data."""
+        return {client: fingerprint(examples) for client, examples in sorted(self.clients.items())}
+
+    def forgotten(self, forget: Forget) -> dict[ClientId, Examples]:
+        """Return the examples that a request forgets, by client."""
+        request = as_request(forget)
+        self._check_request(request)
+        taken = {c: e.where(request.mask(c, e.keys, e.targets)) for c, e in self.clients.items()}
+        return {client: examples for client, examples in taken.items() if len(examples)}
+
+    def _check_request(self, request: Request) -> None:
+        """Refuse a request for clients, rows or classes that are not here."""
+        named = [*request.clients, *request.rows]
+        if unknown := [c for c in named if c not in self.clients]:
+            raise RequestError(
+                f"there is no client {unknown[0]!r} to forget; this federation has {_format_names(self.clients)}"
+            )
+        for client, rows in request.rows.items():
+            if missing := sorted(set(rows) - set(self.clients[client].keys.tolist())):
+                raise RequestError(
+                    f"client {client} has no row {missing[0]}: it holds {len(self.clients[client])} rows, "
+                    "counted from 0 in the data it joined with, less those already forgotten"
+                )
+        if request.classes:
+            for examples in self.clients.values():
+                request.class_mask(examples.targets[:1])
+            present = {int(v) for e in self.clients.values() for v in torch.unique(e.targets).tolist()}
+            if missing := sorted(set(request.classes) - present):
+                raise RequestError(
+                    f"nobody holds class {missing[0]}; this federation has {', '.join(map(str, sorted(present)))}"
+                )
+
+
+@dataclass(eq=False, slots=True)
+class _Draw:
+    """One draw of w[0], shared by the federations that were made of one another."""
+
+    model: ModelSource
+    seed: int
+    loss: Loss
+    test: Examples
+    module: nn.Module | None = None  # None until it is needed
+
+    @classmethod
+    def of(cls, federation: Federation) -> _Draw:
+        """Make the draw of a federation, without drawing yet."""
+        return cls(federation.model, federation.seed, federation.loss, federation.test)
+
+    def fits(self, federation: Federation) -> bool:
+        """Whether a federation would draw and check the same model."""
+        return (
+            federation.model is self.model
+            and federation.seed == self.seed
+            and federation.loss is self.loss
+            and federation.test is self.test
+        )
+
+    def copy_module(self) -> nn.Module:
+        """Return a copy of the drawn model; draw and check it first if that has not been done."""
+        if self.module is None:
+            drawn = fresh(self.model, self.seed)
+            self._check(copy.deepcopy(drawn))  # which a forward pass may change
+            self.module = drawn
+        return copy.deepcopy(self.module)
+
+    def _check(self, module: nn.Module) -> None:
+        """Refuse a model that cannot read the test set, and one whose forward pass draws random numbers."""
         x, y = self.test.batch(torch.arange(min(2, len(self.test))))
         before = torch.default_generator.get_state()
         try:
@@ -159,64 +269,10 @@ class Federation:
             raise ModelError(
                 "the model's forward draws random numbers (dropout?), so no run could be held to a seed; remove that"
             )
-        return module
-
-    def without(self, forget: Forget) -> Federation:
-        """Give the federation that remains when a request is served. A client left with nothing leaves whole."""
-        request = as_request(forget)
-        self._check(request)
-        split = {c: e.where(~request.mask(c, e.keys, e.targets)) for c, e in self.clients.items()}
-        clients = {c: remaining for c, remaining in split.items() if len(remaining)}
-        if not clients:
-            raise RequestError(
-                "nobody would remain to retrain on; leave at least one client with examples, or delete the model instead"
-            )
-        held = {c: e.where(~request.class_mask(e.targets)) for c, e in self.held_out.items() if c in clients}
-        return self.replace(clients=clients, held_out=held)
-
-    def replace(self, **changes: Any) -> Federation:
-        """Give a federation like this one but for some arguments."""
-        kept = {
-            key: getattr(self, key)
-            for key in ("clients", "test", "model", "seed", "held_out", "loss", "backdoor", "about")
-        }
-        return Federation(**{**kept, **changes})
-
-    def fingerprints(self) -> dict[ClientId, str]:
-        """Name each client's data by its size and a digest, so that a run is never resumed on other data."""
-        return {client: fingerprint(examples) for client, examples in sorted(self.clients.items())}
-
-    def forgotten(self, forget: Forget) -> dict[ClientId, Examples]:
-        """Give what a request takes away, by client."""
-        request = as_request(forget)
-        self._check(request)
-        taken = {c: e.where(request.mask(c, e.keys, e.targets)) for c, e in self.clients.items()}
-        return {client: examples for client, examples in taken.items() if len(examples)}
-
-    def _check(self, request: Request) -> None:
-        named = [*request.clients, *request.rows]
-        if unknown := [c for c in named if c not in self.clients]:
-            raise RequestError(
-                f"there is no client {unknown[0]!r} to forget; this federation has {_listed(self.clients)}"
-            )
-        for client, rows in request.rows.items():
-            if missing := sorted(set(rows) - set(self.clients[client].keys.tolist())):
-                raise RequestError(
-                    f"client {client} has no row {missing[0]}: it holds {len(self.clients[client])} rows, "
-                    "counted from 0 in the data it joined with, less those already forgotten"
-                )
-        if request.classes:
-            for examples in self.clients.values():
-                request.class_mask(examples.targets[:1])
-            present = {int(v) for e in self.clients.values() for v in torch.unique(e.targets).tolist()}
-            if missing := sorted(set(request.classes) - present):
-                raise RequestError(
-                    f"nobody holds class {missing[0]}; this federation has {', '.join(map(str, sorted(present)))}"
-                )
 
 
 def fingerprint(examples: Examples) -> str:
-    """Name examples by how many they are and a digest of all that is in them."""
+    """Return the number of examples and a digest of their inputs, targets and keys."""
     total = blake2b(digest_size=8)
     for part in (*examples.all(), examples.keys):
         total.update(f"{part.dtype} {list(part.shape)}".encode())
@@ -225,7 +281,7 @@ def fingerprint(examples: Examples) -> str:
 
 
 def check_id(client: Any) -> ClientId:
-    """Refuse names that requests could not spell."""
+    """Return a client's id; refuse one that a request could not name."""
     odd = (
         not isinstance(client, str)
         or not client
@@ -239,7 +295,7 @@ def check_id(client: Any) -> ClientId:
     return client
 
 
-def _examples(data: Examples | Pair, what: str, *, empty: bool = False) -> Examples:
+def _make_examples(data: Examples | Pair, what: str, *, empty: bool = False) -> Examples:
     try:
         examples = data if isinstance(data, Examples) else Examples.of(*data)
     except DataError as error:
@@ -251,6 +307,61 @@ def _examples(data: Examples | Pair, what: str, *, empty: bool = False) -> Examp
     return examples
 
 
-def _listed(names: Iterable[str], most: int = 8) -> str:
+def _format_names(names: Iterable[str], most: int = 8) -> str:
     names = list(names)
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def restore_keys(
+    federation: Federation, requests: Sequence[Request], remained: Mapping[ClientId, str]
+) -> Federation:
+    """Return a federation with the original row keys, although forgotten rows may have been deleted from its data.
+
+    Which rows were deleted is found by trying: none, or those of one of the requests. The right guess is the one
+    under which the rows that remain have the recorded fingerprint.
+
+    Args:
+        requests: in the order in which they were served; each names all that was forgotten until then.
+        remained: the fingerprint of the examples that remained after the last request, by client.
+    """
+    clients = {
+        client: _restore_client_keys(client, examples, requests, remained.get(client, ""))
+        for client, examples in federation.clients.items()
+    }
+    return federation.replace(clients=clients)
+
+
+def _restore_client_keys(
+    client: ClientId, examples: Examples, requests: Sequence[Request], remained: str
+) -> Examples:
+    last = requests[-1]
+    if client not in last.rows:
+        return examples
+    for deleted in ((), *(request.rows.get(client, ()) for request in requests)):
+        keys = examples.keys
+        if deleted:
+            original = torch.arange(len(examples) + len(deleted))
+            keys = original[~torch.isin(original, torch.tensor(deleted, dtype=torch.long))]
+        if len(keys) != len(examples):  # some of these rows never existed
+            continue
+        guess = replace(examples, keys=keys)
+        if fingerprint(guess.where(~last.mask(client, keys, guess.targets))) == remained:
+            return guess
+    return examples
+
+
+def select_held(federation: Federation, request: Request) -> Request | None:
+    """Return the part of a request that names data which the federation still holds; None if it holds none of it."""
+    rows = {
+        client: sorted({*some} & {*federation.clients[client].keys.tolist()})
+        for client, some in request.rows.items()
+        if client in federation.clients
+    }
+    everyone = federation.clients.values() if request.classes else ()
+    labels = {int(value) for examples in everyone for value in torch.unique(examples.targets).tolist()}
+    held = {
+        "clients": tuple(client for client in request.clients if client in federation.clients),
+        "rows": {client: tuple(some) for client, some in rows.items() if some},
+        "classes": tuple(number for number in request.classes if number in labels),
+    }
+    return Request(**held) if any(held.values()) else None

@@ -1,4 +1,4 @@
-"""What is asked to be forgotten: whole clients, rows of a client, or a class."""
+"""A request to forget: whole clients, rows of a client, or a class."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from torch import Tensor
 from feduhb.core.types import ClientId
 from feduhb.errors import RequestError
 
-MOST_ROWS = 10_000_000  # of one range in a text
+MOST_ROWS = 10_000_000  # in one range
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request to forget. Rows are counted from 0 in the data a client joined with."""
+    """A request to forget. Rows are counted from 0 in the data that a client joined with."""
 
     clients: tuple[ClientId, ...] = ()
     rows: Mapping[ClientId, tuple[int, ...]] = field(default_factory=dict)
@@ -27,7 +27,7 @@ class Request:
     def __post_init__(self) -> None:
         object.__setattr__(self, "clients", tuple(sorted(set(self.clients))))
         object.__setattr__(self, "classes", tuple(sorted({int(c) for c in self.classes})))
-        rows = {c: _row_numbers(c, some) for c, some in sorted(self.rows.items())}
+        rows = {c: _read_rows(c, some) for c, some in sorted(self.rows.items())}
         object.__setattr__(self, "rows", {c: some for c, some in rows.items() if c not in self.clients})
         if empty := [c for c, some in rows.items() if not some]:
             raise RequestError(
@@ -39,8 +39,8 @@ class Request:
             )
 
     def __str__(self) -> str:
-        """Spell it the way `parse` reads it."""
-        rows = (f"{client}:{_spelled(some)}" for client, some in self.rows.items())
+        """Return the text that `parse` reads."""
+        rows = (f"{client}:{_format_rows(some)}" for client, some in self.rows.items())
         return ",".join([*self.clients, *rows, *(f"class:{c}" for c in self.classes)])
 
     @classmethod
@@ -54,18 +54,18 @@ class Request:
             if not colon:
                 clients.append(name)
             elif name == "class":
-                classes.extend(_numbers(detail, part))
+                classes.extend(_parse_ranges(detail, part))
             else:
-                rows.setdefault(name, []).extend(_numbers(detail, part))
+                rows.setdefault(name, []).extend(_parse_ranges(detail, part))
         return cls(tuple(clients), {c: tuple(some) for c, some in rows.items()}, tuple(classes))
 
-    def merged(self, other: Request) -> Request:
-        """Give the request that asks for both."""
+    def merge(self, other: Request) -> Request:
+        """Return the request that asks for both."""
         both = {c: (*self.rows.get(c, ()), *other.rows.get(c, ())) for c in (*self.rows, *other.rows)}
         return Request((*self.clients, *other.clients), both, (*self.classes, *other.classes))
 
-    def beyond(self, earlier: Request | None) -> Request | None:
-        """Give what is asked here and was not in an earlier request; None where that is nothing."""
+    def subtract(self, earlier: Request | None) -> Request | None:
+        """Return the part of this request that an earlier one did not ask for; None if there is no such part."""
         if earlier is None:
             return self
         clients = {*self.clients} - {*earlier.clients}
@@ -79,14 +79,14 @@ class Request:
         return Request(tuple(clients), named, tuple(classes)) if clients or named or classes else None
 
     def mask(self, client: ClientId, keys: Tensor, y: Tensor) -> Tensor:
-        """Mark, of a client's examples with these keys [n] and targets [n], those to forget."""
+        """Return a mask of the examples to forget among those of a client, given their keys [n] and targets [n]."""
         if client in self.clients:
             return torch.ones(len(keys), dtype=torch.bool)
         named = torch.isin(keys, torch.tensor(self.rows.get(client, ()), dtype=keys.dtype))
         return named | self.class_mask(y)
 
     def class_mask(self, y: Tensor) -> Tensor:
-        """Mark the examples of a class to forget, whoever holds them."""
+        """Return a mask of the examples whose targets [n] belong to a class to forget."""
         if not self.classes:
             return torch.zeros(len(y), dtype=torch.bool)
         if y.dim() != 1 or y.is_floating_point():
@@ -102,23 +102,23 @@ Forget = Request | str | Iterable[ClientId] | Mapping[ClientId, Iterable[int]]
 
 
 def as_request(forget: Forget) -> Request:
-    """Read a request in any of the forms a user may give: ids, {id: rows}, "c00,class:3", or a Request."""
+    """Return the request that a user wrote in any form: ids, {id: rows}, "c00,class:3", or a Request."""
     if isinstance(forget, Request):
         return forget
     if isinstance(forget, str):
         return Request.parse(forget)
     if isinstance(forget, Mapping):
-        return Request(rows={client: _row_numbers(client, rows) for client, rows in forget.items()})
+        return Request(rows={client: _read_rows(client, rows) for client, rows in forget.items()})
     listed: list[Any] = list(forget) if isinstance(forget, Iterable) else [forget]
     if odd := [c for c in listed if not isinstance(c, str)]:
         raise RequestError(
-            f"{odd[0]!r} names no client; give ids such as ['c00'], rows {{'c00': [0, 3]}}, or 'class:3'"
+            f"{odd[0]!r} is not a client's id; give ids such as ['c00'], rows {{'c00': [0, 3]}}, or 'class:3'"
         )
     return Request(clients=tuple(listed))
 
 
-def _row_numbers(client: ClientId, rows: Iterable[int]) -> tuple[int, ...]:
-    """Read row numbers, and only those: a mask or a text would be taken for other rows in silence."""
+def _read_rows(client: ClientId, rows: Iterable[int]) -> tuple[int, ...]:
+    """Return row numbers, sorted. Refuse a mask and text: read as numbers they would name other rows."""
     try:
         listed = [] if isinstance(rows, str) else list(rows)
         if isinstance(rows, str) or any(
@@ -132,7 +132,8 @@ def _row_numbers(client: ClientId, rows: Iterable[int]) -> tuple[int, ...]:
         ) from None
 
 
-def _numbers(text: str, part: str) -> list[int]:
+def _parse_ranges(text: str, part: str) -> list[int]:
+    """Read "0-9+12"; ``part`` is the text to show in an error."""
     found: list[int] = []
     for piece in text.split("+"):
         low, dash, high = piece.partition("-")
@@ -152,8 +153,8 @@ def _numbers(text: str, part: str) -> list[int]:
     return found
 
 
-def _spelled(rows: tuple[int, ...]) -> str:
-    """Spell sorted rows as ranges: 0-9+12."""
+def _format_rows(rows: tuple[int, ...]) -> str:
+    """Write sorted rows as ranges: 0-9+12."""
     spans: list[list[int]] = []
     for row in rows:
         if spans and row == spans[-1][1] + 1:

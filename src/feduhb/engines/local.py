@@ -17,17 +17,17 @@ CHUNK = 512  # examples a pass of a full-batch gradient holds at once
 
 
 def batches(count: int, size: int, seed: int, client: ClientId, round: int, epoch: int) -> Iterator[Tensor]:
-    """Give the positions of each batch of an epoch: a shuffle drawn at (seed, client, round, epoch)."""
+    """Return the positions of each batch of an epoch: a shuffle drawn at (seed, client, round, epoch)."""
     return iter(shuffled(count, seed, client, round, epoch).split(size))
 
 
 def shuffled(count: int, seed: int, client: ClientId, round: int, epoch: int) -> Tensor:
-    """Give the order in which a client sees its examples in an epoch."""
+    """Return the order in which a client sees its examples in an epoch."""
     return torch.randperm(count, generator=generator(seed, client, round, epoch))
 
 
 def chunks(count: int) -> Iterator[Tensor]:
-    """Give the positions of each chunk of a full pass, in order."""
+    """Return the positions of each chunk of a full pass, in order."""
     return iter(torch.arange(count).split(CHUNK))
 
 
@@ -51,7 +51,7 @@ def _block(held: list[tuple[ClientId, Tensor, int]]) -> Updates:
 
 @contextlib.contextmanager
 def named(client: ClientId, round: int) -> Generator[None]:
-    """Say whose training failed, and when, in one line."""
+    """Turn an error of a client's training into an AnswerError that names the client and the round."""
     try:
         yield
     except (RuntimeError, IndexError, ValueError, TypeError) as error:
@@ -62,6 +62,6 @@ def named(client: ClientId, round: int) -> Generator[None]:
 
 
 def described(local: Local) -> Mapping[str, Any]:
-    """Say how clients train, for records."""
+    """Return how clients train, for records."""
     loss = getattr(local.loss, "__name__", type(local.loss).__name__)
     return {"batch_size": local.batch_size, "lr": local.lr, "loss": loss, "l2": local.l2}

@@ -1,10 +1,10 @@
-"""The house over a Flower federation: strategies, an engine, a client app.
+"""Federated unlearning over a Flower federation: strategies, an engine, a client app.
 
     strategy = feduhb.flower.FedUHB(forget=["hospital-1"], checkpoint="/srv/runs/without-1", trained="/srv/runs/first")
     outcome  = strategy.start(grid, feduhb.flower.fresh_arrays(model, seed=1), num_rounds=40)
 
-It needs the extra: pip install -c constraints.txt '.[flower]' in a clone. Names are loaded when first used, so that a client's process, which
-starts anew for every message, does not load the server's side.
+It needs the extra: pip install -c constraints.txt '.[flower]' in a clone. Names are loaded when they are first used: a
+client's process, which is started for every message, does not load the server's side.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from feduhb.errors import FeduhbError
 if TYPE_CHECKING:
     from feduhb.flower.client import client_app, introduced
     from feduhb.flower.engine import FlowerEngine
-    from feduhb.flower.identity import Roster, key_id
     from feduhb.flower.remote import Remote, connected
-    from feduhb.flower.serving import Outcome
+    from feduhb.flower.roster import Roster, key_id
+    from feduhb.flower.server import Outcome
     from feduhb.flower.strategies import FedEraser, FedRecover, FedUHB, Retrain, Train
     from feduhb.flower.wire import fresh_arrays
 
-_HOMES = {
+_NAMES = {
     "client": ("client_app", "introduced"),
     "engine": ("FlowerEngine",),
-    "identity": ("Roster", "key_id"),
     "remote": ("Remote", "connected"),
-    "serving": ("Outcome",),
+    "roster": ("Roster", "key_id"),
+    "server": ("Outcome",),
     "strategies": ("FedEraser", "FedRecover", "FedUHB", "Retrain", "Train"),
     "wire": ("fresh_arrays",),
 }
-_HOME = {name: home for home, names in _HOMES.items() for name in names}
+_MODULES = {name: module for module, names in _NAMES.items() for name in names}
 
 __all__ = [
     "ExtraError", "FedEraser", "FedRecover", "FedUHB", "FlowerEngine", "Outcome", "Remote", "Retrain", "Roster", "Train",
@@ -41,7 +41,7 @@ __all__ = [
 
 
 class ExtraError(FeduhbError, ImportError):
-    """A part of `feduhb` whose packages are not installed."""
+    """The error of importing a part of `feduhb` whose packages are not installed."""
 
 
 try:
@@ -53,9 +53,9 @@ except ImportError:
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
+    if name not in _MODULES:
         raise AttributeError(f"feduhb.flower has no {name!r}; it has {', '.join(__all__)}")
-    return getattr(importlib.import_module(f"feduhb.flower.{_HOME[name]}"), name)
+    return getattr(importlib.import_module(f"feduhb.flower.{_MODULES[name]}"), name)
 
 
 def __dir__() -> list[str]:

@@ -14,9 +14,9 @@ from feduhb.core.flat import ModelSource, fresh, unflatten
 from feduhb.core.types import Local, Loss, Work
 from feduhb.data.federation import Examples, Federation
 from feduhb.engines.loop import Loop
+from feduhb.engines.scoring import score_model
 from feduhb.errors import DataError, FeduhbError
-from feduhb.evaluate.accuracy import scores
-from feduhb.flower.keeping import Keeper, Loader, Place, as_examples
+from feduhb.flower.client_cache import ClientCache, Loader, Place, to_examples
 from feduhb.flower.wire import (
     ANSWER,
     ARRAYS,
@@ -48,77 +48,78 @@ def client_app(
     device: str = "cpu",
     threads: int = 1,
 ) -> ClientApp:
-    """Build the ClientApp of a federation: ``app = client_app(model=..., data=...)`` in a module that Flower is told of.
+    """Return the ClientApp of a federation: ``app = client_app(model=..., data=...)`` in the module that the app's config names.
 
     Args:
         model: the module that everyone shares, or a factory; its weights come with each message.
-        data: of the Flower context, gives this client's (x, y), or (x, y, keys) where requests name its rows by numbers
+        data: of the Flower context, returns this client's (x, y), or (x, y, keys) if requests name its rows by numbers
             of its own instead of their positions.
-        held_out: likewise, (x, y) that are never trained on, for evaluation; None evaluates on the training data.
+        held_out: of the Flower context, returns (x, y) that are never trained on, for evaluation; None evaluates on the
+            training data.
         loss: of (outputs, targets), the mean over a batch.
-        cache: a folder, or a function of the context that names one, to keep the loaded tensors in; each partition has its own
-            in it. It is deleted when the client is told to leave.
-        on_leave: called with the context then, to delete whatever else the client keeps.
-        device, threads: to train with; bits are promised to be those of an in-process run on the CPU with one thread.
+        cache: a folder, or a function of the context that names one, to keep the loaded tensors in; each partition has its
+            own folder in it. It is deleted when the client is told to leave.
+        on_leave: called with the context then, to delete everything else that the client keeps.
+        device, threads: to train with; on the CPU with one thread the bits are those of an in-process run.
 
-    Training is the reference engine's, on batches drawn at (seed, client, round, epoch): the very updates of an in-process run.
+    Training is the reference engine's, on batches drawn at (seed, client, round, epoch): the same updates as in process.
     """
-    side = _Side(model, Keeper(data, cache), held_out, loss, device, threads)
+    side = _Side(model, ClientCache(data, cache), held_out, loss, device, threads)
     app = ClientApp()
     app.train()(side.train)
     app.evaluate()(side.evaluate)
-    return _introduced(app, side.keeper.leave, on_leave)
+    return _add_queries(app, side.cache.delete, on_leave)
 
 
 def introduced(app: ClientApp, *, on_leave: OnLeave | None = None) -> ClientApp:
-    """Teach a ClientApp of your own the two questions of the server: which partition it holds, and to leave.
+    """Return a ClientApp of your own with answers to two queries of the server: which partition it holds, and to leave.
 
     Args:
         on_leave: called with the context when the client is told to leave, to delete what it keeps.
     """
-    return _introduced(app, lambda context: 0, on_leave)  # noqa: ARG005
+    return _add_queries(app, lambda context: 0, on_leave)  # noqa: ARG005
 
 
-def _introduced(app: ClientApp, leave: Callable[[Context], int], on_leave: OnLeave | None) -> ClientApp:
-    def who(message: Message, context: Context) -> Message:
+def _add_queries(app: ClientApp, delete: Callable[[Context], int], on_leave: OnLeave | None) -> ClientApp:
+    def answer_who(message: Message, context: Context) -> Message:
         known = {key: context.node_config.get(key, -1) for key in ("partition-id", "num-partitions")}
         return _reply(message, {METRICS: MetricRecord({key: int(value) for key, value in known.items()})})
 
-    def left(message: Message, context: Context) -> Message:
-        deleted = leave(context)
+    def leave(message: Message, context: Context) -> Message:
+        deleted = delete(context)
         if on_leave is not None:
             on_leave(context)
         context.state.clear()
         return _reply(message, {METRICS: MetricRecord({DELETED: deleted})})
 
-    app.query(WHO.partition(".")[2])(who)
-    app.query(LEAVE.partition(".")[2])(left)
+    app.query(WHO.partition(".")[2])(answer_who)
+    app.query(LEAVE.partition(".")[2])(leave)
     return app
 
 
 @dataclass(frozen=True, slots=True)
 class _Side:
-    """What the handlers of a client share."""
+    """The handlers of a client's messages, and what they share."""
 
     model: ModelSource
-    keeper: Keeper
+    cache: ClientCache
     held_out: Loader | None
     loss: Loss
     device: str
     threads: int
 
     def train(self, message: Message, context: Context) -> Message:
-        """Do the work of a message, or refuse it in words that reach the server."""
+        """Do the work of a message, or answer with a refusal that gives the server the reason."""
         try:
-            return self._trained(message, context)
+            return self._train(message, context)
         except (FeduhbError, MalformedError) as error:
-            if ANSWER not in _config(message):  # a server that knows no refusals
+            if ANSWER not in _config(message):  # a server that does not know refusals
                 raise
             return _reply(message, {REFUSAL: ConfigRecord({"why": str(error)})})
 
-    def _trained(self, message: Message, context: Context) -> Message:
+    def _train(self, message: Message, context: Context) -> Message:
         told = _config(message)
-        examples = self.keeper.examples(context, told.get(ROWS, ()), told.get(CLASSES, ()))
+        examples = self.cache.load(context, told.get(ROWS, ()), told.get(CLASSES, ()))
         if not len(examples):
             raise DataError("nothing is left of this client's data; forget the whole client instead")
         client = str(told.get("client", "client"))
@@ -134,26 +135,26 @@ class _Side:
             loss=self.loss,
         )
         layout = Layout.of_module(own.fresh_model())
-        work = Work(layout.flat(_arrays(message)), int(told.get("epochs", 1)))
+        work = Work(layout.flatten(_arrays(message)), int(told.get("epochs", 1)))
         (block,) = Loop(own, local, device=self.device, threads=self.threads).train(work, [client], turn)
         update = block.values[0]
         answer = (UPDATE, update) if told.get(ANSWER) == UPDATE else (ARRAYS, work.params - update)
         metrics = MetricRecord({EXAMPLES: len(examples)})
-        return _reply(message, {answer[0]: layout.arrays(answer[1]), METRICS: metrics})
+        return _reply(message, {answer[0]: layout.to_arrays(answer[1]), METRICS: metrics})
 
     def evaluate(self, message: Message, context: Context) -> Message:
         """Score the model of a message on what this client holds out."""
         told = _config(message)
         if self.held_out is None:
-            examples = self.keeper.examples(context, told.get(ROWS, ()), told.get(CLASSES, ()))
+            examples = self.cache.load(context, told.get(ROWS, ()), told.get(CLASSES, ()))
         else:
-            examples = as_examples(self.held_out(context))
+            examples = to_examples(self.held_out(context))
         module = fresh(self.model, 0)
-        unflatten(Layout.of_module(module).flat(_arrays(message)), module)
-        return _reply(message, {METRICS: MetricRecord(self._scores(module, examples))})
+        unflatten(Layout.of_module(module).flatten(_arrays(message)), module)
+        return _reply(message, {METRICS: MetricRecord(self._score(module, examples))})
 
-    def _scores(self, module: nn.Module, examples: Examples) -> dict[str, MetricRecordValues]:
-        loss, accuracy = scores(module, examples, self.loss)
+    def _score(self, module: nn.Module, examples: Examples) -> dict[str, MetricRecordValues]:
+        loss, accuracy = score_model(module, examples, self.loss)
         found: dict[str, MetricRecordValues] = {EXAMPLES: len(examples), "loss": loss}
         return found if accuracy != accuracy else {**found, "accuracy": accuracy}
 

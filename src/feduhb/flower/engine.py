@@ -1,4 +1,4 @@
-"""Our Engine over a Flower grid: work goes out as messages, answers come in as updates that have been looked at."""
+"""The engine over a Flower grid: work goes out as messages, answers come back as validated updates."""
 
 from __future__ import annotations
 
@@ -14,16 +14,14 @@ from flwr.app import ArrayRecord, ConfigRecord, ConfigRecordValues, Message, Rec
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from feduhb.core.checks import whole
+from feduhb.core.checks import check_whole
 from feduhb.core.types import ClientId, Local, Updates, Work
-from feduhb.data.request import Forget, Request, as_request
+from feduhb.data.request import Forget
 from feduhb.engines.local import described
 from feduhb.errors import AnswerError, ConfigError
-from feduhb.flower.farewell import Farewell
-from feduhb.flower.forgetting import Forgotten, text, understood
-from feduhb.flower.identity import Roster
-from feduhb.flower.judging import Answer, averaged, parted
-from feduhb.flower.post import PAUSE, exchange
+from feduhb.flower.messages import PAUSE, Farewell, exchange
+from feduhb.flower.roster import Forgotten, Roster, resolve_request
+from feduhb.flower.validation import Answer, average_scores, split_answers
 from feduhb.flower.wire import (
     ARRAYS,
     CLASSES,
@@ -33,9 +31,9 @@ from feduhb.flower.wire import (
     TRAIN,
     Layout,
     MalformedError,
-    examples_of,
-    order,
-    update_of,
+    describe_work,
+    read_example_count,
+    read_update,
 )
 
 log = logging.getLogger("flwr.feduhb")
@@ -44,28 +42,29 @@ log = logging.getLogger("flwr.feduhb")
 class FlowerEngine:
     """Trains the clients of a Flower federation, wherever they are.
 
-    What is malformed (names, shapes, NaN, infinity, an absurd norm or number of examples) is left out and noted under the
-    client's name in ``left_out``; so is everyone who was asked and did not answer. The answers of a round are held together,
-    for the length of one is judged by the others. `feduhb.train` and `feduhb.unlearn` get one from `feduhb.flower.connected`,
-    which sees to it that clients are told of the rows they must drop.
+    A malformed answer (wrong names or shapes, NaN, infinity, an absurd norm or number of examples) is left out and noted
+    under the client's name in ``left_out``; so is every client that was asked and did not answer. All answers of a round
+    are held in memory, because the norm of one is judged by the others. `feduhb.train` and `feduhb.unlearn` get an engine
+    from `feduhb.flower.connected`, which lets the clients know which rows they must drop.
 
     Args:
         grid: the federation.
-        like: arrays of the model that the clients hold; their names and shapes, not their numbers.
+        like: arrays of the model that the clients hold; their names and shapes count, not their numbers.
         local: batch size, learning rate and l2 that clients are told; the loss is their own.
         seed: of the clients' batches.
-        forget: clients who are never asked, rows and classes that clients are told to drop.
+        forget: clients that are never asked, rows and classes that clients are told to drop. A request that names
+            clients is resolved here, once: it waits until clients are connected.
         partitions: clients' names in simulation, by partition id.
-        min_replies: sound answers that a round needs; None needs half of those asked, and where a method asks certain clients
-            no more than those are needed, or none where it can do without them. A round begins once so many of those asked are
-            connected, or ``timeout`` has passed. Where fewer answer, the others are asked once more.
+        min_replies: sound answers that a round needs; None needs half of those asked. A method that asks certain clients
+            needs no more than those, and none if it can do without them. A round begins once this many of those asked are
+            connected, or ``timeout`` has passed. If fewer answer, the others are asked once more.
         timeout: seconds to wait for answers.
-        max_norm: of an update; None takes 1,000 times the median of the round, or the model's own norm where that is more.
+        max_norm: of an update; None takes 1,000 times the median of the round, or the model's own norm if that is more.
         max_examples: that an answer may stand for; None takes 1,000 times the median of the round, and 100,000 at least.
         config: more to tell the clients with each message.
         tell_leavers: tell clients that are forgotten whole, when they are connected, to delete their cache.
-        before: what runs before this one forgot.
-        roster: who is who, where that is known already.
+        before: what earlier runs forgot, where ``forget`` is not resolved yet.
+        roster: of the federation, if there is one already.
     """
 
     def __init__(
@@ -75,7 +74,7 @@ class FlowerEngine:
         local: Local | None = None,
         *,
         seed: int = 0,
-        forget: Forget | None = None,
+        forget: Forget | Forgotten | None = None,
         partitions: Sequence[ClientId] | None = None,
         min_replies: int | None = None,
         timeout: float = 600.0,
@@ -86,87 +85,67 @@ class FlowerEngine:
         before: Forgotten | None = None,
         roster: Roster | None = None,
     ) -> None:
-        if min_replies is not None:
-            whole("min_replies", min_replies)
-        if not 0 < timeout < math.inf:
-            raise ConfigError(f"timeout is {timeout}; give a positive number of seconds, such as 600")
-        for name, limit in (("max_norm", max_norm), ("max_examples", max_examples)):
-            if limit is not None and not limit > 0:
-                raise ConfigError(f"{name} is {limit}; give a positive number")
+        check_limits(min_replies, timeout, max_norm, max_examples)
         self.layout = Layout.of(like)
         self.roster = roster or Roster(grid, partitions, timeout=timeout)
-        self.farewell = Farewell(self.roster, timeout) if tell_leavers else None
-        self.left_out: dict[int, dict[ClientId, str]] = {}
+        self.left_out: dict[int, dict[ClientId, str]] = {}  # by round, counted from 0: who, and why
         self._grid = grid
         self._local = local or Local()
         self._seed = seed
-        self._spelled = None if forget is None else as_request(forget)
-        self._before = before or Forgotten()
-        self._forgotten: Forgotten | None = None
         self._min_replies = min_replies
         self._timeout = timeout
         self._max_norm = max_norm
         self._max_examples = max_examples
         self._config = dict(config or {})
+        if isinstance(forget, Forgotten):
+            self.forgotten = forget
+        elif forget is None:
+            self.forgotten = Forgotten.of(None, self.roster.names, before=before)
+        else:
+            self.forgotten = resolve_request(self.roster, forget, before=before)
+        self._farewell = Farewell(grid, self.roster.format_client, timeout) if tell_leavers else None
 
     @property
     def about(self) -> Mapping[str, Any]:
         """What made these numbers."""
         precision = str(self.layout.dtype).removeprefix("torch.")
-        told = {key: value for key, value in described(self._local).items() if key != "loss"}
-        return {"name": "flower", "device": "remote", "precision": precision, "flwr": version("flwr"), **told}
-
-    def request(self) -> Request | None:
-        """Give all that is forgotten, by client ids; refuse what names nobody. Those who are named are known from then on."""
-        return self.forgotten().all
-
-    def forgotten(self) -> Forgotten:
-        """Give how the request is understood: as it was the first time, or else among those who are known now."""
-        if self._forgotten is None:
-            here = self.roster.look()
-            self._forgotten = understood(self._spelled, self.roster, self._before, here)
-        return self._forgotten
-
-    def asks_for(self, written: Forgotten) -> bool:
-        """Whether this is the request that was written down, by its spelling."""
-        return written.asked == text(self._spelled) and written.earlier == self._before.all
-
-    def understand(self, written: Forgotten) -> None:
-        """Take the request as it was understood when the run began."""
-        self._forgotten = written
+        local = {key: value for key, value in described(self._local).items() if key != "loss"}
+        own = {"name": "flower", "device": "remote", "precision": precision, "flwr": version("flwr")}
+        return {**own, **local}
 
     def clients(self) -> dict[ClientId, int]:
-        """Give the node ids of those who are connected now and are not forgotten whole."""
-        return {client: node for client, node in self.roster.look().items() if not self._barred(client)}
-
-    def leavers(self) -> dict[ClientId, int]:
-        """Give the node ids of those who are connected now and are forgotten whole."""
-        return {client: node for client, node in self.roster.look().items() if self._barred(client)}
+        """Return the node ids of the clients that are connected now and not forgotten whole."""
+        return self.roster.split(self.forgotten)[0]
 
     def train(self, work: Work, clients: Sequence[ClientId], round: int) -> Iterator[Updates]:
-        """Let these clients do this work; give the sound answers in the order of the clients asked."""
-        self.see_off()
-        if strangers := [client for client in clients if self._barred(client)]:
-            raise AnswerError(f"{self.roster.called(strangers[0])} is forgotten and must not be asked")
-        needed = self._needed(work, len(clients))
+        """Let these clients do this work; yield the sound answers in the order of the clients asked."""
+        self.tell_leavers()
+        if leavers := [client for client in clients if self._is_forgotten(client)]:
+            raise AnswerError(f"{self.roster.format_client(leavers[0])} is forgotten and must not be asked")
+        needed = self._count_needed(work, len(clients))
         self._wait(clients, needed)
         answers: dict[ClientId, Answer] = {}
         for _ in range(2):
             missing = [client for client in clients if client not in answers]
-            answers.update(self._asked(work, missing, round))
-            answers, faulty = parted(answers, work.params, self._max_norm, self._max_examples)
+            answers.update(self._ask(work, missing, round))
+            answers, faulty = split_answers(answers, work.params, self._max_norm, self._max_examples)
             self.left_out[round].update(faulty)
             if len(answers) >= needed:
                 break
-        self._tell(round)
+        reasons = [
+            (self.roster.format_client(client), why) for client, why in sorted(self.left_out[round].items())
+        ]
+        for name, why in reasons:
+            log.warning("round %s: %s is left out: %s", round + 1, name, why)
         if len(answers) < needed:
+            listed = "; ".join(f"{name}: {why}" for name, why in reasons) or "no others were asked"
             raise AnswerError(
                 f"{len(answers)} of {len(clients)} clients gave a sound answer in round {round}, but {needed} are needed: "
-                f"{self._why(round)}. See to them and start again: what is finished is kept where a checkpoint is"
+                f"{listed}. See to them and start again: finished rounds are kept if the run has a checkpoint folder"
             )
         if not self.left_out[round]:
             del self.left_out[round]
-        self.see_off()
+        self.tell_leavers()
         for client in clients:
             if client in answers:
                 update, examples = answers[client]
@@ -174,84 +153,95 @@ class FlowerEngine:
                     (client,), update.to(work.params)[None], torch.tensor([examples], dtype=torch.float64)
                 )
 
-    def see_off(self) -> None:
-        """Tell those who are forgotten whole, and are connected now, to leave; nobody waits for them."""
-        request = self.request()
-        if self.farewell is not None and request is not None and request.clients:
-            self.farewell.look(self.leavers())
+    def tell_leavers(self) -> None:
+        """Tell the clients that are forgotten whole, and are connected now, to leave; do not wait for them."""
+        total = self.forgotten.total
+        if self._farewell is not None and total is not None and total.clients:
+            self._farewell.tell(self.roster.split(self.forgotten)[1])
 
-    def mean_scores(self, params: Tensor) -> dict[str, float]:
-        """Let those who remain score a model; give the mean of each score, weighted by the examples it was taken on."""
-        arrays = self.layout.arrays(params)
+    def check_leavers(self) -> None:
+        """Warn of leavers of this request that did not answer, or were never connected to be told."""
+        if self._farewell is not None and self.forgotten.request is not None:
+            self._farewell.close(self.forgotten.request.clients)
+
+    def score(self, params: Tensor) -> dict[str, float]:
+        """Let the remaining clients score a model; return the mean of each score, weighted by examples."""
+        arrays = self.layout.to_arrays(params)
         messages = {
-            client: Message(RecordDict({ARRAYS: arrays, CONFIG: ConfigRecord(self._forgetting(client))}), node, EVALUATE, ttl=self._timeout)
+            client: Message(RecordDict({ARRAYS: arrays, CONFIG: ConfigRecord(self._list_forgotten(client))}), node, EVALUATE, ttl=self._timeout)
             for client, node in self.clients().items()
         }  # fmt: skip
         replies, silent = exchange(self._grid, messages, self._timeout)
-        scores, faulty = averaged({c: reply.content for c, reply in replies.items()}, self._max_examples)
+        contents = {client: reply.content for client, reply in replies.items()}
+        scores, faulty = average_scores(contents, self._max_examples)
         for client, why in {**silent, **faulty}.items():
-            log.warning("%s gave no scores that count: %s", self.roster.called(client), why)
+            log.warning("%s gave no scores that count: %s", self.roster.format_client(client), why)
         return scores
 
     def _wait(self, clients: Sequence[ClientId], needed: int) -> None:
-        """Wait until so many of these are connected, as after a SuperLink's restart; who is still away then is told of as such."""
+        """Wait until enough of these clients are connected, as after a SuperLink's restart, or the time is up."""
         end = time.monotonic() + self._timeout
         while len({*clients} & {*self.clients()}) < min(needed, len(clients)) and time.monotonic() < end:
             time.sleep(PAUSE)
 
-    def _asked(self, work: Work, clients: Sequence[ClientId], round: int) -> dict[ClientId, Answer]:
-        """Ask, and read what comes; note why of everyone else there is nothing."""
+    def _ask(self, work: Work, clients: Sequence[ClientId], round: int) -> dict[ClientId, Answer]:
+        """Ask clients and return the answers that can be read; note in ``left_out`` why there is none of the others."""
         connected = self.clients()
-        arrays = self.layout.arrays(work.params)
+        arrays = self.layout.to_arrays(work.params)
         messages = {
-            client: Message(self._content(work, arrays, client, round), connected[client], TRAIN, ttl=self._timeout, group_id=str(round + 1))
+            client: Message(self._write(work, arrays, client, round), connected[client], TRAIN, ttl=self._timeout, group_id=str(round + 1))
             for client in clients
             if client in connected
         }  # fmt: skip
-        replies, silent = exchange(self._grid, messages, self._timeout)
-        silent.update({client: "it is not connected" for client in clients if client not in connected})
-        self.left_out[round] = silent
-        read: dict[ClientId, Answer] = {}
+        replies, failed = exchange(self._grid, messages, self._timeout)
+        failed.update({client: "it is not connected" for client in clients if client not in connected})
+        self.left_out[round] = failed
+        found: dict[ClientId, Answer] = {}
         for client, reply in replies.items():
             try:
-                read[client] = update_of(reply.content, work, self.layout), examples_of(reply.content)
+                found[client] = (
+                    read_update(reply.content, work, self.layout),
+                    read_example_count(reply.content),
+                )
             except MalformedError as error:
-                silent[client] = f"it answered with {error}"
-        return read
+                failed[client] = f"it answered with {error}"
+        return found
 
-    def _content(self, work: Work, arrays: ArrayRecord, client: ClientId, round: int) -> RecordDict:
-        told = {
+    def _write(self, work: Work, arrays: ArrayRecord, client: ClientId, round: int) -> RecordDict:
+        """Return the content of a train message."""
+        config = {
             **self._config,
-            **order(work, self._local, client, round, self._seed),
-            **self._forgetting(client),
+            **describe_work(work, self._local, client, round, self._seed),
+            **self._list_forgotten(client),
         }
-        return RecordDict({ARRAYS: arrays, CONFIG: ConfigRecord(told)})
+        return RecordDict({ARRAYS: arrays, CONFIG: ConfigRecord(config)})
 
-    def _forgetting(self, client: ClientId) -> dict[str, ConfigRecordValues]:
-        """What a client must drop: rows by its own keys, and nobody else's; classes, whoever holds them."""
-        if (request := self.request()) is None:
+    def _list_forgotten(self, client: ClientId) -> dict[str, ConfigRecordValues]:
+        """Return what a client must drop: its own rows, by its own keys, and all classes."""
+        if (total := self.forgotten.total) is None:
             return {}
-        rows = self.forgotten().dropped(client, self.roster.names.get(client))
-        return {key: some for key, some in {ROWS: rows, CLASSES: list(request.classes)}.items() if some}
+        rows = self.forgotten.list_rows(client, self.roster.names.get(client))
+        return {key: some for key, some in {ROWS: rows, CLASSES: list(total.classes)}.items() if some}
 
-    def _needed(self, work: Work, asked: int) -> int:
+    def _count_needed(self, work: Work, asked: int) -> int:
         if not work.needed:
             return 0
         if self._min_replies is None:
             return max(1, math.ceil(asked / 2))
         return self._min_replies if work.clients is None else min(self._min_replies, asked)
 
-    def _barred(self, client: ClientId) -> bool:
-        """Whether a client is forgotten whole: by its id, or by the name that its key is registered under."""
-        name = self.roster.names.get(client)
-        spelled = () if self._spelled is None else self._spelled.clients
-        known = (self._before, self._forgotten or self._before)
-        return client in spelled or name in spelled or any(some.bars(client, name) for some in known)
+    def _is_forgotten(self, client: ClientId) -> bool:
+        return self.forgotten.is_forgotten(client, self.roster.names.get(client))
 
-    def _tell(self, round: int) -> None:
-        for client, why in sorted(self.left_out[round].items()):
-            log.warning("round %s: %s is left out: %s", round + 1, self.roster.called(client), why)
 
-    def _why(self, round: int) -> str:
-        found = sorted(self.left_out[round].items())
-        return "; ".join(f"{self.roster.called(c)}: {why}" for c, why in found) or "no others were asked"
+def check_limits(
+    min_replies: int | None, timeout: float, max_norm: float | None, max_examples: float | None
+) -> None:
+    """Raise ConfigError for limits that no run could keep."""
+    if min_replies is not None:
+        check_whole("min_replies", min_replies)
+    if not 0 < timeout < math.inf:
+        raise ConfigError(f"timeout is {timeout}; give a positive number of seconds, such as 600")
+    for name, limit in (("max_norm", max_norm), ("max_examples", max_examples)):
+        if limit is not None and not limit > 0:
+            raise ConfigError(f"{name} is {limit}; give a positive number")

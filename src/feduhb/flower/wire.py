@@ -1,8 +1,8 @@
-"""What travels: models as named arrays, and the keys of messages. Both sides read this file and no other of each other's.
+"""The format of messages: models as named arrays, and the keys of records. Server and client both import this module.
 
 A train message holds "arrays" (the model to start from) and "config". Its answer holds "arrays" (the model arrived at), as
 Flower's own strategies expect, or "update" (what it started from minus that, or the gradient), and "metrics" with
-"num-examples"; or "refusal" with words. Our clients answer with the update where the config says so, others with the model.
+"num-examples"; or "refusal" with a reason. Our clients answer with the update if the config asks for it, others with the model.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ TRAIN, EVALUATE, WHO, LEAVE = "train", "evaluate", "query.feduhb_who", "query.fe
 ROWS, CLASSES = "forget-rows", "forget-classes"
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 OURS = ("server-round", "client", "round", "seed", "epochs", "batch-size", "lr", "l2", ANSWER, ROWS, CLASSES)
-HEADER = 4096  # bytes that an array on the wire may have beside its numbers
-WIDTHS = (2, 4, 8)  # bytes of the floats that are read, in either order
+HEADER = 4096  # bytes that an array in a message may have beside its numbers
+WIDTHS = (2, 4, 8)  # bytes of the floats that are read, in either byte order
 
 
 class MalformedError(ValueError):
-    """An answer that cannot be read, with the reason in words."""
+    """An answer that cannot be read, with the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The names and shapes that a flat model [P] is cut into, in order."""
+    """The names and shapes of the arrays that a flat model [P] is cut into, in order."""
 
     shapes: Mapping[str, tuple[int, ...]]
     dtype: torch.dtype
 
     @classmethod
     def of(cls, arrays: ArrayRecord) -> Layout:
-        """Read the layout of the arrays that a run starts from; refuse what cannot be one flat vector of floats."""
+        """Return the layout of the arrays that a run starts from; raise ModelError if they cannot be one flat vector of floats."""
         if not arrays:
             raise ModelError(
                 "the initial arrays are empty; draw them: feduhb.flower.fresh_arrays(model, seed)"
@@ -57,7 +57,7 @@ class Layout:
             )
         kinds = {array.dtype for array in arrays.values()}
         kind = np.dtype(next(iter(kinds)))
-        if len(kinds) > 1 or not _floats(kind):
+        if len(kinds) > 1 or not _is_float(kind):
             raise ModelError(
                 f"the arrays have the types {sorted(kinds)}; convert the model to one float type"
             )
@@ -66,19 +66,19 @@ class Layout:
 
     @classmethod
     def of_module(cls, module: nn.Module) -> Layout:
-        """Give the layout of a module's parameters."""
+        """Return the layout of a module's parameters."""
         named = dict(module.named_parameters())
         return cls({name: tuple(p.shape) for name, p in named.items()}, next(iter(named.values())).dtype)
 
-    def flat(self, arrays: ArrayRecord) -> Tensor:
-        """Read arrays that came over the wire into one vector [P]; anything but these names and shapes is malformed."""
+    def flatten(self, arrays: ArrayRecord) -> Tensor:
+        """Return the arrays of a message as one vector [P]; raise MalformedError unless they have these names and shapes."""
         if missing := sorted({*self.shapes} - {*arrays}):
             raise MalformedError(f"no array {missing[0]}")
         if unknown := sorted({*arrays} - {*self.shapes}):
-            raise MalformedError(f"an unknown array {words(repr(unknown[0][:80]), 80)}")
+            raise MalformedError(f"an unknown array {to_line(repr(unknown[0][:80]), 80)}")
         return torch.cat([self._read(name, arrays[name]) for name in self.shapes])
 
-    def arrays(self, params: Tensor) -> ArrayRecord:
+    def to_arrays(self, params: Tensor) -> ArrayRecord:
         """Cut a flat vector [P] into named arrays."""
         parts = params.detach().cpu().split([math.prod(shape) for shape in self.shapes.values()])
         named = zip(self.shapes.items(), parts, strict=True)
@@ -89,7 +89,7 @@ class Layout:
     def _read(self, name: str, array: Array) -> Tensor:
         wanted = self.shapes[name]
         if tuple(array.shape) != wanted:
-            shape = words(list(array.shape[: len(wanted) + 8]), 80)
+            shape = to_line(list(array.shape[: len(wanted) + 8]), 80)
             raise MalformedError(f"array {name} of shape {shape} instead of {list(wanted)}")
         if len(array.data) > math.prod(wanted) * 8 + HEADER:  # 8 bytes: the widest float
             raise MalformedError(f"array {name} of {len(array.data)} bytes, too many for its shape")
@@ -97,26 +97,26 @@ class Layout:
             found = array.numpy()
         except Exception as error:
             raise MalformedError(f"array {name} that cannot be read ({type(error).__name__})") from None
-        if not isinstance(found, np.ndarray):  # a zip of arrays, which numpy opens too
+        if not isinstance(found, np.ndarray):  # numpy opens a zip of arrays too
             raise MalformedError(f"array {name} that cannot be read ({type(found).__name__})")
-        if not _floats(found.dtype):
+        if not _is_float(found.dtype):
             raise MalformedError(
-                f"array {name} of {words(found.dtype, 80)} instead of floats of 2, 4 or 8 bytes"
+                f"array {name} of {to_line(found.dtype, 80)} instead of floats of 2, 4 or 8 bytes"
             )
         if found.shape != wanted:
             raise MalformedError(
-                f"array {name} of {found.dtype} {words(list(found.shape), 80)} under a false label"
+                f"array {name} of {found.dtype} {to_line(list(found.shape), 80)} under a false label"
             )
         native = np.ascontiguousarray(found, found.dtype.newbyteorder("="))
         return torch.from_numpy(native).reshape(-1).to(self.dtype)
 
 
-def _floats(kind: np.dtype[Any]) -> bool:
+def _is_float(kind: np.dtype[Any]) -> bool:
     return kind.kind == "f" and kind.itemsize in WIDTHS
 
 
-def words(said: object, most: int = 500) -> str:
-    """Put what somebody else said into one line of printable characters, so many at most, fit for a log or a file."""
+def to_line(said: object, most: int = 500) -> str:
+    """Return what somebody else said as one line of printable characters, at most ``most``, fit for a log or a file."""
     text = str(said)[: 4 * most]
     line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
     return line if len(line) <= most else f"{line[: most - 3]}..."
@@ -129,19 +129,17 @@ def fresh_arrays(model: ModelSource, seed: int = 0) -> ArrayRecord:
         model: a module, whose weights are never used, or a factory; as for `feduhb.Federation`.
         seed: the strategy's own.
     """
-    return named_arrays(fresh(model, seed))
-
-
-def named_arrays(module: nn.Module) -> ArrayRecord:
-    """Give a module's parameters as arrays by name."""
+    module = fresh(model, seed)
     check_module(module)
     return ArrayRecord(
         OrderedDict((name, Array(p.detach().cpu().numpy())) for name, p in module.named_parameters())
     )
 
 
-def order(work: Work, local: Local, client: ClientId, round: int, seed: int) -> dict[str, ConfigRecordValues]:
-    """Spell the work of a round for one client."""
+def describe_work(
+    work: Work, local: Local, client: ClientId, round: int, seed: int
+) -> dict[str, ConfigRecordValues]:
+    """Return the config of a train message: the work of a round for one client."""
     return {
         "server-round": round + 1,  # counted from 1, as Flower's own strategies do
         "client": client,
@@ -155,8 +153,8 @@ def order(work: Work, local: Local, client: ClientId, round: int, seed: int) -> 
     }
 
 
-def examples_of(content: RecordDict) -> float:
-    """Read how many examples an answer stands for."""
+def read_example_count(content: RecordDict) -> float:
+    """Return the number of examples that an answer stands for."""
     metrics = content.get(METRICS)
     count = metrics.get(EXAMPLES) if isinstance(metrics, MetricRecord) else None
     if not isinstance(count, int | float):
@@ -167,15 +165,15 @@ def examples_of(content: RecordDict) -> float:
         return math.inf
 
 
-def update_of(content: RecordDict, work: Work, layout: Layout) -> Tensor:
-    """Read an answer as an update [P]: what the client started from minus what it arrived at, or its gradient."""
+def read_update(content: RecordDict, work: Work, layout: Layout) -> Tensor:
+    """Return the update [P] of an answer: what the client started from minus what it arrived at, or its gradient."""
     if isinstance(refusal := content.get(REFUSAL), ConfigRecord):
         why = refusal.get("why")
-        raise MalformedError(f"a refusal: {words(why) if isinstance(why, str) else 'without a reason'}")
+        raise MalformedError(f"a refusal: {to_line(why) if isinstance(why, str) else 'without a reason'}")
     if isinstance(update := content.get(UPDATE), ArrayRecord):
-        return layout.flat(update)
+        return layout.flatten(update)
     if work.epochs == 0:
         raise MalformedError("no update, though full-batch gradients were asked for")
     if not isinstance(arrays := content.get(ARRAYS), ArrayRecord):
         raise MalformedError("no arrays")
-    return work.params.cpu() - layout.flat(arrays)
+    return work.params.cpu() - layout.flatten(arrays)

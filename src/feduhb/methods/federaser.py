@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from feduhb.core.aggregate import weighted_mean
-from feduhb.core.checks import finite, whole
-from feduhb.core.types import ClientId, History, Updates, Work
+from feduhb.core.checks import check_whole, is_finite
+from feduhb.core.types import ClientId, History, Method, Updates, Work
 from feduhb.errors import ConfigError
-from feduhb.methods.replaying import MISSING, each
+from feduhb.methods.replay import MISSING, refuse_sums
 
 
 class Replay(NamedTuple):
@@ -25,7 +25,7 @@ class Replay(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class FedEraser:
+class FedEraser(Method[Replay]):
     """Approximate unlearning by calibrating history.
 
         w[0] original start;   first kept round:  w <- w - Σ (n_c / N) u_c
@@ -53,11 +53,13 @@ class FedEraser:
 
     name: ClassVar[str] = "federaser"
     exact: ClassVar[bool] = False
+    needs_history: ClassVar[bool] = True
+    samples_clients: ClassVar[bool] = False  # it asks those who were there in the kept round
 
     def __post_init__(self) -> None:
-        whole("interval", self.interval)
-        whole("epochs", self.epochs, least=0)
-        if not (finite(self.ratio) and 0 < self.ratio <= 1):
+        check_whole("interval", self.interval)
+        check_whole("epochs", self.epochs, least=0)
+        if not (is_finite(self.ratio) and 0 < self.ratio <= 1):
             raise ConfigError(
                 f"ratio is {self.ratio!r}; give a share of the local epochs above 0 and up to 1, such as 0.5"
             )
@@ -66,7 +68,7 @@ class FedEraser:
 
     @property
     def needs(self) -> Literal["sum", "each"]:
-        """It scales every client's update by itself."""
+        """Return "each": every client's update is scaled by itself."""
         return "each"
 
     @property
@@ -76,22 +78,22 @@ class FedEraser:
 
     @property
     def rounds(self) -> int | None:
-        """One for every kept round."""
+        """The number of kept rounds."""
         return len(self.kept)
 
     def init(self, params: Tensor) -> Replay:
-        """Begin at the original start, which is the same draw as any fresh one of the same seed."""
+        """Return the state at the original start, which is the same draw as any fresh one of the same seed."""
         return Replay(params, step=0)
 
     def ask(self, state: Replay) -> Work | None:
-        """Ask those who were there in this kept round for a short training; nobody in the first."""
+        """Return a short training for those who were there in this kept round; None in the first."""
         there = self._there(self.kept[state.step])
         if state.step == 0 or not there:
             return None
         return Work(state.params, math.ceil(round(self.ratio * self.epochs, 9)), there)
 
     def tell(self, state: Replay, answers: Iterable[Updates]) -> Replay:
-        """Apply the stored updates as they are, or calibrated by the answers."""
+        """Return the state after the stored updates, applied as they are or calibrated by the answers."""
         t = self.kept[state.step]
         there = self._there(t)
         if not there:
@@ -104,8 +106,8 @@ class FedEraser:
         return tuple(client for client in self.clients if client in stored)
 
     def _calibrated(self, round: int, answers: Iterable[Updates]) -> Iterator[Updates]:
-        """Give each answer the length of the same client's stored update, whatever order either comes in."""
-        for block in each(answers, self.name):
+        """Yield each answer scaled to the length of the same client's stored update, whatever their order."""
+        for block in refuse_sums(answers, self.name):
             length = {c: norm for part in self.history.read(round, block.clients) for c, norm in _norms(part)}
             target = torch.stack([length[client] for client in block.clients])  # [C]
             now = torch.linalg.vector_norm(block.values, dim=1)

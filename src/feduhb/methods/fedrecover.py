@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from feduhb.core.aggregate import weighted_mean
-from feduhb.core.checks import finite, whole
-from feduhb.core.types import ClientId, History, Updates, Work
+from feduhb.core.checks import check_whole, is_finite
+from feduhb.core.types import ClientId, History, Method, Updates, Work
 from feduhb.errors import ConfigError
 from feduhb.methods.lbfgs import blocks, coefficients, product
-from feduhb.methods.replaying import MISSING, each
+from feduhb.methods.replay import MISSING, refuse_sums
 
 TINY = 1e-12  # a pair with s'y below this share of |s| |y| says nothing of the curvature
 
@@ -33,7 +33,7 @@ class Recovery(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class FedRecover:
+class FedRecover(Method[Recovery]):
     """Approximate unlearning by estimating updates.
 
         û_c[t] = u_c[t] + H_c (ŵ[t] - w[t]),    ŵ[t+1] = ŵ[t] - Σ (n_c / N) û_c[t],    ŵ[0] fresh
@@ -69,39 +69,40 @@ class FedRecover:
 
     name: ClassVar[str] = "fedrecover"
     exact: ClassVar[bool] = False
+    needs_history: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         for name in ("buffer", "warmup"):
-            whole(name, getattr(self, name))
+            check_whole(name, getattr(self, name))
         for name in ("correction", "final", "epochs"):
-            whole(name, getattr(self, name), least=0)
+            check_whole(name, getattr(self, name), least=0)
         if self.warmup <= self.buffer:
             raise ConfigError(
                 f"warmup is {self.warmup}; give more rounds than the buffer of {self.buffer} pairs needs"
             )
-        if not (finite(self.abnormal) and 0 <= self.abnormal < 1):
+        if not (is_finite(self.abnormal) and 0 <= self.abnormal < 1):
             raise ConfigError(
                 f"abnormal is {self.abnormal!r}; give a share of at least 0 and below 1, such as 1e-6"
             )
 
     @property
     def needs(self) -> Literal["sum", "each"]:
-        """It learns every client's curvature."""
+        """Return "each": every client's curvature is learned."""
         return "each"
 
     @property
     def rounds(self) -> int | None:
-        """As many as the history has."""
+        """The number of rounds in the history."""
         return len(self.history.rounds)
 
     def init(self, params: Tensor) -> Recovery:
-        """Begin fresh, with no pairs and the limit that the history sets."""
+        """Return the state at a fresh model, with no pairs and the limit that the history sets."""
         empty = params.new_zeros(len(self.clients), self.buffer, params.numel())
         none = torch.zeros(len(self.clients), dtype=torch.int64)
         return Recovery(params, 0, torch.tensor(self._limit(), dtype=torch.float64), empty, empty, none)
 
     def ask(self, state: Recovery) -> Work | None:
-        """Ask everyone in an exact round; else only those whose estimate is abnormal, and go on without them if need be."""
+        """Return work for everyone in an exact round; else for those whose estimate is abnormal, needed only if all are."""
         if self._is_exact(state.step):
             return Work(state.params, self.epochs)
         strange = self._abnormal(state)
@@ -110,10 +111,10 @@ class FedRecover:
         return Work(state.params, self.epochs, strange, needed=len(strange) == len(self.clients))
 
     def tell(self, state: Recovery, answers: Iterable[Updates]) -> Recovery:
-        """Average answers and estimates; an exact round adds to the pairs."""
+        """Return the state after answers and estimates are averaged; an exact round adds to the pairs."""
         if self._is_exact(state.step):
             return self._told_exactly(state, answers)
-        all_of_them = itertools.chain(self._sound(state), each(answers, self.name))
+        all_of_them = itertools.chain(self._sound(state), refuse_sums(answers, self.name))
         first = next(all_of_them, None)
         if first is None:  # nobody who remains was there in this round, or those who were are silent now
             return state._replace(step=state.step + 1)
@@ -131,7 +132,7 @@ class FedRecover:
         pairs = state._replace(s=state.s.clone(), y=state.y.clone(), held=state.held.clone())
 
         def learned() -> Iterator[Updates]:
-            for block in each(answers, self.name):
+            for block in refuse_sums(answers, self.name):
                 self._learn(pairs, block, s, t)
                 yield block
 

@@ -9,10 +9,10 @@ from typing import ClassVar, Literal, NamedTuple
 from torch import Tensor
 
 from feduhb.core.aggregate import Aggregate, weighted_mean
-from feduhb.core.checks import finite
-from feduhb.core.types import Updates, Work
+from feduhb.core.checks import check_step, is_finite
+from feduhb.core.types import Method, Updates, Work
 from feduhb.errors import ConfigError
-from feduhb.methods.checking import check_step
+from feduhb.stopping import StopRule, dynamic_stop
 
 
 class HeavyBall(NamedTuple):
@@ -23,7 +23,7 @@ class HeavyBall(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class FedUHB:
+class FedUHB(Method[HeavyBall]):
     """Fast exact unlearning: a fresh model, the remaining clients, and momentum on the server.
 
         w[t+1] = w[t] - α A(u_1 .. u_|Cr|) + β (w[t] - w[t-1]),    w[-1] = w[0],    w[0] fresh
@@ -50,31 +50,30 @@ class FedUHB:
 
     def __post_init__(self) -> None:
         check_step(self.step_size, self.epochs, self.aggregate)
-        if not (finite(self.momentum) and 0 <= self.momentum < 1):
+        if not (is_finite(self.momentum) and 0 <= self.momentum < 1):
             raise ConfigError(
                 f"momentum is {self.momentum!r}; give at least 0 and below 1 (at 1 or more the weights never settle), such as 0.9"
             )
 
     @property
-    def rounds(self) -> int | None:
-        """As many as the user says."""
-        return None
-
-    @property
     def needs(self) -> Literal["sum", "each"]:
-        """Only the weighted mean can be taken of a pre-summed answer."""
+        """Return "sum" for the weighted mean, the only rule that works on a pre-summed answer."""
         return "sum" if self.aggregate is weighted_mean else "each"
 
+    def default_stop(self) -> StopRule:
+        """Return the paper's dynamic rule with this momentum."""
+        return dynamic_stop(momentum=self.momentum)
+
     def init(self, params: Tensor) -> HeavyBall:
-        """Begin at rest: w[-1] = w[0]."""
+        """Return the state at rest: w[-1] = w[0]."""
         return HeavyBall(params, previous=params)
 
     def ask(self, state: HeavyBall) -> Work:
-        """Ask everyone who remains."""
+        """Return local training for everyone who remains."""
         return Work(state.params, self.epochs)
 
     def tell(self, state: HeavyBall, answers: Iterable[Updates]) -> HeavyBall:
-        """Take one heavy-ball step."""
+        """Return the state after one heavy-ball step."""
         w, w_prev = state
         g = self.aggregate(answers)
         return HeavyBall(w - self.step_size * g + self.momentum * (w - w_prev), previous=w)

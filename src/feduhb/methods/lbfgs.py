@@ -16,7 +16,7 @@ def blocks(size: int) -> Iterator[slice]:
 
 
 def coefficients(s: Tensor, y: Tensor, count: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Give σ [C] and the weights a, b [C, m] of H_c v = σ_c v - σ_c Σ a_ci s_ci - Σ b_ci y_ci.
+    """Return σ [C] and the weights a, b [C, m] of H_c v = σ_c v - σ_c Σ a_ci s_ci - Σ b_ci y_ci.
 
         H v = σ v - [σ S, Y] [[σ S'S, L], [L', -D]]⁻¹ [σ S'v ; Y'v],    A = S'Y,  L its strictly lower part,  D its diagonal,
         σ = y's / s's of the newest pair
@@ -50,7 +50,7 @@ def coefficients(s: Tensor, y: Tensor, count: Tensor, v: Tensor) -> tuple[Tensor
 
 
 def product(s: Tensor, y: Tensor, v: Tensor, weights: tuple[Tensor, Tensor, Tensor], part: slice) -> Tensor:
-    """Give one block of parameters of every client's H_c v, [C, block] in float64."""
+    """Return one block of parameters of every client's H_c v, [C, block] in float64."""
     sigma, a, b = weights
     here, sigma_a = v[part].double(), sigma[:, None] * a
     pulled = torch.einsum("cm,cmp->cp", sigma_a, s[:, :, part].double())
@@ -58,7 +58,7 @@ def product(s: Tensor, y: Tensor, v: Tensor, weights: tuple[Tensor, Tensor, Tens
 
 
 def _products(s: Tensor, y: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Give S'S, S'Y [C, m, m] and S'v, Y'v [C, m] in float64, a block of parameters at a time."""
+    """Return S'S, S'Y [C, m, m] and S'v, Y'v [C, m] in float64, a block of parameters at a time."""
     clients, most, size = s.shape
     ss, sy = torch.zeros(2, clients, most, most, dtype=torch.float64, device=s.device)
     sv, yv = torch.zeros(2, clients, most, dtype=torch.float64, device=s.device)

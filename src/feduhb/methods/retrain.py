@@ -1,4 +1,4 @@
-"""Retrain: FedAvg from a fresh model on whoever takes part. With nobody forgotten it is plain training."""
+"""Retrain: FedAvg from a fresh model on those who take part. With nobody forgotten it is plain training."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import ClassVar, Literal, NamedTuple
 from torch import Tensor
 
 from feduhb.core.aggregate import Aggregate, weighted_mean
-from feduhb.core.types import Updates, Work
-from feduhb.methods.checking import check_step
+from feduhb.core.checks import check_step
+from feduhb.core.types import Method, Updates, Work
 
 
 class Plain(NamedTuple):
@@ -20,7 +20,7 @@ class Plain(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Retrain:
+class Retrain(Method[Plain]):
     """The yardstick of exact unlearning: train again without the forgotten data.
 
         w[t+1] = w[t] - α A(u_1 .. u_C)
@@ -44,23 +44,18 @@ class Retrain:
         check_step(self.step_size, self.epochs, self.aggregate)
 
     @property
-    def rounds(self) -> int | None:
-        """As many as the user says."""
-        return None
-
-    @property
     def needs(self) -> Literal["sum", "each"]:
-        """Only the weighted mean can be taken of a pre-summed answer."""
+        """Return "sum" for the weighted mean, the only rule that works on a pre-summed answer."""
         return "sum" if self.aggregate is weighted_mean else "each"
 
     def init(self, params: Tensor) -> Plain:
-        """Begin at these parameters."""
+        """Return the state to start with at these parameters."""
         return Plain(params)
 
     def ask(self, state: Plain) -> Work:
-        """Ask everyone who takes part."""
+        """Return local training for everyone who takes part."""
         return Work(state.params, self.epochs)
 
     def tell(self, state: Plain, answers: Iterable[Updates]) -> Plain:
-        """Take one averaged step."""
+        """Return the state after one averaged step."""
         return Plain(state.params - self.step_size * self.aggregate(answers))

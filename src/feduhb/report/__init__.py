@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from feduhb.errors import StorageError
-from feduhb.records import disk_errors, write_atomically
 from feduhb.report.runs import RunView, read_runs
+from feduhb.runs.folder import disk_errors, write_atomically
 
 
 def write_report(folders: Sequence[Path | str], out: Path | str) -> list[Path]:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from html import escape
-from typing import Any
 
-from feduhb.report.audit_words import NAMED_AT_MOST, NAMES, audited, changes, points
-from feduhb.report.audits import MODELS
+from feduhb.audit.result import MODELS, ORIGINAL, RETRAIN, UNLEARNED, Attack, Interval, Roc
+from feduhb.report.audit_words import NAMED_AT_MOST, NAMES, Change, audited, changes, points
 from feduhb.report.chart_parts import STILL, TEXT, Chart, layout
 from feduhb.report.runs import RunView
 from feduhb.report.style import BLUE, GREY, VERMILLION, Looks
 from feduhb.report.words import percent
 
-COLOURS = {"original": GREY, "retrain": VERMILLION}
-MARKS = {"original": "square", "retrain": "diamond", "unlearned": "circle"}
+COLOURS = {ORIGINAL: GREY, RETRAIN: VERMILLION}
+MARKS = {ORIGINAL: "square", RETRAIN: "diamond", UNLEARNED: "circle"}
 BAND = "rgba(0,158,115,0.14)"  # where a test is passed, on light and on dark pages
 ROW = 0.25  # between models, where attacks are 1 apart
 WORSE, BETTER = VERMILLION, BLUE
@@ -23,30 +22,28 @@ WORSE, BETTER = VERMILLION, BLUE
 def audit_charts(views: Sequence[RunView], looks: Looks) -> dict[str, Chart]:
     """Describe both charts of every audited run; one that an audit cannot fill has no data."""
     found: dict[str, Chart] = {}
-    for place, view in enumerate(audited(views)):
-        audit = view.audit or {}
-        found[f"auc-{place}"] = _auc(audit["membership"], looks[view.label].colour)
+    for place, (view, audit) in enumerate(audited(views)):
+        found[f"auc-{place}"] = _auc(audit.membership, looks[view.label].colour)
         found[f"clients-{place}"] = _clients(changes(audit))
     return found
 
 
-def _auc(attacks: Sequence[Mapping[str, Any]], colour: str) -> Chart:
+def _auc(attacks: Sequence[Attack], colour: str) -> Chart:
     """Describe AUC by attack and model, with its 99 % interval (thin), the 90 % one (thick) and the band."""
     data: list[Chart] = []
     for offset, model in zip((-ROW, 0.0, ROW), MODELS, strict=True):
-        rocs = [attack["models"][model] for attack in attacks]
+        rocs = [attack.models[model] for attack in attacks]
         heights = [place + offset for place in range(len(attacks))]
         paint = COLOURS.get(model, colour)
-        data.append(
-            _dots(rocs, heights, paint, "equivalence", 5) | {"showlegend": False, "hoverinfo": "skip"}
-        )
+        thick = [roc.equivalence for roc in rocs]
+        data.append(_dots(rocs, heights, paint, thick, 5) | {"showlegend": False, "hoverinfo": "skip"})
         shown = {"name": NAMES[model], "marker": {"symbol": MARKS[model], "size": 11, "color": paint}}
-        data.append(_dots(rocs, heights, paint, "interval", 1.5) | shown)
-    names = [f"{escape(attack['attack'])},<br>{escape(attack['on'])}" for attack in attacks]
+        data.append(_dots(rocs, heights, paint, [roc.interval for roc in rocs], 1.5) | shown)
+    names = [f"{escape(attack.attack)},<br>{escape(attack.on)}" for attack in attacks]
     rows = {"tickvals": list(range(len(attacks))), "ticktext": names, "range": [len(attacks) - 0.45, -0.55]}
     across = {"title": {"text": "AUC (0.5: a coin)", "standoff": 8, "font": {"size": 13}}}
     look = layout(across | STILL, rows | STILL | {"showgrid": False, "zeroline": False})
-    shapes = [_band(place, attack["margin"]) for place, attack in enumerate(attacks)]
+    shapes = [_band(place, attack.margin) for place, attack in enumerate(attacks)]
     half = {
         "type": "line",
         "x0": 0.5,
@@ -61,21 +58,19 @@ def _auc(attacks: Sequence[Mapping[str, Any]], colour: str) -> Chart:
 
 
 def _dots(
-    rocs: Sequence[Mapping[str, Any]], heights: Sequence[float], colour: str, part: str, width: float
+    rocs: Sequence[Roc], heights: Sequence[float], colour: str, bounds: Sequence[Interval], width: float
 ) -> Chart:
-    over = [roc[part]["high"] - roc["auc"] for roc in rocs]
-    under = [roc["auc"] - roc[part]["low"] for roc in rocs]
+    over = [bound.high - roc.auc for roc, bound in zip(rocs, bounds, strict=True)]
+    under = [roc.auc - bound.low for roc, bound in zip(rocs, bounds, strict=True)]
     bars = {"type": "data", "symmetric": False, "array": over, "arrayminus": under}
     return {
         "type": "scatter",
         "mode": "markers",
-        "x": [roc["auc"] for roc in rocs],
+        "x": [roc.auc for roc in rocs],
         "y": list(heights),
         "error_x": bars | {"color": colour, "thickness": width, "width": 0},
         "marker": {"size": 1, "color": colour},
-        "text": [
-            f"{roc['auc']:.3f} [{roc['interval']['low']:.3f}, {roc['interval']['high']:.3f}]" for roc in rocs
-        ],
+        "text": [f"{roc.auc:.3f} [{roc.interval.low:.3f}, {roc.interval.high:.3f}]" for roc in rocs],
         "hovertemplate": "AUC %{text}",
     }
 
@@ -85,12 +80,12 @@ def _band(place: int, margin: float) -> Chart:
     return {"type": "rect", "layer": "below", **edges, "fillcolor": BAND, "line": {"width": 0}}
 
 
-def _clients(changed: Sequence[tuple[Mapping[str, Any], float]]) -> Chart:
+def _clients(changed: Sequence[Change]) -> Chart:
     """Describe each remaining client's accuracy before and after, the losers in front."""
     size = max(3.0, min(10.0, 320 / max(1, len(changed))))
     places = list(range(len(changed)))
-    paint = [GREY if not change else WORSE if change < 0 else BETTER for _, change in changed]
-    said = [_told(row, change) for row, change in changed]
+    paint = [GREY if not row.gain else WORSE if row.gain < 0 else BETTER for row in changed]
+    said = [_told(row) for row in changed]
     dots = {
         "type": "scatter",
         "mode": "markers",
@@ -101,14 +96,14 @@ def _clients(changed: Sequence[tuple[Mapping[str, Any], float]]) -> Chart:
     before = {
         **dots,
         "name": "before, or unchanged",
-        "y": [row["before"] for row, _ in changed],
+        "y": [row.before for row in changed],
         "marker": {"size": size, "color": GREY},
     }
     after = [
         {
             **dots,
             "name": name,
-            "y": [row["after"] if (change < 0) == lower and change else None for row, change in changed],
+            "y": [row.after if (row.gain < 0) == lower and row.gain else None for row in changed],
             "marker": {"size": size, "color": colour},
         }
         for name, lower, colour in (("after: lower", True, WORSE), ("after: higher", False, BETTER))
@@ -119,13 +114,11 @@ def _clients(changed: Sequence[tuple[Mapping[str, Any], float]]) -> Chart:
     return {"data": [*stems, before, *after] if changed else [], "layout": look}
 
 
-def _stems(
-    changed: Sequence[tuple[Mapping[str, Any], float]], colour: str, paint: Sequence[str], size: float
-) -> Chart:
+def _stems(changed: Sequence[Change], colour: str, paint: Sequence[str], size: float) -> Chart:
     """Describe all stems of one colour as one broken line."""
-    own = [(place, row) for place, (row, _) in enumerate(changed) if paint[place] == colour]
+    own = [(place, row) for place, row in enumerate(changed) if paint[place] == colour]
     x = [each for place, _ in own for each in (place, place, None)]
-    y = [each for _, row in own for each in (row["before"], row["after"], None)]
+    y = [each for _, row in own for each in (row.before, row.after, None)]
     line = {"color": colour, "width": max(1.0, size / 4)}
     return {
         "type": "scatter",
@@ -138,18 +131,18 @@ def _stems(
     }
 
 
-def _told(row: Mapping[str, Any], change: float) -> str:
-    known = "" if row["retrain"] is None else f"; Retrain {percent(row['retrain'])}"
-    return f"{escape(row['client'])}: {percent(row['before'])} → {percent(row['after'])} ({points(change)} points{known})"
+def _told(row: Change) -> str:
+    known = "" if row.retrain is None else f"; Retrain {percent(row.retrain)}"
+    return f"{escape(row.client)}: {percent(row.before)} → {percent(row.after)} ({points(row.gain)} points{known})"
 
 
-def _names(changed: Sequence[tuple[Mapping[str, Any], float]]) -> Chart:
+def _names(changed: Sequence[Change]) -> Chart:
     """Name the clients where they fit, else count them."""
     axis = {"range": [-0.8, len(changed) - 0.2], "showgrid": False, "zeroline": False} | STILL
     if len(changed) <= NAMED_AT_MOST:
         return axis | {
             "tickvals": list(range(len(changed))),
-            "ticktext": [escape(row["client"][:14]) for row, _ in changed],
+            "ticktext": [escape(row.client[:14]) for row in changed],
         }
     said = f"{len(changed)} clients, losses to gains"
     return axis | {"showticklabels": False, "title": {"text": said, "standoff": 8, "font": {"size": 13}}}

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
 
+from feduhb.audit.result import ORIGINAL, RETRAIN, UNLEARNED, Attack, Audit
 from feduhb.report.runs import RunView
 
-NAMES = {"original": "original", "retrain": "Retrain", "unlearned": "unlearned"}
+NAMES = {ORIGINAL: "original", RETRAIN: "Retrain", UNLEARNED: "unlearned"}
 NAMED_AT_MOST = 45  # clients a chart names; more are counted
-CONTROLS = {"original": "must be caught", "retrain": "must not be caught"}
+CONTROLS = {ORIGINAL: "must be caught", RETRAIN: "must not be caught"}
 INTRODUCTION = (
     "Three models are asked the same: the original, which knew the data and must be caught; Retrain, which never saw "
     "it and must not be; and the unlearned one. An attack whose controls fail says nothing of the third. Where the "
@@ -43,28 +44,47 @@ NOTES = {
 }  # fmt: skip
 
 
-def audited(views: Sequence[RunView]) -> list[RunView]:
-    """Give the runs that have an audit."""
-    return [view for view in views if view.audit is not None]
+Audited = tuple[RunView, Audit]
 
 
-def attacked(attack: Mapping[str, Any]) -> str:
+@dataclass(frozen=True, slots=True)
+class Change:
+    """The accuracy of a remaining client before and after."""
+
+    client: str
+    before: float
+    after: float
+    retrain: float | None
+
+    @property
+    def gain(self) -> float:
+        """The difference: negative where the client lost."""
+        return self.after - self.before
+
+
+def audited(views: Sequence[RunView]) -> list[Audited]:
+    """Return the runs that have an audit, with it."""
+    return [(view, view.audit) for view in views if view.audit is not None]
+
+
+def attacked(attack: Attack) -> str:
     """Name an attack with the data it was made on."""
-    return f"{attack['attack']}, {attack['on']}"
+    return f"{attack.attack}, {attack.on}"
 
 
-def title(attack: Mapping[str, Any]) -> str:
+def title(attack: Attack) -> str:
     """Name an attack over a chart."""
-    name = str(attack["attack"])
-    return f"{name[:1].upper()}{name[1:]} attack on {attack['on']}"
+    return f"{attack.attack[:1].upper()}{attack.attack[1:]} attack on {attack.on}"
 
 
-def changes(audit: Mapping[str, Any]) -> list[tuple[Mapping[str, Any], float]]:
-    """Give each remaining client that was measured with its change in accuracy, losers in front."""
-    rows = [row for row in audit["clients"]["rows"] if None not in (row["before"], row["after"])]
-    return sorted(
-        ((row, row["after"] - row["before"]) for row in rows), key=lambda pair: (pair[1], pair[0]["client"])
-    )
+def changes(audit: Audit) -> list[Change]:
+    """Return the change of each remaining client that was measured, losers first."""
+    rows = [
+        Change(row.client, row.before, row.after, row.retrain)
+        for row in audit.clients.rows
+        if row.before is not None and row.after is not None
+    ]
+    return sorted(rows, key=lambda row: (row.gain, row.client))
 
 
 def points(share: float) -> str:
@@ -72,14 +92,16 @@ def points(share: float) -> str:
     return f"{100 * share:+.1f}".replace("-", "−")  # noqa: RUF001
 
 
-def fared(audit: Mapping[str, Any]) -> str:
-    """Tell how those who stayed fared, in one sentence."""
+def fared(audit: Audit) -> str:
+    """Say in one sentence how the remaining clients' accuracy changed."""
     changed = changes(audit)
     if not changed:
         return "No remaining client's accuracy was measured."
-    better, worse = sum(c > 0 for _, c in changed), sum(c < 0 for _, c in changed)
-    (loser, least), (winner, most) = changed[0], changed[-1]
-    ends = [f"{loser['client']} lost most ({points(least)} points)"] if least < 0 else []
-    ends += [f"{winner['client']} gained most ({points(most)} points)"] if most > 0 else []
-    counted = f"Of {len(changed)} who stayed, {better} score higher on their {audit['clients']['on']}, {worse} lower"
+    better, worse = sum(row.gain > 0 for row in changed), sum(row.gain < 0 for row in changed)
+    loser, winner = changed[0], changed[-1]
+    ends = [f"{loser.client} lost most ({points(loser.gain)} points)"] if loser.gain < 0 else []
+    ends += [f"{winner.client} gained most ({points(winner.gain)} points)"] if winner.gain > 0 else []
+    counted = (
+        f"Of {len(changed)} who stayed, {better} score higher on their {audit.clients.on}, {worse} lower"
+    )
     return "; ".join([counted, *ends]) + "."

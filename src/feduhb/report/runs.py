@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from feduhb.audit.result import Audit, read_audit
 from feduhb.errors import RunFolderError
-from feduhb.records import Round, RunFolder
-from feduhb.report.audits import read_audit
+from feduhb.runs.folder import Round, RunFolder
 
 ORIGINAL = "original"
 RETRAIN = "retrain"
@@ -43,7 +43,7 @@ class RunView:
     result: dict[str, Any]
     config: dict[str, Any]
     config_text: str
-    audit: dict[str, Any] | None = None  # what audit.json tells, where the run was audited
+    audit: Audit | None = None  # where the run was audited
 
     def scored(self, name: str) -> Series:
         """Give a score's series, one value a round; None where a round has none."""
@@ -122,7 +122,7 @@ class RunView:
     @property
     def audited(self) -> bool:
         """Whether an audit is here, and of the weights that this run ended with."""
-        return self.audit is not None and self.audit["weights_sha256"] == self.result["weights_sha256"]
+        return self.audit is not None and self.audit.weights_sha256 == self.result["weights_sha256"]
 
     @property
     def world(self) -> tuple[Any, ...]:

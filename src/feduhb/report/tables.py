@@ -114,7 +114,7 @@ def verdict(view: RunView) -> str | None:
     """Give the word of a run's audit, never without saying that other weights were audited."""
     if view.audit is None:
         return None
-    word: str = view.audit["verdict"]["word"]
+    word = view.audit.verdict.word
     return word if view.audited else f"{word} (of other weights)"
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from feduhb.errors import RunFolderError
-from feduhb.records import disk_errors, write_atomically
 from feduhb.report.chart_parts import DASHES, TEXT, Chart, layout
 from feduhb.report.drawing import INK, SIZE, SMALL, SOFT, Heading, blank, quiet, write_headings
 from feduhb.report.figures import pdf, png
@@ -20,6 +19,7 @@ from feduhb.report.html import DRAW, FRAME, POLICY
 from feduhb.report.markup import chart, section
 from feduhb.report.style import BLUE, GREY, VERMILLION, Stroke
 from feduhb.report.words import MACHINERY, number, percent
+from feduhb.runs.folder import disk_errors, write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -89,7 +89,7 @@ def headline(views: Sequence[RunView]) -> str:
 
 def judged(views: Sequence[RunView]) -> list[str]:
     """Say what audits of these very weights came to, in a sentence."""
-    words = [f"{v.label} {v.audit['verdict']['word']}" for v in views if v.audit is not None and v.audited]
+    words = [f"{v.label} {v.audit.verdict.word}" for v in views if v.audit is not None and v.audited]
     return [f"Audited: {', '.join(words)}."] if words else []
 
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from feduhb.cells import Cell, read_cells
 from feduhb.errors import RunFolderError
-from feduhb.records import write_atomically
+from feduhb.paper.cells import Cell, read_cells
+from feduhb.runs.folder import write_atomically
 
 
 def write_paper(folder: Path | str) -> list[Path]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from feduhb.cells import RETRAIN, Cell
+from feduhb.paper.cells import RETRAIN, Cell
 from feduhb.report.drawing import SOFT, Heading, mark
 from feduhb.report.paper.federations import Federation, federations
 from feduhb.report.paper.measures import ACCURACY, UHB_ON, best_step, final, reached, steps, stops

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from feduhb.cells import ORIGINAL, RETRAIN
+from feduhb.paper.cells import ORIGINAL, RETRAIN
 from feduhb.report.paper.claims_parts import (
     CIFAR,
     MNIST,

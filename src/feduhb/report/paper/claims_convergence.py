@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from feduhb.cells import RETRAIN
+from feduhb.paper.cells import RETRAIN
 from feduhb.report.paper.claims_parts import (
     CIFAR,
     CLOSE,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from feduhb.cells import ORIGINAL, RETRAIN
+from feduhb.paper.cells import ORIGINAL, RETRAIN
 from feduhb.report.paper.claims_parts import (
     APPROXIMATE,
     CIFAR,

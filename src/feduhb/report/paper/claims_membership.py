@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from operator import itemgetter
 
-from feduhb.cells import ORIGINAL, RETRAIN
+from feduhb.paper.cells import ORIGINAL, RETRAIN
 from feduhb.report.paper.claims_parts import (
     APPROXIMATE,
     CIFAR,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from statistics import fmean
 
-from feduhb.cells import RETRAIN
+from feduhb.paper.cells import RETRAIN
 from feduhb.report.paper.claims_parts import DATA, MNIST, Evidence, at, clear, grouped, named, paired, share
 from feduhb.report.paper.claims_recover import EARLY, LATE, ends
 from feduhb.report.paper.federations import Federation, sized

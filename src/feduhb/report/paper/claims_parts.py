@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from feduhb.cells import Cell, read_cells
 from feduhb.errors import RunFolderError
+from feduhb.paper.cells import Cell, read_cells
 from feduhb.report.grids import NOTHING
 from feduhb.report.paper.federations import Federation, federations
 from feduhb.report.paper.measures import Reached, Spread

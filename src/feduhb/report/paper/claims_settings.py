@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 
-from feduhb.cells import RETRAIN
+from feduhb.paper.cells import RETRAIN
 from feduhb.report.paper.claims_parts import (
     BOTH,
     CONDITIONS,

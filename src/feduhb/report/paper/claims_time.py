@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from feduhb.cells import RETRAIN
+from feduhb.paper.cells import RETRAIN
 from feduhb.report.paper.claims_parts import (
     CIFAR,
     DATA,

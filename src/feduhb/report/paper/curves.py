@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
-from feduhb.cells import RETRAIN, Track
+from feduhb.paper.cells import RETRAIN, Track
 from feduhb.report.drawing import GRID, SMALL, SOFT, Heading, blank, mark, quiet, write_headings
 from feduhb.report.paper.federations import Federation
 from feduhb.report.paper.measures import ACCURACY, UHB, UHB_ON, Reached, final, reached, stops

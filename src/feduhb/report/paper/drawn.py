@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from feduhb.cells import Cell
+from feduhb.paper.cells import Cell
 from feduhb.report.paper.ablation import ablation
 from feduhb.report.paper.curves import curves
 from feduhb.report.paper.federations import by_size, federations

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from feduhb.cells import Cell, Place, Track
 from feduhb.errors import RunFolderError
+from feduhb.paper.cells import Cell, Place, Track
 
 ORDER = ("iid", "dirichlet:0.5", "dirichlet:0.1", "shards:2")
 KINDS = {"iid": "iid", "dirichlet": "Dirichlet {}", "shards": "{} classes a client"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from feduhb.cells import ORIGINAL, RETRAIN, Cell
+from feduhb.paper.cells import ORIGINAL, RETRAIN, Cell
 from feduhb.report.drawing import INK, SMALL, SOFT, Heading, blank, quiet, say, write_headings
 from feduhb.report.grids import NOTHING
 from feduhb.report.paper.federations import Federation, by_size, federations

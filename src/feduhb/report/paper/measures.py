@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from feduhb.cells import RETRAIN, Track
+from feduhb.paper.cells import RETRAIN, Track
 from feduhb.report.paper.federations import Federation
 from feduhb.stopping import dynamic_stop, replay
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from feduhb.cells import RETRAIN, Cell
+from feduhb.paper.cells import RETRAIN, Cell
 from feduhb.report.drawing import SMALL, SOFT, Heading, blank, label_ends, quiet, write_headings
 from feduhb.report.paper.federations import Federation
 from feduhb.report.paper.measures import ACCURACY, Reached, Spread, final, momenta, reached

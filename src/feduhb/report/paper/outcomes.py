@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from feduhb.cells import ORIGINAL, RETRAIN, Cell
+from feduhb.paper.cells import ORIGINAL, RETRAIN, Cell
 from feduhb.report.grids import NOTHING, Grid
 from feduhb.report.paper import printed
 from feduhb.report.paper.federations import Federation, federations

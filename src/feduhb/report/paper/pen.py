@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from feduhb.cells import Cell, Track
+from feduhb.paper.cells import Cell, Track
 from feduhb.report.drawing import (
     CHARACTERS_AN_INCH,
     INK,

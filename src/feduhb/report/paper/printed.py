@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from feduhb.cells import ORIGINAL, RETRAIN
+from feduhb.paper.cells import ORIGINAL, RETRAIN
 from feduhb.report.style import GREY, OWN, Stroke
 
 Printed = Mapping[str, Mapping[str, str]]  # by data set and method

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from feduhb.cells import ORIGINAL, Cell
+from feduhb.paper.cells import ORIGINAL, Cell
 from feduhb.report.paper.federations import Federation
 from feduhb.report.paper.measures import (
     ACCURACY,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from feduhb.cells import ORIGINAL, RETRAIN, Cell
+from feduhb.paper.cells import ORIGINAL, RETRAIN, Cell
 from feduhb.report.grids import Grid, tex_safe
 from feduhb.report.paper import outcomes, printed, tuning
 from feduhb.report.paper.federations import federations

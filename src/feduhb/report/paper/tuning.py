@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from feduhb.cells import RETRAIN, Cell
+from feduhb.paper.cells import RETRAIN, Cell
 from feduhb.report.grids import NOTHING, Grid
 from feduhb.report.paper import printed
 from feduhb.report.paper.federations import Federation, federations

@@ -1,0 +1,1 @@
+"""The attacks of an audit: the same examples shown to the audited model, the original and Retrain."""

@@ -1,0 +1,162 @@
+"""Exactness of a finished run, by counterfactuals: noise in place of the forgotten data, and a world that never had it."""
+
+from __future__ import annotations
+
+from functools import partial
+from types import BuiltinFunctionType, FunctionType
+from typing import Any, Literal
+
+import torch
+
+from feduhb.audit.controls import Controls
+from feduhb.audit.measures import compute_accuracy, compute_chance
+from feduhb.audit.result import Check, Exactness
+from feduhb.audit.steps import ShowRound, Step
+from feduhb.audit.verdict import explain_uselessness
+from feduhb.core.aggregate import is_built_in_rule, unwrap
+from feduhb.core.types import Method
+from feduhb.engines import ENGINES, describe_engine, is_built_in_name
+from feduhb.methods import is_built_in, rule_of, values_of
+from feduhb.runs.checkpoint import digest_weights
+from feduhb.runs.folder import RunFolder
+from feduhb.runs.run import Run
+
+NOISE = "With noise in place of the forgotten data, trained and unlearned again"
+NEVER = "In a federation that never held the forgotten data"
+AGAIN = "Unlearned again from the same data"
+BARE = "In a federation that holds nothing but noise"
+
+
+class Counterfactuals:
+    """The checks of one run: it is repeated with changed data, and the weights are compared bit for bit.
+
+    A run whose weights differ is unlearned once more from the real data, to tell a leak of the forgotten data
+    from weights that this machine does not reproduce at all. Code of the user's own could give the same weights in every
+    world by bringing them along, in a closure or a file; so it is also run where there is nothing to learn.
+    """
+
+    def __init__(self, run: Run, controls: Controls) -> None:
+        self.run, self.controls = run, controls
+        self.checks: list[Check] = []
+
+    def steps(self) -> list[Step]:
+        """Return the steps of all checks."""
+        run, controls, name = self.run, self.controls, self.run.method.name
+        steps = [
+            controls.train_step("noise"),
+            Step(f"noise-{name}: unlearning", self._check_noise, run.scheduled),
+            *self._train_history("never"),
+            Step(f"never-{name}", self._check_never, run.scheduled),
+            Step("history: training", partial(controls.train, "history"), controls.settings.rounds, self._lacks_history),
+            Step(f"again-{name}: unlearning", self._check_again, run.scheduled, self.has_differences),
+        ]  # fmt: skip
+        if not is_ours(run):
+            for world in ("bare-other", "bare-same"):
+                steps += self._train_history(world)
+                check = partial(self._check_bare, world)
+                steps.append(
+                    Step(f"{world}-{name}", check, run.scheduled, lambda: not self.exactness.brought)
+                )
+        return steps
+
+    @property
+    def exactness(self) -> Exactness:
+        """The outcome of the checks so far."""
+        return Exactness(all(check.identical for check in self.checks), tuple(self.checks))
+
+    def _train_history(self, world: Literal["never", "bare-other", "bare-same"]) -> list[Step]:
+        return [self.controls.train_step(world)] if self.run.method.needs_history else []
+
+    def has_differences(self) -> bool:
+        """Return whether any weights differ; before anything was compared, what the method claims."""
+        return not self.exactness.exact if self.checks else not self.run.method.exact
+
+    def _lacks_history(self) -> bool:
+        return (
+            self.has_differences()
+            and "history" not in self.controls.made
+            and self.controls.lacks_history(self.run)
+        )
+
+    def _check_noise(self, show: ShowRound) -> None:
+        self._compare("noise", NOISE, self.controls.unlearn_in("noise", self.run, show))
+
+    def _check_never(self, show: ShowRound) -> None:
+        self._compare("never", NEVER, self.controls.run_in("never", self.run, show))
+
+    def _check_again(self, show: ShowRound) -> None:
+        self._compare("again", AGAIN, self.controls.unlearn_again(self.run, show), describe_machine(self.run))
+
+    def _check_bare(self, world: Literal["bare-other", "bare-same"], show: ShowRound) -> None:
+        """Add a failed check where the method does well on test data after training on noise alone."""
+        federation = self.controls.federation
+        bare = self.controls.run_in(world, self.run, show)
+        found, retrain = (
+            compute_accuracy(run.model(), [federation.test], federation)
+            for run in (bare, self.controls.retrain())
+        )
+        if found is None or retrain is None:
+            return
+        if explain_uselessness(found, retrain, compute_chance(federation)) is None:
+            says = f"{BARE}: test accuracy {found:.1%}, where Retrain has {retrain:.1%} on real data. It brings along what it knows."
+            self.checks.append(Check("bare", says, identical=False, largest_difference=0.0))
+
+    def _compare(
+        self, name: Literal["again", "noise", "never"], what: str, other: Run, where: str = ""
+    ) -> None:
+        run = self.run
+        mine, theirs = run.params.detach().cpu(), other.params.detach().cpu()
+        as_long = len(run.rounds) == len(other.rounds)
+        if as_long and torch.equal(mine, theirs):
+            self.checks.append(Check(name, f"{what}: the same weights, bit for bit.", True, 0.0))
+            return
+        apart = float((mine.double() - theirs.double()).abs().max())
+        rounds = "" if as_long else f" after {len(other.rounds)} rounds, not {len(run.rounds)}"
+        says = f"{what}: other weights{rounds}, up to {apart:.2g} apart{where}."
+        self.checks.append(Check(name, says, False, apart))
+
+
+def is_ours(run: Run) -> bool:
+    """Return whether all code that made a run is this package's: method, aggregation and engine.
+
+    Everything is compared by identity, for a class of the user's own can take any name and answer any question.
+    """
+    rule, maker = rule_of(run.method), unwrap(run.engine)
+    return (
+        is_built_in(run.method)
+        and (rule is None or is_built_in_rule(rule))
+        and (
+            is_built_in_name(maker)
+            if isinstance(maker, str)
+            else any(maker is known for known in ENGINES.values())
+        )
+    )
+
+
+def find_carried(method: Method[Any]) -> str | None:
+    """Return the name of a field that is not a setting; a counterfactual with such a value inside would show nothing."""
+    return next((name for name, value in values_of(method).items() if not _is_setting(value)), None)
+
+
+def _is_setting(value: Any) -> bool:
+    """Return whether a value is a number, a text, None, or a plain function, such as a rule to aggregate by."""
+    if type(value) is partial:
+        return all(map(_is_setting, (value.func, *value.args, *value.keywords.values())))
+    return value is None or isinstance(value, int | float | str | FunctionType | BuiltinFunctionType)
+
+
+def describe_machine(run: Run) -> str:
+    """Return which engines made the run and the audit, where the bits of the two cannot be the same."""
+    if run.folder is None:
+        return ""
+    before, now = RunFolder(run.folder).config().get("made_by", ""), describe_engine(run.make_engine())
+    if before == now:
+        return ""
+    return f" (the run was made by {before}, this audit by {now}: audit it where it was made)"
+
+
+def has_recorded_weights(run: Run) -> bool:
+    """Return whether the weights are those whose digest the run's folder holds; True where there is no folder."""
+    return run.folder is None or RunFolder(run.folder).result()["weights_sha256"] == digest_weights(
+        run.params
+    )

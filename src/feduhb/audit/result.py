@@ -1,0 +1,374 @@
+"""The result of an audit: plain values to print, to write as audit.json and to read again, all without torch."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import AfterValidator, TypeAdapter, ValidationError
+
+from feduhb.errors import RunFolderError
+
+FILE = "audit.json"  # in the folder of an audited run
+UNLEARNED, ORIGINAL, RETRAIN = "unlearned", "original", "retrain"
+MODELS = (ORIGINAL, RETRAIN, UNLEARNED)
+NAMES = {UNLEARNED: "audited", ORIGINAL: "original", RETRAIN: "Retrain"}
+
+Outcome = Literal["caught", "not caught", "no power here", "inconclusive"]  # of one attack
+Word = Literal["forgotten", "not caught", "not forgotten", "useless", "inconclusive"]  # of a verdict
+
+T = TypeVar("T")
+
+
+def _check_models(found: Mapping[str, T]) -> Mapping[str, T]:
+    """Refuse a table that lacks one of the three models."""
+    if missing := [model for model in MODELS if model not in found]:
+        raise ValueError(f"lacks {missing[0]}")
+    return found
+
+
+ByModel = Annotated[Mapping[str, T], AfterValidator(_check_models)]  # one value for each of `MODELS`
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """The range in which a number may lie."""
+
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A difference of two shares, and the range in which it may lie."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Roc:
+    """The success of an attack. Chance is an AUC of 0.5."""
+
+    auc: float
+    se: float  # standard error
+    interval: Interval  # 99 %
+    equivalence: Interval  # 90 %: two one-sided tests at 5 % each
+    tpr_1: float  # true positives at 1 % false positives
+    tpr_1_interval: Interval  # 99 %
+    tpr_01: float  # at 0.1 %
+    tpr_01_interval: Interval
+    members: int
+    others: int
+
+
+@dataclass(frozen=True, slots=True)
+class Attack:
+    """A membership attack on the three models."""
+
+    attack: str
+    on: str  # which examples, in words
+    verdict: Outcome
+    says: str
+    margin: float
+    power: float  # chance that the equivalence test passes on a model that remembers nothing
+    models: ByModel[Roc]
+    self_test: Roc | None = None  # LiRA on its own shadows
+    canaries: bool = False  # whether the examples are canaries alone
+    rehearsal: bool = (
+        False  # whether the recorded procedure was attacked, with canaries, not the audited weights
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class MisrRates:
+    """How often an attacker says that an example was trained on."""
+
+    misr: float  # share of the forgotten data
+    on_test: float  # share of fresh test data
+
+
+@dataclass(frozen=True, slots=True)
+class Misr:
+    """The paper's measure, with what it must be read beside."""
+
+    attackers: Mapping[str, ByModel[MisrRates]]
+    says: str
+
+
+@dataclass(frozen=True, slots=True)
+class BackdoorAttack:
+    """How often the trigger works on test images that are not of its target."""
+
+    images: int
+    success: ByModel[float]
+    difference: Difference  # of the audited model's success to the floor, Retrain's
+    verdict: Outcome
+    says: str
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One counterfactual: the run once more with the forgotten data changed, or never there."""
+
+    name: Literal["again", "noise", "never", "bare"]
+    says: str
+    identical: bool
+    largest_difference: float  # of any weight
+
+
+@dataclass(frozen=True, slots=True)
+class Exactness:
+    """Whether the weights are, to the last bit, those of a world without the forgotten data."""
+
+    exact: bool
+    checks: tuple[Check, ...]
+
+    @property
+    def unexplained(self) -> bool:
+        """Whether the recorded procedure does not even give the audited weights."""
+        return any(check.name == "again" and not check.identical for check in self.checks)
+
+    @property
+    def brought(self) -> bool:
+        """Whether the method knows more than its clients could have taught it."""
+        return any(check.name == "bare" and not check.identical for check in self.checks)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The outcome of an audit."""
+
+    word: Word
+    reasons: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Accuracies:
+    """Shares of examples that a model labels correctly; None where targets are not labels."""
+
+    forgotten: float | None
+    retained: float | None
+    test: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class ClientRow:
+    """The accuracy of one remaining client under the original, the audited model and Retrain."""
+
+    client: str
+    examples: int
+    before: float | None
+    after: float | None
+    retrain: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Clients:
+    """The accuracy of every remaining client."""
+
+    on: str  # "held-out data" or "training data"
+    rows: tuple[ClientRow, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Distance:
+    """The distance of a model w to a reference v. None of these says by itself whether anything was forgotten."""
+
+    l2: float  # ‖w - v‖
+    cosine: float  # w'v / (‖w‖ ‖v‖), 1 where they point the same way, 0 where one of them is 0
+    kl: float  # mean over examples of KL(reference ‖ model) of their predictions, in nats
+    disagreement: float  # share of examples with another largest output
+
+
+@dataclass(frozen=True, slots=True)
+class Relearn:
+    """Rounds of training with everybody until the original's accuracy on the forgotten data is back."""
+
+    goal: float
+    most: int
+    unlearned: int | None  # None: not within ``most``
+    retrain: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """The cost of a run. Bytes are payload, seconds those of clients and server."""
+
+    rounds: int
+    client_epochs: int
+    bytes_down: int
+    bytes_up: int
+    history_bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Audit:
+    """A verdict with everything it rests on."""
+
+    method: str
+    exact: bool  # what the method claims
+    forgot: str
+    seed: int
+    weights_sha256: str
+    verdict: Verdict
+    exactness: Exactness | None
+    membership: tuple[Attack, ...]
+    misr: Misr | None
+    backdoor: BackdoorAttack | None
+    accuracy: ByModel[Accuracies]
+    clients: Clients
+    distance: Mapping[str, Distance]  # to Retrain, of the other two; empty where targets are not labels
+    relearn: Relearn | None
+    cost: ByModel[Cost]
+    notes: tuple[str, ...] = ()
+    settings: Mapping[str, Any]
+    versions: Mapping[str, str]
+    finished: str
+    seconds: float
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain values for `json.dumps`."""
+        return asdict(self)
+
+    def to_json(self) -> str:
+        """Return the text of audit.json."""
+        return json.dumps(self.as_json(), indent=1, allow_nan=False) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> Audit:
+        """Return the audit that `to_json` wrote; raise ValueError where the text is not one, and say which part is wrong."""
+        told = _upgrade(json.loads(text, parse_constant=_refuse_constant))
+        try:
+            return _adapter().validate_json(json.dumps(told), strict=True)
+        except ValidationError as error:
+            raise AuditFormatError(_describe(error)) from None
+
+    def __str__(self) -> str:
+        return "\n".join(_lines(self))
+
+
+class AuditFormatError(ValueError):
+    """JSON that is not an audit; the text says where."""
+
+
+def read_audit(folder: Path) -> Audit | None:
+    """Return the audit in a run folder, None where it has none; raise RunFolderError where it is damaged."""
+    path = folder / FILE
+    advice = f"delete it and audit the run again: feduhb audit {folder}"
+    try:
+        return Audit.from_json(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except AuditFormatError as error:
+        raise RunFolderError(f"{path} is damaged, or another version wrote it: {error}; {advice}") from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "it is not whole JSON"
+        raise RunFolderError(f"{path} cannot be read: {reason}; {advice}") from None
+
+
+@cache
+def _adapter() -> TypeAdapter[Audit]:
+    return TypeAdapter(Audit)
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name} is not a number")
+
+
+def _upgrade(told: Any) -> Any:
+    """Fill in the fields of attacks that older versions put into words alone."""
+    attacks = told.get("membership") if isinstance(told, dict) else None
+    for attack in attacks if isinstance(attacks, list) else ():
+        if isinstance(attack, dict) and isinstance(on := attack.get("on"), str):
+            attack.setdefault("canaries", on.startswith("canaries"))
+            attack.setdefault("rehearsal", on.endswith("in a rehearsal"))
+    return told
+
+
+def _describe(error: ValidationError) -> str:
+    """Return which part of an audit is wrong first, a missing part being null."""
+    first = error.errors(include_url=False)[0]
+    where = "the audit" + "".join(f" {k + 1}" if isinstance(k, int) else f", {k}" for k in first["loc"])
+    if first["type"] == "value_error":
+        return f"{where} {first['ctx']['error']}"  # pyright: ignore[reportTypedDictNotRequiredAccess]
+    value = None if first["type"] == "missing" else first["input"]
+    return f"{where} is {json.dumps(value)[:40]}"
+
+
+def _lines(audit: Audit) -> Iterator[str]:
+    yield f"{audit.method} without {audit.forgot}: {audit.verdict.word.upper()}"
+    yield from (_wrap(reason) for reason in audit.verdict.reasons)
+    for attack in audit.membership:
+        yield f"\nMembership, {attack.attack} on {attack.on}: {attack.verdict} (power {attack.power:.0%})"
+        tested = {} if attack.self_test is None else {"its shadows": attack.self_test}
+        for name, roc in [*((NAMES[n], r) for n, r in attack.models.items()), *tested.items()]:
+            yield (
+                f"  {name:<11} AUC {roc.auc:.3f} [{roc.interval.low:.3f}, {roc.interval.high:.3f}]"
+                f"  TPR {roc.tpr_1:.1%} at 1 % FPR, {roc.tpr_01:.1%} at 0.1 %"
+            )
+        yield _wrap(attack.says)
+    if audit.misr:
+        yield "\nMISR (as in the paper)          " + "  ".join(f"{NAMES[n]:>15}" for n in audit.accuracy)
+        for attacker, found in audit.misr.attackers.items():
+            shares = (f"{a.misr:.1%} ({a.on_test:.1%})" for a in (found[n] for n in audit.accuracy))
+            yield f"  {attacker:<28}  " + "  ".join(f"{share:>15}" for share in shares)
+        yield _wrap("In brackets the rate on test data. " + audit.misr.says)
+    if audit.backdoor:
+        shares = ", ".join(f"{NAMES[name]} {share:.1%}" for name, share in audit.backdoor.success.items())
+        yield f"\nBackdoor: {audit.backdoor.verdict}. {shares}"
+        yield _wrap(audit.backdoor.says)
+    yield "\nAccuracy     forgotten  retained      test   to Retrain: L2  cosine  KL (nats)  disagree"
+    for name, share in audit.accuracy.items():
+        cells = "  ".join(_format_share(s) for s in (share.forgotten, share.retained, share.test))
+        far = audit.distance.get(name)
+        apart = (
+            f"   {far.l2:>14.3g}  {far.cosine:6.3f}  {far.kl:9.3g}  {far.disagreement:8.1%}" if far else ""
+        )
+        yield f"  {NAMES[name]:<9}  {cells}{apart}"
+    if audit.relearn:
+        took = {UNLEARNED: audit.relearn.unlearned, RETRAIN: audit.relearn.retrain}
+        again = (f"{NAMES[n]} {_format_rounds(r, audit.relearn.most)}" for n, r in took.items())
+        yield f"Relearning the forgotten data to {audit.relearn.goal:.1%}: {', '.join(again)}"
+    yield f"Those who stayed, on their {audit.clients.on}: {_format_changes(audit.clients)}"
+    yield "\nCost         rounds  client epochs  MB down  MB up  history MB  seconds"
+    for name, took in audit.cost.items():
+        megabytes = (
+            f"{took.bytes_down / 1e6:7.0f}  {took.bytes_up / 1e6:5.0f}  {took.history_bytes / 1e6:10.0f}"
+        )
+        yield f"  {NAMES[name]:<9}  {took.rounds:6}  {took.client_epochs:13,}  {megabytes}  {took.seconds:7.1f}"
+    yield from (f"\n{_wrap(note, '')}" for note in audit.notes)
+
+
+def _format_changes(clients: Clients) -> str:
+    changes = [
+        row.after - row.before for row in clients.rows if row.after is not None and row.before is not None
+    ]
+    if not changes:
+        return "no accuracy to compare"
+    better, worse = sum(c > 0 for c in changes), sum(c < 0 for c in changes)
+    return (
+        f"{better} of {len(changes)} do better than before, {worse} worse "
+        f"(from {100 * min(changes):+.1f} to {100 * max(changes):+.1f} points)"
+    )
+
+
+def _format_rounds(rounds: int | None, most: int) -> str:
+    if rounds == 0:
+        return "never away"
+    return f"not within {most} rounds" if rounds is None else f"{rounds} round{'s'[: rounds != 1]}"
+
+
+def _format_share(share: float | None) -> str:
+    return f"{'–' if share is None else format(share, '.1%'):>8}"  # noqa: RUF001
+
+
+def _wrap(text: str, indent: str = "  ") -> str:
+    return textwrap.fill(text, 110, initial_indent=indent, subsequent_indent=indent)

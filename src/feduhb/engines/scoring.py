@@ -1,0 +1,83 @@
+"""Score a model: its loss and accuracy on some examples, and how often a planted trigger still works."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from feduhb.core.flat import channels_last, with_params
+from feduhb.core.types import Loss
+from feduhb.data.federation import Examples, Federation
+
+CPU_CHUNK = 250  # examples in one forward pass, few enough to stay in the cache
+GPU_CHUNK = 2500
+
+
+def compute_outputs(model: nn.Module, x: Tensor) -> Tensor:
+    """Return the model's outputs for all inputs, on the CPU; compute them on the model's device in full precision."""
+    layout = torch.channels_last if x.dim() == 4 else torch.contiguous_format
+    device = next(model.parameters()).device
+    exact = torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False)
+    with torch.no_grad(), exact if device.type == "cuda" else contextlib.nullcontext():
+        chunks = x.split(GPU_CHUNK if device.type == "cuda" else CPU_CHUNK)
+        parts = (part.to(device).contiguous(memory_format=layout) for part in chunks)
+        return torch.cat([model(part) for part in parts]).cpu()
+
+
+def compute_accuracy(outputs: Tensor, y: Tensor) -> float:
+    """Return the share of examples whose largest output is their label."""
+    return float((outputs.argmax(dim=1) == y).double().mean())
+
+
+def score_model(model: nn.Module, examples: Examples, loss: Loss) -> tuple[float, float]:
+    """Return a model's loss on some examples, and its accuracy: NaN if their targets are not labels."""
+    x, y = examples.all()
+    return score_outputs(compute_outputs(model, x), y, loss)
+
+
+def score_outputs(outputs: Tensor, y: Tensor, loss: Loss) -> tuple[float, float]:
+    """Return the loss of some outputs, and their accuracy: NaN if the targets are not labels."""
+    are_labels = y.dim() == 1 and not y.is_floating_point() and outputs.dim() == 2
+    return float(loss(outputs, y)), compute_accuracy(outputs, y) if are_labels else float("nan")
+
+
+def make_evaluator(federation: Federation, device: str = "cpu") -> Callable[[Tensor], dict[str, float]]:
+    """Return the function that scores the parameters [P] of a round.
+
+    It returns the test loss, the test accuracy and, if there is a backdoor, how often that works.
+
+    Args:
+        device: where to compute; "cuda" keeps the test data there.
+    """
+    module = federation.fresh_model()
+    triggered = stamp_test_set(federation)
+    x, y = federation.test.all()
+    stamped = None if triggered is None else triggered[0].to(device)
+    x = x.to(device)
+
+    def evaluate(params: Tensor) -> dict[str, float]:
+        model = channels_last(with_params(module, params.cpu())).to(device)
+        test_loss, test_accuracy = score_outputs(compute_outputs(model, x), y, federation.loss)
+        found = {"test_loss": test_loss, "test_accuracy": test_accuracy}
+        if triggered is not None and stamped is not None:
+            found["backdoor"] = compute_accuracy(compute_outputs(model, stamped), triggered[1])
+        return {key: value for key, value in found.items() if math.isfinite(value)}
+
+    return evaluate
+
+
+def stamp_test_set(federation: Federation) -> tuple[Tensor, Tensor] | None:
+    """Return the test images whose true label is not the backdoor's target, stamped, with the target as their label.
+
+    The share of them that a model takes for the target is the success of the backdoor. A model that never saw
+    the trigger has a success above zero too: read the two side by side. None if there is no backdoor.
+    """
+    if federation.backdoor is None:
+        return None
+    x, y = federation.test.all()
+    others = y != federation.backdoor.target
+    return federation.backdoor.stamp(x[others]), torch.full_like(y[others], federation.backdoor.target)

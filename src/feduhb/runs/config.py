@@ -1,0 +1,203 @@
+"""Config files: what they can say, read from TOML, checked by pydantic, and written again.
+
+The settings are plain dataclasses, so that Python code and TOML share one definition.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Literal, TypeVar, get_args, get_type_hints
+
+import tomli_w
+
+from feduhb.core.checks import check_whole
+from feduhb.core.types import Local, Loss
+from feduhb.data.load import FederationSettings
+from feduhb.errors import ConfigError
+from feduhb.stopping import DynamicStop
+
+KeepHistory = bool | Literal["float16"]
+C = TypeVar("C")
+FORBID = {"extra": "forbid"}  # pydantic: a key that is not a setting is an error
+UNKNOWN = "unexpected_keyword_argument"  # pydantic's word for such a key
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainSettings:
+    """[train]: how the clients of a federation train, first and in every unlearning."""
+
+    rounds: int = 40
+    epochs: int = 5
+    batch_size: int = 64
+    lr: float = 0.005
+    l2: float = 0.0
+    aggregate: str = "weighted_mean"
+    clients_per_round: int | None = None  # None: everyone
+    engine: str = "auto"
+    keep_history: KeepHistory = False  # for methods that replay it; "float16" takes half the room
+
+    __pydantic_config__ = FORBID
+
+    def local(self, loss: Loss) -> Local:
+        """Return how a client trains."""
+        return Local(batch_size=self.batch_size, lr=self.lr, loss=loss, l2=self.l2)
+
+    def __post_init__(self) -> None:
+        check_whole("rounds", self.rounds)
+        check_whole("epochs", self.epochs, least=0)
+        if self.clients_per_round is not None:
+            check_whole("clients_per_round", self.clients_per_round)
+        if not (isinstance(self.keep_history, bool) or self.keep_history == "float16"):
+            raise ConfigError(f"keep_history is {self.keep_history!r}; give true, false or 'float16'")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnlearnSettings:
+    """[unlearn]: what was forgotten, and how. Written into the folder of an unlearning run."""
+
+    forget: str
+    method: str = "feduhb"
+    rounds: int = 40
+    settings: Mapping[str, float | int | str] = field(default_factory=dict)
+    stop: DynamicStop | None = None  # None: every scheduled round
+    own_stop: bool | None = None  # true: the rule is code that a config cannot hold
+
+    __pydantic_config__ = FORBID
+
+    def __post_init__(self) -> None:
+        check_whole("rounds", self.rounds)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """A whole config file. Without [federation] it belongs to data that only Python code can bring."""
+
+    seed: int = 0
+    federation: FederationSettings | None = None
+    train: TrainSettings = field(default_factory=TrainSettings)
+    unlearn: UnlearnSettings | None = None
+    made_by: str = ""  # engine, device, precision and torch's version: what equal bits depend on
+    block: int | None = None  # clients trained at once, where bits depend on that
+    remote: bool | None = None  # true: the clients' data stays with the clients
+    clients: Mapping[str, str] = field(default_factory=dict)  # size and digest of everyone's data
+
+    __pydantic_config__ = FORBID
+
+
+def read_config(path: Path) -> Config:
+    """Return the config in a file that a person wrote."""
+    return parse_config(read_toml(path), str(path))
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Return the content of a TOML file."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"there is no config file {path}; write one, docs/config.md shows how") from None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not TOML: {error}") from None
+
+
+def parse_config(values: Mapping[str, Any], where: str) -> Config:
+    """Return the config that these values describe; ``where`` names their file in errors."""
+    return validate(Config, upgrade(values), where)
+
+
+def upgrade(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a config file with the fields that earlier versions wrote into texts."""
+    found, clients = dict(values), values.get("clients", {})
+    if block := re.search(r", blocks of (\d+),", str(values.get("made_by", ""))):
+        found.setdefault("block", int(block[1]))
+    if (
+        isinstance(clients, Mapping)
+        and clients
+        and all(str(text).startswith("remote") for text in clients.values())
+    ):
+        found.setdefault("remote", True)
+    return found
+
+
+def validate(kind: type[C], values: Mapping[str, Any], where: str) -> C:
+    """Return a dataclass made of the values of a file.
+
+    Raise ConfigError for a key that is not a setting, with the nearest one that is, and for a wrong type, with its place.
+    """
+    from pydantic import TypeAdapter, ValidationError
+
+    try:
+        # Read as JSON, pydantic's strict mode takes tables and lists, yet no "40" or true for a number.
+        return TypeAdapter(kind).validate_json(json.dumps(values, default=str), strict=True)
+    except ValidationError as error:
+        errors = error.errors()
+        first = next((one for one in errors if one["type"] == UNKNOWN), errors[0])
+        place = ".".join(str(part) for part in first["loc"] if part not in {"bool", "literal['float16']"})
+        if first["type"] == UNKNOWN:
+            hint = _suggest(kind, first["loc"])
+            place = ".".join(part for part in first["loc"] if isinstance(part, str))
+            raise ConfigError(f"{where}: there is no setting {place}; {hint}") from None
+        if first["type"] == "missing":
+            raise ConfigError(f"{where}: {place} is missing; add it") from None
+        raise ConfigError(
+            f"{where}: {place} = {first['input']!r} will not do: {first['msg'].lower()}"
+        ) from None
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None
+
+
+def _suggest(kind: type, path: Sequence[str | int]) -> str:
+    """Return the setting nearest to an unknown one, or all settings of its table."""
+    *tables, key = (part for part in path if isinstance(part, str))
+    table: Any = kind
+    for name in tables:
+        table = _find_dataclass(get_type_hints(table)[name])
+    known = [each.name for each in fields(table)]
+    near = difflib.get_close_matches(key, known, n=1)
+    return f"did you mean {near[0]}?" if near else f"it knows {', '.join(known)}"
+
+
+def _find_dataclass(hint: Any) -> Any:
+    """Return the dataclass in a type such as ``tuple[Part, ...]`` or ``Settings | None``."""
+    if is_dataclass(hint):
+        return hint
+    return next((found for part in get_args(hint) if (found := _find_dataclass(part))), None)
+
+
+def to_toml(config: Config) -> str:
+    """Return a config as TOML, without the settings that are None."""
+    return tomli_w.dumps(_without_none(asdict(config)))
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _without_none(v) for key, v in value.items() if v is not None}
+    return [_without_none(v) for v in value] if isinstance(value, list | tuple) else value
+
+
+def find_difference(old: Mapping[str, Any], new: Mapping[str, Any], table: str = "") -> str | None:
+    """Return in words where two configs differ first; None if they are equal."""
+    for key in sorted({*old, *new}):
+        a, b = old.get(key), new.get(key)
+        name = f"{table}.{key}" if table else key
+        if {type(a), type(b)} == {dict, type(None)}:
+            return f"{'a' if a else 'no'} table [{name}], not {'one' if b else 'none'}"
+        if isinstance(a, Mapping) and isinstance(b, Mapping):
+            if inner := find_difference(a, b, name):
+                return inner
+        elif a != b:
+            return f"{name} = {a!r}, not {b!r}"
+    return None
+
+
+def identify_run(config: Mapping[str, Any]) -> str:
+    """Return the digest of a run's config, by which a history knows its run."""
+    return sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()

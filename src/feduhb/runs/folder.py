@@ -1,0 +1,326 @@
+"""A run on disk: its rounds, why it ended, and the folder they are in.
+
+A run folder holds ``config.toml`` (how to make it again), ``rounds.jsonl`` (one line a round),
+``state.safetensors`` (the server's state, see `feduhb.runs.checkpoint`) and ``result.json`` (written last).
+Nothing here imports torch, so reports can read runs without it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import errno
+import importlib.metadata
+import json
+import os
+import platform
+import sys
+import tomllib
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+from feduhb.errors import RunFolderError, StorageError
+from feduhb.stopping import StopReason
+
+HISTORY = "history"  # the folder of a run's history, in the run's own
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One finished round. Seconds are wall clock, bytes are payload, movement is ‖w[t+1] - w[t]‖.
+
+    ``round`` counts from 0; ``threshold`` is the movement under which the stop rule would have ended
+    the run here (None where the rule does not speak yet, or never speaks).
+    """
+
+    round: int
+    asked: tuple[str, ...]
+    answered: tuple[str, ...]
+    moved: float
+    threshold: float | None = None
+    stopped: StopReason | None = None
+    client_epochs: int = 0
+    bytes_down: int = 0
+    bytes_up: int = 0
+    client_seconds: float = 0.0
+    server_seconds: float = 0.0
+    evaluate_seconds: float = 0.0
+    scores: Mapping[str, float] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        """Return one line for a person who watches the run."""
+        parts = [f"loss {self.scores['test_loss']:.3f}"] if "test_loss" in self.scores else []
+        if "test_accuracy" in self.scores:
+            parts.append(f"accuracy {self.scores['test_accuracy']:.1%}")
+        parts.append(f"moved {self.moved:.3g}")
+        if self.stopped:
+            parts.append("stopped")
+        elif self.threshold is not None:
+            parts.append(f"stops below {self.threshold:.3g}")
+        return "  ".join(parts)
+
+    def to_json(self) -> str:
+        """Return one line of JSON."""
+        return json.dumps(asdict(self), allow_nan=False)
+
+    @classmethod
+    def from_json(cls, line: str) -> Round:
+        """Return the round that `to_json` wrote."""
+        values = json.loads(line)
+        stopped = values.pop("stopped")
+        return cls(
+            asked=tuple(values.pop("asked")),
+            answered=tuple(values.pop("answered")),
+            stopped=StopReason(**stopped) if stopped else None,
+            **values,
+        )
+
+
+def explain_end(rounds: Sequence[Round]) -> str:
+    """Return why a finished run ended: the stop rule's reason, or its last scheduled round."""
+    if not rounds:
+        return "no round was run"
+    last = rounds[-1]
+    return str(last.stopped) if last.stopped else f"all {len(rounds)} scheduled rounds were run"
+
+
+@contextlib.contextmanager
+def disk_errors(path: Path) -> Generator[None]:
+    """Turn an OSError into a StorageError that says what failed, where, and what to do."""
+    try:
+        yield
+    except OSError as error:
+        full = error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+        what = "the disk is full" if full else (error.strerror or str(error))
+        raise StorageError(
+            f"cannot write {path}: {what}; {'free some space' if full else 'fix that'} and go on: what was finished is kept"
+        ) from error
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Replace a file whole or not at all. Processes that write into the same folder wait for each other."""
+    update_atomically(path, lambda _: data)
+
+
+def update_atomically(path: Path, change: Callable[[bytes], bytes]) -> None:
+    """Replace a file by what ``change`` returns for its content (for nothing, if there is no such file)."""
+    with disk_errors(path), _locked(path.parent):
+        data = change(path.read_bytes() if path.exists() else b"")
+        place_atomically(path, lambda temporary: temporary.write_bytes(data))
+
+
+def place_atomically(path: Path, write: Callable[[Path], object]) -> None:
+    """Let ``write`` fill a temporary file and rename it to ``path``: fsync, rename, fsync of the folder."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    with disk_errors(path):
+        try:
+            write(temporary)
+            with temporary.open("rb+") as file:
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
+        sync_folder(path.parent)
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Generator[None]:
+    """Hold the lock of a folder while a file in it is replaced. The lock file is deleted afterwards; waiting processes notice."""
+    from filelock import FileLock  # slow to import, and reports only read
+
+    if not folder.is_dir():  # which filelock would create
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(folder))
+    lock = folder / ".writing.lock"
+    with FileLock(lock, poll_interval=0.01):
+        try:
+            yield
+        finally:
+            lock.unlink(missing_ok=True)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make a rename in ``folder`` survive a power cut."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@contextlib.contextmanager
+def hold_lock(path: Path, *, patience: float = 0.0) -> Generator[bool]:
+    """Hold a lock file until the block ends; yield False if another process holds it. A killed process frees it.
+
+    Args:
+        patience: seconds to wait for the other process.
+    """
+    from filelock import FileLock, Timeout
+
+    lock = FileLock(path)
+    with disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(Timeout):
+            lock.acquire(timeout=patience, poll_interval=0.02)
+    try:
+        yield lock.is_locked
+    finally:
+        lock.release()
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """The files of one run, read and written without torch."""
+
+    path: Path
+    STATE: ClassVar[str] = "state.safetensors"
+
+    @property
+    def config_path(self) -> Path:
+        """The config file: how the run was made."""
+        return self.path / "config.toml"
+
+    @property
+    def rounds_path(self) -> Path:
+        """The file of rounds, one line each."""
+        return self.path / "rounds.jsonl"
+
+    @property
+    def state_path(self) -> Path:
+        """The file of the server's state after the last checkpoint."""
+        return self.path / self.STATE
+
+    @property
+    def result_path(self) -> Path:
+        """The file that is written once the run has ended."""
+        return self.path / "result.json"
+
+    def exists(self) -> bool:
+        """Whether a run was ever started here."""
+        return self.config_path.exists()
+
+    def is_finished(self) -> bool:
+        """Whether the run has ended."""
+        return self.result_path.exists()
+
+    @contextlib.contextmanager
+    def claim(
+        self, who: str = "process", advice: str = "choose another --out", *, patience: float = 0.0
+    ) -> Generator[None]:
+        """Be the only writer of this folder until the block ends; raise RunFolderError if another process is.
+
+        Args:
+            who, advice: the words of that error.
+            patience: seconds to wait for the other process.
+        """
+        with hold_lock(self.path / ".lock", patience=patience) as mine:
+            if not mine:
+                raise RunFolderError(f"another {who} is writing {self.path}; wait for it, or {advice}")
+            yield
+
+    def is_replayed(self) -> bool:
+        """Whether the run needs no history any more: it has ended, or has only to be finished."""
+        return self.is_finished() or self._prepared_path.exists()
+
+    def create(self, config: str) -> None:
+        """Start a run: make the folder and its config.toml."""
+        with disk_errors(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+        write_atomically(self.config_path, config.encode())
+
+    def config(self) -> dict[str, Any]:
+        """Return the content of config.toml."""
+        try:
+            return tomllib.loads(self.config_path.read_text(encoding="utf-8"))
+        except (FileNotFoundError, NotADirectoryError):
+            raise RunFolderError(
+                f"{self.path} is not a run folder: it has no config.toml; make one with feduhb train CONFIG.toml --out {self.path}"
+            ) from None
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+            raise RunFolderError(
+                f"{self.config_path} cannot be read: {error}; restore it from a backup"
+            ) from None
+
+    def rounds(self) -> list[Round]:
+        """Return every complete round; a last line that a crash cut short is left out."""
+        if not self.rounds_path.exists():
+            return []
+        try:
+            lines = self.rounds_path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]
+        except OSError as error:
+            raise RunFolderError(
+                f"{self.rounds_path} cannot be read: {error.strerror}; restore it from a backup"
+            ) from None
+        found: list[Round] = []
+        for number, line in enumerate(lines):
+            try:
+                found.append(Round.from_json(line))
+            except (ValueError, TypeError, KeyError, AttributeError):
+                raise RunFolderError(
+                    f"{self.rounds_path} line {number + 1} is damaged; delete {self.path} and run again"
+                ) from None
+        return found
+
+    def append(self, record: Round) -> None:
+        """Add one round and flush it to the disk."""
+        with disk_errors(self.rounds_path), self.rounds_path.open("a", encoding="utf-8") as file:
+            file.write(record.to_json() + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def rewrite_rounds(self, rounds: Sequence[Round]) -> None:
+        """Replace the recorded rounds by these, as a resumed run does with rounds after its checkpoint."""
+        write_atomically(self.rounds_path, "".join(r.to_json() + "\n" for r in rounds).encode())
+
+    def result(self) -> dict[str, Any]:
+        """Return the content of result.json."""
+        try:
+            return json.loads(self.result_path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise RunFolderError(
+                f"the run in {self.path} has not finished; go on with it by --resume"
+            ) from None
+        except (ValueError, OSError):
+            raise RunFolderError(
+                f"{self.result_path} is damaged; delete it and finish the run with --resume"
+            ) from None
+
+    def finish(self, result: Mapping[str, Any]) -> None:
+        """Write result.json: the run has ended."""
+        self.prepare(result)
+        self.publish()
+
+    def prepare(self, result: Mapping[str, Any]) -> None:
+        """Write the result under a hidden name, while something must still be done before the run counts as finished."""
+        write_atomically(self._prepared_path, (json.dumps(result, indent=2) + "\n").encode())
+
+    def publish(self) -> None:
+        """Rename the prepared result to result.json, which marks the run as finished."""
+        with disk_errors(self.result_path), _locked(self.path):
+            self._prepared_path.replace(self.result_path)
+            sync_folder(self.path)
+
+    @property
+    def _prepared_path(self) -> Path:
+        return self.path / ".result.json"
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of what makes the numbers of a run."""
+    try:
+        own = importlib.metadata.version("feduhb")
+    except importlib.metadata.PackageNotFoundError:
+        own = "run from source"
+    torch = sys.modules.get("torch")  # imported by all code that makes numbers
+    return {
+        "feduhb": own,
+        "torch": str(getattr(torch, "__version__", "")),
+        "python": platform.python_version(),
+    }
+
+
+def now() -> str:
+    """Return the time, in UTC, to the second."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

@@ -1,0 +1,81 @@
+"""A plan: everything that a run is to be, before it is executed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from torch import Tensor
+
+from feduhb.core.types import ClientId, Engine, Method
+from feduhb.runs.folder import Round, RunFolder
+from feduhb.runs.history import DiskHistory
+from feduhb.runs.lineage import Ancestor, Erasure
+from feduhb.runs.loop import OnBad, Participants, Rounds, Score
+from feduhb.stopping import StopRule, never
+
+Show = Literal["auto", "lines"] | Callable[[Round], None] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice:
+    """The words of errors about a folder, which differ between the command line and a Flower ServerApp."""
+
+    writer: str = "process"
+    again: str = "resume it"
+    elsewhere: str = "choose another --out"
+    folder: str = "out='runs/first'"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reporter:
+    """Where a run reports what it erased, and what it could not reach: two functions of a text."""
+
+    inform: Callable[[str], object] = str  # says nothing
+    warn: Callable[[str], object] = str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A run to be executed by `feduhb.runs.execute.execute`.
+
+    Trainings, unlearnings, comparisons, the worlds and shadows of an audit, and the runs of Flower strategies are all
+    planned with this type. `feduhb.api` makes plans from federations, `feduhb.flower.server` from a Flower grid.
+    """
+
+    # What is run
+    label: str  # for the progress bar
+    method: Method[Any]  # with its history bound, if it needs one
+    start: Tensor  # [P] the fresh model
+    engine: Engine
+    clients: Participants  # everyone who takes part, or a function of the round that samples
+    rounds: int  # at most
+    stop: StopRule = never
+    on_bad: OnBad = "raise"
+    score: Score | None = None  # None: models are not scored
+
+    # Where it is recorded
+    folder: RunFolder | None = None
+    config: str = ""  # the content of config.toml
+    files: dict[str, bytes] = field(default_factory=dict)  # written into a new folder before config.toml
+    resume: bool = False
+    history_to_write: DiskHistory | None = None
+    checkpoint_every: float = 0.0  # seconds at least between two checkpoints
+    everyone: tuple[ClientId, ...] | None = None  # all who take part; None: those who are asked in some round
+    per_round: int | None = None  # clients sampled in each round; None: all
+    advice: Advice = field(default_factory=Advice)
+
+    # What it follows, and what must be erased for it
+    ancestors: tuple[Ancestor, ...] = ()
+    supersedes: tuple[Path, ...] = ()  # folders of runs whose place it takes
+    erasure: Erasure = field(default_factory=Erasure)
+    reporter: Reporter = field(default_factory=Reporter)
+
+    # Who watches
+    show: Show = None
+    notice: str = ""  # written to standard error once the folder is claimed
+    observe: Callable[[Rounds[Any]], Rounds[Any]] | None = (
+        None  # wrapped around the loop, before the checkpoint
+    )

@@ -1,0 +1,96 @@
+"""Progress bars on a terminal: over the rounds of a run, or over the steps of longer work."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import sys
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING
+
+from feduhb.runs.folder import Round
+from feduhb.runs.plan import Show
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+BeginStep = Callable[[str, int], Callable[[Round], None]]  # of a step's name and rounds
+
+
+@contextlib.contextmanager
+def stepped(show: Show, name: str, steps: int | Callable[[], int]) -> Generator[BeginStep]:
+    """Yield the function that starts a step of longer work: of its name and its rounds, it returns what shows a round.
+
+    One bar over all steps on a terminal, with the step and its round beside it; "lines" writes a line a step.
+
+    Args:
+        steps: how many; or, where that is not known from the start, a function that returns how many are left after the one begun.
+    """
+    begun = itertools.count(1)
+
+    def total(number: int) -> int:
+        return max(number, steps) if isinstance(steps, int) else number + steps()
+
+    if not callable(show) and show is not None and sys.stderr.isatty():
+        with _steps_bar(name, total) as bar:
+            yield bar
+        return
+
+    def step(what: str, rounds: int) -> Callable[[Round], None]:  # noqa: ARG001
+        number = next(begun)
+        if show == "lines":
+            _write_line(f"{name} {number}/{total(number)}  {what}")
+        return show if callable(show) else lambda record: None  # noqa: ARG005
+
+    yield step
+
+
+def _write_line(text: str) -> None:
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()
+
+
+@contextlib.contextmanager
+def _progress(counted: str) -> Generator[Progress]:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    texts = (TextColumn("{task.fields[label]:<8}"), BarColumn(), TextColumn(counted))
+    with Progress(
+        *texts, TimeElapsedColumn(), TextColumn("{task.fields[now]}"), console=Console(stderr=True)
+    ) as shown:
+        yield shown
+
+
+@contextlib.contextmanager
+def _steps_bar(name: str, total: Callable[[int], int]) -> Generator[BeginStep]:
+    with _progress("{task.fields[done]}/{task.total:.0f}") as progress:
+        task = progress.add_task(name, total=total(0), label=name, now="", done=0)
+        begun = itertools.count(1)
+
+        def step(what: str, rounds: int) -> Callable[[Round], None]:
+            number = next(begun)
+            progress.update(task, completed=number - 1, done=number, now=what, total=total(number))
+
+            def tell(record: Round) -> None:
+                done = 1.0 if record.stopped else (record.round + 1) / rounds
+                now = f"{what}  {record.round + 1}/{rounds}  {record}"
+                progress.update(task, completed=number - 1 + done, now=now)
+
+            return tell
+
+        yield step
+        progress.update(task, completed=progress.tasks[task].total)
+
+
+@contextlib.contextmanager
+def round_bar(label: str, rounds: int) -> Generator[Callable[[Round], None]]:
+    """Draw a bar over the rounds of a run; yield the function that shows a round."""
+    with _progress("{task.completed:.0f}/{task.total:.0f}") as progress:
+        task = progress.add_task(label, total=rounds, label=label, now="")
+
+        def tell(record: Round) -> None:
+            done = record.round + 1
+            progress.update(task, completed=done, total=done if record.stopped else rounds, now=str(record))
+
+        yield tell

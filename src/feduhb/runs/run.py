@@ -1,0 +1,187 @@
+"""A finished run, and how its folder is opened again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from feduhb.core.aggregate import parse_rule
+from feduhb.core.flat import flatten, with_params
+from feduhb.core.types import Engine, Method
+from feduhb.data.federation import Federation, restore_keys, select_held
+from feduhb.data.load import build_federation
+from feduhb.data.request import Request
+from feduhb.engines import EngineMaker, make_engine
+from feduhb.errors import ConfigError, RunFolderError
+from feduhb.methods import check_method, list_settings, make_method
+from feduhb.methods.retrain import Plain
+from feduhb.runs.checkpoint import load_params, load_state
+from feduhb.runs.config import Config, TrainSettings, parse_config
+from feduhb.runs.folder import HISTORY, Round, RunFolder, explain_end
+from feduhb.runs.history import DiskHistory
+from feduhb.runs.lineage import Ancestor, read_ancestors
+from feduhb.stopping import DynamicStop, StopRule, never
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A finished run: who took part, how, and the model that came out."""
+
+    federation: Federation  # those who took part
+    original: Federation  # before anybody was forgotten
+    settings: TrainSettings
+    method: Method[Any]
+    state: Any
+    rounds: tuple[Round, ...]
+    forgot: Request | None = None
+    earlier: tuple[Ancestor, ...] = ()  # the runs it came from that had a folder, nearest first
+    folder: Path | None = None
+    engine: str | EngineMaker = "auto"
+    block: int | None = None  # clients trained at once, where bits depend on that
+    scheduled: int  # rounds at most
+    stop: StopRule = never
+
+    @property
+    def params(self) -> Tensor:
+        """The weights, flat [P]."""
+        return self.state.params
+
+    @property
+    def stopped(self) -> str:
+        """Why the run ended, in words."""
+        return explain_end(self.rounds)
+
+    @property
+    def history(self) -> DiskHistory | None:
+        """The history for methods that replay it; None if none was kept, or an erasure deleted it."""
+        kept = None if self.folder is None else DiskHistory(self.folder / HISTORY)
+        return kept if kept and kept.rounds else None
+
+    def model(self) -> nn.Module:
+        """Return the module with these weights."""
+        return with_params(self.federation.fresh_model(), self.params.cpu())
+
+    def make_engine(self) -> Engine:
+        """Return an engine like the one that trained the clients, with its block where bits depend on that."""
+        local = self.settings.local(self.federation.loss)
+        return make_engine(self.engine, self.federation, local, block=self.block)
+
+    def __repr__(self) -> str:
+        accuracy = self.rounds[-1].scores.get("test_accuracy") if self.rounds else None
+        scored = "" if accuracy is None else f", test accuracy {accuracy:.1%}"
+        without = f" without {self.forgot}" if self.forgot else ""
+        return f"Run({self.method.name}{without}, {len(self.rounds)} rounds{scored}: {self.stopped})"
+
+
+def open_run(
+    folder: str | Path,
+    federation: Federation | None = None,
+    *,
+    method: Method[Any] | None = None,
+    data: str | Path | None = None,
+) -> Run:
+    """Return the finished run in a folder.
+
+    Args:
+        federation: the clients' data, if a config file cannot name it. It must be the very data of the run. Forgotten
+            clients and rows (not a class) may be deleted from it; they are then left out of whatever is asked of the run.
+        method: the run's method, if it is not one that has a name.
+        data: the folder with the files of "mnist" or "cifar10"; else FEDUHB_DATA, else a cache.
+    """
+    files = RunFolder(Path(folder))
+    config = parse_config(files.config(), str(files.config_path))
+    files.result()
+    ancestors = read_ancestors(files.path)
+    given = federation or _load_federation(files, config, data)
+    original, remaining = _split_federation(given, config, ancestors)
+    _check_data(files, config, remaining)
+    chosen = _find_method(files, config) if method is None else check_method(method)
+    if chosen.needs_history:  # its state belongs to a history that may be gone; the model does not
+        state, done = Plain(load_params(files.state_path)), len(files.rounds())
+    else:
+        state, done = load_state(files.state_path, chosen.init(flatten(remaining.fresh_model())))
+    return Run(
+        federation=remaining,
+        original=original,
+        settings=config.train,
+        method=chosen,
+        state=state,
+        rounds=tuple(files.rounds()[:done]),
+        forgot=Request.parse(config.unlearn.forget) if config.unlearn else None,
+        earlier=ancestors,
+        folder=files.path,
+        engine=config.train.engine,
+        block=config.block,
+        scheduled=config.unlearn.rounds if config.unlearn else config.train.rounds,
+        stop=_find_stop(config, chosen),
+    )
+
+
+def method_for(name: str, settings: TrainSettings, **changes: Any) -> Method[Any]:
+    """Return a method by name with the epochs and the aggregation of a run, where it has those settings."""
+    wanted = {"epochs": settings.epochs, "aggregate": parse_rule(settings.aggregate)}
+    known = list_settings(name)
+    fitting = {key: value for key, value in wanted.items() if key in known}
+    return make_method(name, **{**fitting, **changes})
+
+
+def _find_method(files: RunFolder, config: Config) -> Method[Any]:
+    if config.unlearn is None:
+        return method_for("retrain", config.train)
+    settings: dict[str, Any] = dict(config.unlearn.settings)
+    try:
+        if "aggregate" in settings:
+            settings["aggregate"] = parse_rule(settings["aggregate"])
+        return make_method(config.unlearn.method, **settings)
+    except ConfigError as error:
+        named = " with ".join(
+            [config.unlearn.method, *map(str, filter(None, [config.unlearn.settings.get("aggregate")]))]
+        )
+        raise RunFolderError(
+            f"{files.path} was made by a method or rule of your own ({named}); "
+            f"open it in Python with that method: feduhb.open_run({str(files.path)!r}, method=...)"
+        ) from error
+
+
+def _find_stop(config: Config, method: Method[Any]) -> StopRule:
+    """Return the stop rule of a run: the recorded one, or the method's own where that is code."""
+    if config.unlearn is None or config.unlearn.own_stop is None:
+        return (config.unlearn and config.unlearn.stop) or never
+    rule = method.default_stop()
+    return never if isinstance(rule, DynamicStop) else rule
+
+
+def _split_federation(
+    given: Federation, config: Config, ancestors: Sequence[Ancestor]
+) -> tuple[Federation, Federation]:
+    """Return a run's federation with whatever is still there of the forgotten data, and without it."""
+    if config.unlearn is None:
+        return given, given
+    request = Request.parse(config.unlearn.forget)
+    if config.remote:  # nothing is here to be deleted
+        return given, given.without(request)
+    requests = [*(Request.parse(one.forgot) for one in ancestors if one.forgot), request]
+    original = restore_keys(given, requests, config.clients)
+    rest = select_held(original, request)
+    return original, original if rest is None else original.without(rest)
+
+
+def _load_federation(files: RunFolder, config: Config, data: str | Path | None) -> Federation:
+    if config.federation is None:
+        raise RunFolderError(
+            f"the clients' data of {files.path} came from Python code; open it there: feduhb.open_run({str(files.path)!r}, federation)"
+        )
+    return build_federation(config.federation, config.seed, Path(data) if data else None)
+
+
+def _check_data(files: RunFolder, config: Config, remaining: Federation) -> None:
+    """Raise RunFolderError if a federation is not the one that the run was made with."""
+    found = remaining.fingerprints()
+    if other := [c for c in sorted({*found, *config.clients}) if found.get(c) != config.clients.get(c)]:
+        raise RunFolderError(
+            f"{files.path} was made with other data of client {other[0]}; open it with the data of its run"
+        )

@@ -1,0 +1,106 @@
+"""The modules that a request passes, from the command to the weights on disk: few enough to hold in mind.
+
+Run as a program it prints the path: python tests/architecture/test_path_of_a_request.py
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+EXEMPT = ("core", "methods", "engines")  # the kernel: what computes
+MOST = 16
+CONFIG = """
+seed = 1
+[federation]
+data = "digits"
+clients = 4
+model = "softmax"
+[train]
+rounds = 2
+epochs = 1
+"""
+
+
+class Tracer:
+    """Notes every module of the package in which a function is called, in order."""
+
+    def __init__(self, package: Path) -> None:
+        self.package = str(package)
+        self.passed: list[str] = []  # a module each time that another one is left for it
+
+    def __call__(self, frame: FrameType, event: str, _: Any) -> None:
+        code = frame.f_code
+        is_function = code.co_flags & inspect.CO_OPTIMIZED  # not the body of a module or class
+        if event != "call" or not is_function or not code.co_filename.startswith(self.package):
+            return
+        module = code.co_filename[len(self.package) + 1 : -3].replace("/", ".").removesuffix(".__init__")
+        if module not in {"", "__init__"} and not module.startswith(EXEMPT) and self.passed[-1:] != [module]:
+            self.passed.append(module)
+
+    @property
+    def modules(self) -> list[str]:
+        """The modules in the order in which each was first passed."""
+        return list(dict.fromkeys(self.passed))
+
+
+def trace(arguments: list[str]) -> Tracer:
+    """Return the trace of one command, until it ends."""
+    import feduhb.cli
+
+    tracer = Tracer(Path(feduhb.__file__).parent)
+    threading.setprofile(tracer)
+    sys.setprofile(tracer)
+    try:
+        feduhb.cli.app(arguments, standalone_mode=False)
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+    return tracer
+
+
+def trace_unlearn(folder: Path) -> dict[str, Any]:
+    """Train in a folder, then return the path of an unlearning."""
+    import feduhb.cli
+
+    (folder / "config.toml").write_text(CONFIG)
+    feduhb.cli.app(
+        ["train", str(folder / "config.toml"), "--out", str(folder / "run")], standalone_mode=False
+    )
+    command = ["unlearn", str(folder / "run"), "--forget", "c00", "--rounds", "2", "--json"]
+    found = trace(command)
+    assert (folder / "run-feduhb" / "state.safetensors").exists()
+    return {"modules": found.modules, "steps": len(found.passed)}
+
+
+def lines(found: dict[str, Any]) -> Iterator[str]:
+    yield from (f"{number:2}  feduhb.{module}" for number, module in enumerate(found["modules"], 1))
+    yield f"{len(found['modules'])} modules, {found['steps']} changes from one to another"
+
+
+def test_a_request_passes_few_modules(tmp_path: Path) -> None:
+    """In a process of its own: what other tests have loaded and cached would shorten the path."""
+    command = [sys.executable, __file__, str(tmp_path)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True)
+    found = json.loads(ended.stdout.splitlines()[-1])
+    print("\n".join(lines(found)))  # noqa: T201 (shown where the test fails, or with pytest -s)
+    assert len(found["modules"]) <= MOST, found["modules"]
+    layers = [
+        found["modules"].index(module) for module in ("cli.unlearn", "api", "runs.execute", "runs.loop")
+    ]
+    assert layers == sorted(layers), "the path leads from the command through the API to the loop"
+
+
+if __name__ == "__main__":
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as scratch:
+        path = trace_unlearn(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(scratch))
+    sys.stdout.write(json.dumps(path) + "\n" if len(sys.argv) > 1 else "\n".join(lines(path)) + "\n")

@@ -1,0 +1,117 @@
+"""Accuracy and loss on cases that can be counted by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+
+from feduhb.core.flat import flatten
+from feduhb.data.federation import Examples, Federation
+from feduhb.engines import scoring as module
+from feduhb.engines.scoring import compute_accuracy, compute_outputs, make_evaluator, score_model
+
+
+class Table(nn.Module):
+    """Looks the input, a whole number, up in a table of outputs."""
+
+    def __init__(self, rows: list[list[float]]) -> None:
+        super().__init__()
+        self.rows = nn.Parameter(torch.tensor(rows))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.rows[x.flatten().long()]
+
+
+LN3 = math.log(3)
+TABLE = Table([[LN3, 0.0], [0.0, LN3], [0.0, 0.0]])  # surely 0 (3 : 1), surely 1, undecided
+X = torch.tensor([[0.0], [0.0], [1.0], [1.0]])
+
+
+def test_the_share_whose_largest_output_is_their_label():
+    given = torch.tensor([[2.0, 1.0, 0.0], [0.0, -1.0, -2.0], [0.0, 0.1, 0.2], [-3.0, -1.0, -2.0]])
+    assert compute_accuracy(given, torch.tensor([0, 0, 2, 1])) == 1.0
+    assert compute_accuracy(given, torch.tensor([0, 1, 2, 0])) == 0.5
+    assert compute_accuracy(given, torch.tensor([1, 1, 1, 2])) == 0.0
+
+
+def test_scores_by_hand():
+    """Three right at probability 3/4, one wrong: loss (3 ln 4/3 + ln 4) / 4."""
+    loss, share = score_model(TABLE, Examples.of(X, torch.tensor([0, 0, 1, 0])), F.cross_entropy)
+    assert share == 0.75
+    assert loss == pytest.approx((3 * math.log(4 / 3) + math.log(4)) / 4, rel=1e-6)
+
+
+def test_only_the_rows_of_the_list_are_scored():
+    some = Examples.of(X, torch.tensor([0, 1, 1, 0]), torch.tensor([1, 3]))
+    assert score_model(TABLE, some, F.cross_entropy)[1] == 0.0
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 3, 7, 8, 1000])
+def test_chunking_does_not_matter(chunk, monkeypatch):
+    x, y = torch.arange(7.0)[:, None] % 3, torch.arange(7) % 2
+    whole = score_model(TABLE, Examples.of(x, y), F.cross_entropy)
+    monkeypatch.setattr(module, "CPU_CHUNK", chunk)
+    assert torch.equal(compute_outputs(TABLE, x), TABLE(x))
+    assert score_model(TABLE, Examples.of(x, y), F.cross_entropy) == whole
+
+
+def test_more_examples_than_a_chunk_holds():
+    x = torch.arange(float(2 * module.CPU_CHUNK + 1))[:, None] % 2
+    assert compute_accuracy(compute_outputs(TABLE, x), x.flatten().long()) == 1.0
+
+
+def test_no_gradient_is_kept():
+    assert not compute_outputs(TABLE, X).requires_grad
+
+
+def linear(x: Tensor, y: Tensor, **more: object) -> Federation:
+    return Federation({"a": (x, y)}, (x, y), nn.Linear(x.shape[1], 2)).replace(**more)
+
+
+def test_the_evaluators_keys():
+    x, y = torch.eye(2), torch.tensor([0, 1])
+    found = make_evaluator(linear(x, y))(torch.tensor([LN3, 0.0, 0.0, LN3, 0.0, 0.0]))
+    assert found == {"test_loss": pytest.approx(math.log(4 / 3)), "test_accuracy": 1.0}
+    assert all(type(value) is float for value in found.values())
+
+
+def test_the_evaluator_scores_the_parameters_given():
+    x, y = torch.eye(2), torch.tensor([0, 1])
+    made = linear(x, y)
+    evaluate = make_evaluator(made)
+    right, wrong = torch.tensor([1.0, 0.0, 0.0, 1.0, 0.0, 0.0]), torch.tensor([0.0, 1.0, 1.0, 0.0, 0.0, 0.0])
+    assert [evaluate(w)["test_accuracy"] for w in (right, wrong, right)] == [1.0, 0.0, 1.0]
+    assert torch.equal(right, torch.tensor([1.0, 0.0, 0.0, 1.0, 0.0, 0.0]))
+
+
+def test_the_evaluator_draws_nothing():
+    made = linear(torch.eye(2), torch.tensor([0, 1]))
+    params = flatten(made.fresh_model())
+    before = torch.default_generator.get_state()
+    make_evaluator(made)(params)
+    assert torch.equal(before, torch.default_generator.get_state())
+
+
+@pytest.mark.parametrize("shape", [(4,), (4, 1), (4, 2)])
+def test_targets_that_are_no_labels_have_no_accuracy(shape):
+    def gap(given: Tensor, y: Tensor) -> Tensor:
+        return (given.mean() - y.mean()).abs()
+
+    made = linear(torch.rand(4, 3), torch.full(shape, 0.5), loss=gap)
+    assert make_evaluator(made)(torch.zeros(8)) == {"test_loss": 0.5}
+    assert math.isnan(score_model(nn.Linear(3, 2), made.test, gap)[1])
+
+
+def test_regression_by_hand():
+    x, y = torch.tensor([[1.0], [2.0]]), torch.tensor([[1.0], [4.0]])
+    made = Federation({"a": (x, y)}, (x, y), nn.Linear(1, 1), loss=F.mse_loss)
+    assert make_evaluator(made)(torch.tensor([1.0, 0.0])) == {"test_loss": 2.0}
+
+
+def test_a_score_that_is_no_number_is_left_out():
+    found = make_evaluator(linear(torch.eye(2), torch.tensor([0, 1])))(torch.full((6,), math.nan))
+    assert "test_loss" not in found

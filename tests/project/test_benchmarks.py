@@ -1,0 +1,381 @@
+"""The benchmarks run on tiny sizes, count what they say they count, and their pages hold what was measured."""
+
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from feduhb.audit.result import Interval
+from feduhb.audit.verdict import judge_membership
+from feduhb.core.seeds import generator
+from feduhb.report.drawing import blank
+from feduhb.runs.folder import Round
+
+ROOT = Path(__file__).parents[2]
+BENCHMARKS = ROOT / "benchmarks"
+
+
+@pytest.fixture
+def bench(monkeypatch):
+    """Import a benchmark's module by name."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS / "rounds"))
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module
+
+
+def test_everyone_does_the_same_work_side_by_side(tmp_path):
+    """With one batch a round no order matters: the model goes as far with each. What is not installed is named with what to install."""
+    empty = tmp_path / "python"
+    empty.symlink_to("/bin/false")
+    command = [
+        sys.executable,
+        BENCHMARKS / "side_by_side.py",
+        "--clients",
+        "2",
+        "--images",
+        "64",
+        "--rounds",
+        "2",
+    ]
+    command += [
+        "--turns",
+        "1",
+        "--only",
+        "pool",
+        "plain",
+        "jax",
+        "--python-jax",
+        empty,
+        "--json",
+        tmp_path / "x.json",
+    ]
+    subprocess.run(command, check=True, capture_output=True)
+    found = json.loads((tmp_path / "x.json").read_text())
+    every = found["implementations"]
+    assert every["jax"]["missing"] == "pip install jax"
+    assert every["pool"]["moved"] == pytest.approx(every["plain"]["moved"], rel=1e-3)
+    assert all(every[name]["peak_mib"] > 100 for name in ("pool", "plain"))
+    assert all(
+        len(every[name]["seconds"]) == 1 == len(every[name]["seconds"][0]) for name in ("pool", "plain")
+    )
+    assert found["command"] == (
+        "python benchmarks/side_by_side.py --clients 2 --images 64 --rounds 2 --turns 1 --only pool plain jax"
+    )
+
+
+def test_an_engine_is_chosen_by_name(bench, tmp_path, monkeypatch, capsys):
+    bench("side_by_side").prepare(tmp_path, clients=2, images=66, epochs=2, rounds=2)
+    monkeypatch.setattr(sys, "argv", ["round_ours.py", str(tmp_path), "stacked"])
+    bench("round_ours").main()
+    answer = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert len(answer["seconds"]) == 2
+    assert answer["moved"] > 0
+
+
+def test_flowers_superlink_is_stopped_and_no_other(bench, tmp_path):
+    flower = bench("round_flower")
+
+    def started(home: Path) -> subprocess.Popen[bytes]:
+        wait = "print(flush=True); import signal; signal.pause()"
+        command = [sys.executable, "-c", wait, "--log-file", home / "local-superlink" / "superlink.log"]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE)
+        assert process.stdout is not None
+        process.stdout.readline()
+        return process
+
+    with started(tmp_path / "mine") as mine, started(tmp_path / "other") as other:
+        flower.stop(tmp_path / "mine")
+        assert mine.wait(10) == -signal.SIGTERM
+        assert other.poll() is None
+        other.terminate()
+
+
+def test_flower_meets_no_other_flower(bench, tmp_path):
+    """A home and two ports of its own; the app is found beside the script."""
+    flower = bench("round_flower")
+    made = flower.prepared(tmp_path)
+    ports = {made[f"FLWR_LOCAL_{name}_API_PORT"] for name in ("SUPERLINK_HTTP", "CONTROL")}
+    assert made["FLWR_HOME"] == str(tmp_path)
+    assert len(ports) == 2
+    app = tomllib.loads((tmp_path / "app" / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
+    module, _, name = app["components"]["serverapp"].partition(":")
+    source = Path(made["PYTHONPATH"].split(os.pathsep)[0], f"{module}.py").read_text()
+    assert f"\n{name} = ServerApp()\n" in source
+    assert set(app["config"]) == {"task", "answer"}
+
+
+def test_a_step_costs_three_products_a_layer_but_the_first(bench):
+    """Forward, gradient of the weights, gradient of the input, which the first layer does not need."""
+    layers = [24**2 * 32 * 25, 8**2 * 64 * 25 * 32, 1024 * 512, 512 * 10]
+    assert bench("side_by_side").flop_an_image() == 2 * (3 * sum(layers) - layers[0])
+
+
+def test_batches_hold_every_image_once_an_epoch(bench, tmp_path):
+    task = bench("task").Task(str(tmp_path), clients=1, images=130, epochs=3, rounds=1)
+    sizes = [len(batch) for batch in task.batches(0, 0)]
+    assert sizes == [64, 64, 2] * 3
+    first = np.concatenate(list(task.batches(0, 0))[:3])
+    assert sorted(first) == list(range(130))
+    assert list(first) != list(np.concatenate(list(task.batches(0, 1))[:3]))
+
+
+def test_memory_of_children_is_seen(bench):
+    """A child that holds 200 MiB counts; its answer is the last line of JSON."""
+    child = "x = b'1' * (200 << 20); import time; time.sleep(0.5)"
+    code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}]); print('{{\"a\": 1}}')"
+    ended = bench("measuring").watched([sys.executable, "-c", code], every=0.05)
+    assert ended.answer == {"a": 1}
+    assert 200 << 20 < ended.peak < 400 << 20
+
+
+def test_what_fails_has_no_answer(bench):
+    ended = bench("measuring").watched(
+        [sys.executable, "-c", "print('{}'); raise SystemExit('no such luck')"]
+    )
+    assert ended.answer == {}
+    assert "no such luck" in ended.words
+
+
+def test_a_process_is_of_its_own_family(bench):
+    measuring = bench("measuring")
+    assert os.getpid() in measuring.family(os.getppid())
+    assert measuring.family(os.getpid()) >= {os.getpid()}
+    measuring.forget_peak()
+    assert measuring.most_held() >= measuring.held() // 2 > 0
+
+
+@pytest.mark.parametrize(
+    ("case", "clients", "parameters"),
+    [("clients:pool:3", 3, 582_026), ("parameters:pool:1590", 8, 1_600)],
+)
+def test_growth_measures_a_round(bench, case, clients, parameters):
+    """Every client sends a model of four bytes a parameter."""
+    found = bench("growth").case(case)
+    assert (found["clients"], found["parameters"]) == (clients, parameters)
+    assert found["bytes_up"] == 4 * clients * parameters
+    assert found["seconds"] > 0
+
+
+def test_lists_are_counted_without_training():
+    """In a process of its own, where nothing that was freed before is taken again."""
+    command = [sys.executable, BENCHMARKS / "growth.py", "--only", "lists::60000"]
+    found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    assert found["clients"] == 60_000
+    assert 0 < found["bytes_a_client"] < 5_000
+
+
+def test_growth_looks_at_the_last_round_too(bench):
+    marks = bench("growth").case("rounds:pool:12")["rounds"]
+    assert [mark["round"] for mark in marks] == [10, 12]
+    assert all(mark["held_mib"] > 0 < mark["seconds"] for mark in marks)
+
+
+def test_reaching_a_target_counts_what_came_before(bench):
+    def record(number, accuracy):
+        scores = {"test_accuracy": accuracy}
+        return Round(
+            number, ("a",), ("a",), 1.0, bytes_up=8, client_seconds=0.5, server_seconds=0.25, scores=scores
+        )
+
+    rounds = [record(0, 0.3), record(1, 0.8), record(2, 0.7)]
+    reached = bench("to_target").reached
+    assert reached(rounds, 0.8) == {"rounds": 2, "seconds": 1.5, "bytes_up": 16}
+    assert reached(rounds, 0.81) is None
+
+
+def measured():
+    """Results with numbers that are easily reckoned with."""
+    machine = {"cores": 2, "processor": "Abacus", "memory_gib": 1.0, "python": "3", "torch": "2"}
+    top = {"command": "python x", "date": "2000-01-01", "machine": machine}
+    shared = {"parameters": 250, "beyond_mib": 1.0, "most_mib": 5.0}
+    cases = {
+        f"clients:pool:{n}": {**shared, "clients": n, "seconds": n / 1000, "record_bytes": 10 + 20 * n, "bytes_up": 1000 * n}
+        for n in (1_000, 10_000)
+    }  # fmt: skip
+    cases["parameters:pool:9"] = {"parameters": 2**18, "beyond_mib": 3.0, "seconds": 1.0}
+    cases["lists::9"] = {"clients": 9, "bytes_a_client": 100.0}
+    cases["rounds:pool:9"] = {"rounds": [{"round": 9, "seconds": 0.5, "held_mib": 7.0}]}
+    one = {
+        "images_per_second": 500.0,
+        "peak_mib": 9.0,
+        "outside_seconds": 1.0,
+        "version": "v 1",
+        "what": "w",
+        "moved": 2.0,
+        "seconds": [[0.01, 0.015]],
+    }
+    sides = {
+        "pool": one,
+        "plain": {**one, "images_per_second": 250.0, "moved": 2.1},
+        "jax": {"what": "w", "missing": "pip install jax"},
+    }
+    task = {"clients": 1, "images": 2, "epochs": 3, "rounds": 4, "turns": 5}
+    run = {"targets": {"80%": {"rounds": 3, "seconds": 1.5}}, "last": 0.9, "history_bytes": 0}
+    never = {"targets": {"80%": None}, "last": 0.5, "history_bytes": 5e6}
+    methods = {"feduhb": run, "retrain": run, "federaser": never, "fedrecover": never}
+    on_gpu = {**top, "machine": {**top["machine"], "gpu": "GPU 9", "triton": "3"}}
+    rounds = {
+        f"{task} {kind}": {"median": 270.0}
+        for task in ("mnist", "cifar10", "ragged")
+        for kind in ("float32", "tf32", "bf16")
+    }
+    far = {"loop float32": 1e-4, "float32": 2e-4, "tf32": 0.02, "bf16": 0.04}
+    return {
+        "growth": {**top, "cases": cases},
+        "side-by-side": {**top, "implementations": sides, "task": task, "flop_an_image": 1000, "matrix_gflops": 0.001},
+        "to-target": {**top, "targets": ["80%"], "seeds": {"1": methods, "2": methods, "3": {**methods, "feduhb": never}}},
+        "stacked-h200": {**on_gpu, "clients": 18, "images": {"mnist": 3000, "cifar10": 2500, "ragged": 3000}, "ms_a_round": rounds, "loop_ms_a_round": {"mnist": 8000, "cifar10": 9000, "ragged": 7000}, "ragged": {"least": 8, "most": 800, "masked": 0.051}, "distance_from_float64": {"mnist": far, "cifar10": far}},
+        "precision-h200": {**on_gpu, "rounds": 2, "accuracy": {"float32": [[0.5, 0.9], [0.52, 0.92]], "tf32": [[0.51, 0.9], [0.52, 0.94]]}, "seconds": {"float32": [4.0, 4.2], "tf32": [2.0, 9.0]}},
+    }  # fmt: skip
+
+
+def test_tables_say_what_was_measured(bench):
+    tables = bench("tables")
+    made = {name: make(measured()) for name, make in tables.TABLES.items()}
+    assert "| pool: w | 500 | 400 to 600 | 2.00 | 50% | 9 MiB | 1.0 s |" in made["side by side"]
+    assert "missing: `pip install jax`" in made["side by side"]
+    assert "differs by 5.0% at most" in made["side by side"]
+    assert "| 10,000 | pool | 10.00 | 1.0 | 1 MiB | 5 MiB |" in made["clients"]
+    assert "| 262,144 | 1.00 | 3 MiB | 3.0 |" in made["parameters"]
+    assert "| 9 | 500 ms | 7 MiB |" in made["rounds"]
+    assert "| feduhb | 3 rounds, 1.5 s (2 of 3) | 90.0% | 5 MB |" in made["targets"]
+    assert "| federaser | never | 50.0% | 5 MB |" in made["targets"]
+
+
+def test_a_command_is_kept_without_files_of_its_machine(bench):
+    words = ["--repeats", "9", "--json", "x.json", "--loop", "--python-jax", "jax", "--json=y.json", "a/b"]
+    assert bench("measuring")._plain(words) == ["--repeats", "9", "--loop"]
+
+
+def test_chance_is_students(bench):
+    assert bench("precision").chance(3) == 2.776
+    assert bench("precision").chance(2) == 4.303
+    assert bench("precision").chance(99) == 2.228, "beyond what is listed, the last"
+
+
+def test_what_a_gpu_took_is_said_as_measured(bench):
+    made = {name: make(measured()) for name, make in bench("tables").TABLES.items() if name.startswith("gpu")}
+    row = "| MNIST, the same 54,000 images by Dirichlet(0.1): 8 to 800 a client | 270.0 ms | 270.0 ms | 270.0 ms | 7,000 ms |"
+    assert row in made["gpu rounds"]
+    assert "5.1% of the places in batches are masked" in made["gpu rounds"]
+    assert "one GPU 9, " in made["gpu rounds"]
+    assert "| MNIST's shapes | 1.0e-04 | 2.0e-04 | 2.0e-02 | 4.0e-02 |" in made["gpu distances"]
+    assert "in 270 ms in tf32 and 270 ms in float32" in made["gpu in short"]
+    assert "takes 8.0 and 9.0 s" in made["gpu in short"]
+    words = made["gpu precisions"]
+    assert "91.00% in float32, 92.00% in tf32" in words
+    assert "by 0.75 points on average and 2.00 at most" in words, "|0.51 - 0.5|, 0, 0, |0.94 - 0.92|"
+    assert "0.45 (tf32) standard errors" in words, "0.01 / sqrt(0.02² / 2 / 2 + 0.04² / 2 / 2)"
+    assert "within seed noise. The rounds took 4.1, 5.5 s" in words
+
+
+def test_a_precision_that_costs_accuracy_is_said_to(bench):
+    found = measured()
+    found["precision-h200"]["accuracy"]["tf32"] = [[0.1, 0.2], [0.12, 0.22]]
+    assert "beyond seed noise" in bench("gpu").precisions(found)
+
+
+def test_the_reckoning_follows_from_the_measurements(bench):
+    """1 ms a client, 1 kB a model, 500 images/s on two cores, a million images/s on the GPU."""
+    scaling = bench("scaling")
+    words = scaling.arithmetic(measured())
+    assert "(10.00 s - 1.00 s) / 9,000 clients = 1.00 ms. A million of them: 16.7 min a round" in words
+    assert "500 images / 500 images/s = 1000 ms on two cores; / 1,000,000 images/s = 0.50 ms" in words
+    assert "100 bytes a client x 1,000,000 = 100 MB" in words
+    assert "20.0 bytes a client asked and round. Everyone, 40 rounds: 800 MB" in words
+    assert "1 GiB / (4 bytes x 4.0) end at about 67 million parameters" in words
+    row = "| 1,000 | 16.7 min | 0.5 s | 2 MB | 0.016 s | 11.1 h | 80 MB | 40 MB |"
+    assert row in scaling.sampling(measured())
+
+
+def test_a_table_takes_the_place_of_the_last_one(bench):
+    text = "before\n<!-- rounds -->\nold\n<!-- end rounds -->\nafter"
+    filled = bench("tables").filled(text, measured())
+    assert "old" not in filled
+    assert filled == bench("tables").filled(filled, measured())
+    assert filled.startswith("before\n<!-- rounds -->\n| up to round")
+    assert filled.endswith("<!-- end rounds -->\nafter")
+
+
+def test_a_run_that_never_got_there_counts_as_the_longest(bench):
+    run, sooner = {"rounds": 9, "seconds": 1.0}, {"rounds": 4, "seconds": 0.5}
+    when = bench("tables")._when
+    assert when([run, sooner, None]) == "9 rounds, 1.0 s (2 of 3)"
+    assert when([run, None, None]) == "1 of 3"
+    assert when([None, None]) == "never"
+
+
+def test_the_figure_is_a_picture(bench):
+    assert bench("figure").drawn(measured()).startswith(b"\x89PNG")
+
+
+def test_every_panel_of_growth_has_its_unit_and_no_other(bench):
+    figure = bench("figure")
+    for draw, unit, values in (
+        (figure.seconds, "seconds a round", [1.0, 10.0]),
+        (figure.memory, "MiB beyond the data", [1.0, 1.0]),
+    ):
+        _, (axes,) = blank(1, 1, width=4, height=3)
+        draw(axes, measured())
+        assert axes.get_ylabel() == unit
+        (line,) = axes.lines
+        assert np.asarray(line.get_ydata()).tolist() == values
+
+
+def test_a_bar_says_how_many_seeds_got_there(bench):
+    _, (axes,) = blank(1, 1, width=4, height=3)
+    heading = bench("figure").targets(axes, measured())
+    said = [text.get_text() for text in axes.texts]
+    assert "2 of 3 seeds got there   3" in said, "FedUHB"
+    assert "3" in said, "Retrain, in every seed"
+    assert "median of 3 seeds; a seed that never got there counts as the longest" in heading.said[0][0]
+
+
+def test_simulated_attacks_are_judged_as_an_audit_judges_them(bench, monkeypatch):
+    """Where the audited model knows what Retrain does not, on either side, it is caught."""
+    intervals = bench("intervals")
+    monkeypatch.setattr(intervals, "DRAWS", 100)
+    words = intervals.alarms(1, 40, 40, 0.0, attacks=3)
+    assert "caught 0.0% of 3" in words
+    assert "the 99 % interval misses 0.5 in 0.0%" in words
+    models = intervals.audited(0, 1, 200, 200, 0.0)
+    assert models["original"].auc > 0.6 > models["retrain"].auc
+    known, worse = (replace(models["unlearned"], interval=Interval(*at)) for at in ((0.6, 0.7), (0.3, 0.4)))
+    for model in (known, worse):
+        assert intervals.misses(model)
+        assert judge_membership({**models, "unlearned": model}).verdict == "caught"
+    assert not intervals.misses(models["unlearned"])
+
+
+def test_models_that_are_alike_score_alike(bench):
+    intervals = bench("intervals")
+    one = generator(0, "alike")
+    common = torch.randn(4000, generator=one)
+    for alike in (0.0, 0.5, 1.0):
+        first, second = (intervals._mixed(common, alike, one) for _ in range(2))
+        assert float(torch.corrcoef(torch.stack([first, second]))[0, 1]) == pytest.approx(alike, abs=0.05)
+        assert float(first.std()) == pytest.approx(1, abs=0.05)
+
+
+def test_pages_hold_the_results_beside_them(bench):
+    tables = bench("tables")
+    found = tables.results()
+    for page in tables.PAGES:
+        assert tables.filled(page.read_text(), found) == page.read_text(), "run python benchmarks/tables.py"
+
+
+def test_the_readmes_memory_is_the_measured_one():
+    found = json.loads((ROOT / "results" / "benchmarks" / "growth.json").read_text())["cases"][
+        "clients:pool:10000"
+    ]
+    told = f"10,000 clients with the paper's {found['parameters']:,} parameters take {found['beyond_mib']:.0f} MiB"
+    assert told in (ROOT / "README.md").read_text()

@@ -1,0 +1,150 @@
+"""Documents are executable: what README and docs say to type, works."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from feduhb.paper.grids import read_grid
+from feduhb.runs.config import parse_config, read_config
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+PAGES = sorted(
+    [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")]
+)
+
+
+def blocks(text, language):
+    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
+
+
+def test_the_ten_lines_of_python_run(tmp_path):
+    """Both snippets of the README, one after the other, in a process and a folder of their own."""
+    snippets = blocks(README, "python")
+    assert len(snippets) == 2
+    code = "\n".join(snippets)
+    ended = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert "Run(feduhb without c00,c01, " in ended.stdout
+
+
+def test_the_commands_run(tmp_path):
+    """The README's shell session after installation, word for word, on a smaller federation."""
+    (session,) = (block for block in blocks(README, "sh") if "feduhb train" in block)
+    (config,) = blocks(README, "toml")
+    smaller = {
+        '"mnist-5k"': '"digits"',
+        "rounds = 40": "rounds = 3",
+        "batch_size = 16": "batch_size = 64",
+        "clients = 20": "clients = 6",
+    }
+    small = config
+    for old, new in smaller.items():
+        assert old in small
+        small = small.replace(old, new)
+    (tmp_path / "federation.toml").write_text(small)
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    shorter = {
+        "feduhb theorem": "feduhb theorem --data digits --rounds 20"
+    }  # it has no config to make smaller
+    for line in session.strip().splitlines():
+        command = line.partition("#")[0].strip()
+        words = (shorter.get(command) or command).split()
+        subprocess.run(words, cwd=tmp_path, env={**os.environ, "PATH": path}, check=True)
+    assert (tmp_path / "report" / "report.html").exists()
+
+
+def test_make_does_what_the_readme_says():
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert set(re.findall(r"\bmake ([a-z]+)", README)) <= targets
+    assert {"demo", "test", "lint"} <= targets
+    assert "make test" in (ROOT / ".ci" / "run").read_text()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_links_inside_the_project_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", page.read_text()):
+        if not target.startswith("http"):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_the_example_config_is_valid_and_complete():
+    text, _ = blocks((ROOT / "docs" / "config.md").read_text(), "toml")
+    config = parse_config(tomllib.loads(text), "docs/config.md")
+    assert config.federation is not None
+    assert config.federation.backdoor is not None
+    given = {key for table in ("federation", "train") for key in tomllib.loads(text)[table]}
+    known = {*type(config.federation).__slots__, *type(config.train).__slots__}
+    assert given == known
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "experiments").glob("*.toml")), ids=lambda p: p.name)
+def test_every_experiment_is_a_valid_config_or_grid(path):
+    if "parts" in tomllib.loads(path.read_text()):
+        read_grid(path)
+    else:
+        read_config(path)
+
+
+def test_the_grid_of_the_config_page_names_every_setting(tmp_path):
+    _, text = blocks((ROOT / "docs" / "config.md").read_text(), "toml")
+    (tmp_path / "grid.toml").write_text(text)
+    grid = read_grid(tmp_path / "grid.toml")
+    assert set(tomllib.loads(text)) == set(type(grid).__slots__)
+    assert {key for part in tomllib.loads(text)["parts"] for key in part} == set(
+        type(grid.parts[0]).__slots__
+    )
+
+
+def test_the_help_in_the_docs_is_the_programs_own():
+    sys.path.insert(0, str(ROOT / "docs"))
+    try:
+        import generate  # pyright: ignore[reportMissingImports]
+    finally:
+        sys.path.pop(0)
+    assert (ROOT / "docs" / "cli.md").read_text() == generate.command_line(), "run make docs"
+
+
+def test_the_benchmark_runs():
+    """It prints rates and ratios of all engines; how large they are is not a test's to say."""
+    command = [
+        sys.executable,
+        ROOT / "benchmarks" / "engines.py",
+        "--clients",
+        "2",
+        "--images",
+        "20",
+        "--repeats",
+        "1",
+        "--json",
+    ]
+    answer = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    assert set(answer["images_per_second"]) == {"loop", "plain", "pool"}
+    assert set(answer["ratios"]) == {"pool / loop", "pool / plain"}
+
+
+def test_the_documentation_builds_without_a_warning(tmp_path):
+    settings = {**os.environ, "NO_MKDOCS_2_WARNING": "1", "DISABLE_MKDOCS_2_WARNING": "true"}
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
+    ended = subprocess.run(command, cwd=ROOT, env=settings, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert (tmp_path / "index.html").exists()
+
+
+WORDS = ("@@", "GDPR-compliant", "proof of erasure is", "nobody else")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_documents_promise_nothing_they_must_not_and_name_no_machine(page):
+    text = page.read_text()
+    assert not [word for word in WORDS if word in text]
+    assert not re.search(r"@[A-Z_]+@", text)  # a number that was still to be measured
+    assert not re.search(r"(?<![\w.])/(?:home|work|root|opt|tmp)/", text)

@@ -1,0 +1,202 @@
+"""Code and commands of the pages run as they are printed, each snippet alone: nothing is added to them."""
+
+import json
+import re
+import runpy
+import shutil
+import tomllib
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import feduhb
+from feduhb.cli import app
+from feduhb.data.load import DATASETS, PLUGINS
+from feduhb.engines import ENGINES
+from feduhb.runs.folder import RunFolder
+from plugging import install_package
+
+ROOT = Path(__file__).parents[2]
+DESIGN = (ROOT / "docs" / "design.md").read_text()
+ERASURE = (ROOT / "docs" / "erasure.md").read_text()
+CONFIG = """
+seed = 1
+[federation]
+data = "digits"
+clients = 9
+per_client = 24
+model = "softmax"
+[train]
+rounds = 3
+epochs = 1
+lr = 0.1
+keep_history = true
+"""
+
+
+def section(page, title):
+    (found,) = re.findall(rf"^## {title}\n(.*?)(?=^## |\Z)", page, re.DOTALL | re.MULTILINE)
+    return found
+
+
+def blocks(text, language):
+    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
+
+
+def ran(text, folder, monkeypatch):
+    """Run a section's only snippet in a folder of its own, and give the names that it made."""
+    (code,) = blocks(text, "python")
+    monkeypatch.chdir(folder)
+    (folder / "snippet.py").write_text(code)
+    return runpy.run_path(str(folder / "snippet.py"), run_name="snippet")
+
+
+def test_the_method_of_the_design_page(tmp_path, monkeypatch):
+    found = ran(section(DESIGN, "Adding a method"), tmp_path, monkeypatch)
+    new, again = found["new"], found["again"]
+    assert new.method.name == again.method.name == "sign"
+    assert len(new.rounds) == 2
+    assert new.params.equal(again.params)
+    step = new.rounds[0].moved / new.params.numel() ** 0.5  # each weight moves by step_size, or not at all
+    assert 0 < step <= new.method.step_size * (1 + 1e-6)
+    with pytest.raises(feduhb.FeduhbError, match="of your own \\(sign\\)"):
+        feduhb.open_run("runs/sign")
+
+
+def test_the_rule_of_the_design_page(tmp_path, monkeypatch):
+    found = ran(section(DESIGN, "Adding an aggregation rule"), tmp_path, monkeypatch)
+    new, again = found["new"], found["again"]
+    assert new.method.needs == "each"
+    assert new.params.equal(again.params)
+    assert RunFolder(Path("runs/clipped")).config()["unlearn"]["settings"]["aggregate"] == "clipped"
+    assert new.rounds[0].moved <= 1 + 1e-6
+    with pytest.raises(feduhb.FeduhbError, match="of your own \\(feduhb with clipped\\)"):
+        feduhb.open_run("runs/clipped")
+    with pytest.raises(feduhb.FeduhbError, match="aggregate is the name of a rule"):
+        feduhb.train(found["trained"].federation, 1, aggregate=found["clipped"])
+
+
+def test_the_data_set_of_the_design_page(tmp_path, monkeypatch):
+    found = ran(section(DESIGN, "Adding a data set"), tmp_path, monkeypatch)
+    assert found["trained"].params.equal(found["again"].params)
+    assert list(found["again"].federation.clients) == ["north", "south", "west"]
+    with pytest.raises(feduhb.FeduhbError, match="came from Python code"):
+        feduhb.open_run("runs/wards")
+
+
+def test_the_package_with_a_data_set_of_the_design_page(tmp_path, monkeypatch):
+    text = section(DESIGN, "Adding a data set")
+    (toml,), (code,) = blocks(text, "toml"), blocks(text, "py")
+    (group, entries), *others = tomllib.loads(toml)["project"]["entry-points"].items()
+    assert (group, others) == (PLUGINS, [])
+    lines = [f"[{group}]", *(f"{name} = {value}" for name, value in entries.items())]
+    install_package(tmp_path, monkeypatch, "ward_data", code, "\n".join(lines))
+    x, y = torch.linspace(-1, 1, 96).reshape(24, 4), torch.arange(24) % 3
+    torch.save({"x": x, "y": y, "test_x": x, "test_y": y}, tmp_path / "wards.pt")
+    wards = feduhb.load("wards", clients=3, data=tmp_path)
+    assert [len(examples) for examples in wards.clients.values()] == [6, 6, 6]
+    assert len(feduhb.train(wards, rounds=1, epochs=1, show=None).rounds) == 1
+
+
+def test_the_engine_of_the_design_page(tmp_path, monkeypatch):
+    found = ran(section(DESIGN, "Adding an engine"), tmp_path, monkeypatch)
+    trained, again = found["trained"], found["again"]
+    assert RunFolder(Path("runs/rounded")).result()["engine"]["name"] == "rounded"
+    assert trained.params.equal(again.params)
+    plain = feduhb.train(trained.federation, 2, epochs=1, engine="loop")
+    assert 0 < (trained.params - plain.params).norm() < 0.02 * plain.rounds[0].moved
+    with pytest.raises(feduhb.FeduhbError, match="an engine of your own; give it again: engine="):
+        feduhb.unlearn(again, ["c00"], rounds=1)
+
+
+def test_where_the_design_page_says_names_are_given():
+    """The lists it sends people to are there, under these names."""
+    homes = {"RULES": "core/aggregate.py", "DATASETS": "data/load.py"}
+    for name, home in {**homes, "ENGINES": "engines/__init__.py"}.items():
+        assert f"`{name}`" in DESIGN
+        assert f"`{home}`" in DESIGN
+        assert re.search(rf"^{name}: dict", (ROOT / "src" / "feduhb" / home).read_text(), re.MULTILINE)
+    assert {"loop", "pool"} < {*ENGINES}
+    assert "digits" in DATASETS
+    for test in re.findall(r"`(tests/\S+\.py)`", DESIGN):
+        assert (ROOT / test).exists()
+
+
+def test_the_commands_of_the_erasure_page(tmp_path, monkeypatch):
+    """All of them, in their order, word for word, from a training that kept a history."""
+    monkeypatch.chdir(tmp_path)
+    Path("config.toml").write_text(CONFIG)
+    typed("feduhb train config.toml --out runs/first")
+    assert Path("runs/first/history/00000").exists()
+    lines = [line.partition("#")[0].strip() for block in blocks(ERASURE, "sh") for line in block.splitlines()]
+    said = {line: typed(line) for line in lines if line}
+    assert [line.split()[1] for line in lines if line.startswith("feduhb")] == [
+        "unlearn", "audit", "report", "unlearn", "audit", "report",
+    ]  # fmt: skip
+    assert "is not there any more" in said["feduhb unlearn runs/second --forget c07 --out runs/third"]
+    for client, path in {"c03": "runs/audit-c03.json", "c07": "runs/third/audit.json"}.items():
+        audit = json.loads(Path(path).read_text())
+        assert (audit["forgot"], audit["verdict"]["word"]) == (client, "forgotten")
+    assert not Path("runs/first").exists()
+    assert not Path("runs/second").exists()
+    third = RunFolder(Path("runs/third"))
+    assert third.config()["unlearn"]["forget"] == "c03,c07"
+    assert not {"c03", "c07"} & {*third.config()["clients"]}
+    for kept in ("config.toml", "rounds.jsonl", "result.json", "audit.json", "state.safetensors"):
+        assert Path("runs/third", kept).exists()
+    assert not Path("runs/third/audit-work").exists()
+
+
+def typed(line):
+    """Do what a line of the shell says; only what the page uses is understood."""
+    program, *words = line.split()
+    if program == "rm" and words[0] == "-r":
+        shutil.rmtree(words[1])
+        return ""
+    if program == "cp":
+        shutil.copy(*words)
+        return ""
+    assert program == "feduhb"
+    ended = CliRunner().invoke(app, words)
+    assert ended.exit_code == 0, ended.output
+    return ended.output
+
+
+def test_the_python_of_the_erasure_page(tmp_path, monkeypatch, capsys):
+    found = ran(section(ERASURE, "In Python"), tmp_path, monkeypatch)
+    assert found["audit"].verdict.word == "forgotten"
+    assert not Path("runs/sites").exists()
+    assert str(found["unlearned"].forgot) == "east,north"
+    assert [*found["unlearned"].federation.clients] == ["south", "west"]
+    assert capsys.readouterr().out.count("forgotten") >= 2
+
+
+def test_an_older_run_that_is_named_again_is_pointed_out(tmp_path, monkeypatch):
+    """What the erasure page warns of is true, and the program says so too."""
+    monkeypatch.chdir(tmp_path)
+    Path("config.toml").write_text(CONFIG)
+    typed("feduhb train config.toml --out runs/first")
+    typed("feduhb unlearn runs/first --forget c03 --out runs/second --rounds 2")
+    wrong = ["unlearn", "runs/first", "--forget", "c07", "--out", "runs/third", "--rounds", "2"]
+    again = CliRunner().invoke(app, wrong)
+    assert "would bring c03 back" in again.output
+    assert again.exit_code == 2
+    assert not Path("runs/third").exists()
+
+
+def test_nobody_is_sent_to_an_index_that_does_not_have_us():
+    """Until feduhb is on one, it is installed from a clone."""
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")]
+    for text in (*(page.read_text() for page in pages), feduhb.__doc__ or ""):
+        assert not re.search(r"pip install[^`\n]*\bfeduhb\b", text)
+    assert "pip install -c constraints.txt '.[flower]'" in (feduhb.__doc__ or "")
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").rglob("*.md")), ids=lambda p: p.name)
+def test_links_of_the_site_stay_on_the_site(page):
+    """What lies beside docs/ is not on the built site, so a link to it is dead there."""
+    for target in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", page.read_text()):
+        if not target.startswith("http"):
+            assert (page.parent / target).resolve().is_relative_to(ROOT / "docs"), target

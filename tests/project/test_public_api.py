@@ -1,0 +1,62 @@
+"""The names a user may rely on."""
+
+import importlib.metadata
+
+import pytest
+
+import feduhb
+
+NAMES = {
+    *(
+        "Audit",
+        "Backdoor",
+        "Canaries",
+        "FedEraser",
+        "FedRecover",
+        "FedUHB",
+        "Federation",
+        "FeduhbError",
+        "Local",
+        "Loop",
+        "Method",
+        "Pool",
+        "Request",
+        "Retrain",
+        "Round",
+        "Run",
+        "Stacked",
+    ),
+    *(
+        "Updates",
+        "Work",
+        "audit",
+        "compare",
+        "dynamic_stop",
+        "geometric_median",
+        "krum",
+        "load",
+        "median",
+        "never",
+        "open_run",
+    ),
+    *("replay", "train", "trimmed_mean", "unlearn", "weighted_mean"),
+}
+
+
+def test_the_front_door_is_this_and_no_more():
+    assert set(feduhb.__all__) == NAMES
+    assert set(dir(feduhb)) == NAMES
+
+
+@pytest.mark.parametrize("name", sorted(NAMES))
+def test_every_name_is_there_and_documented(name):
+    assert getattr(feduhb, name).__doc__
+
+
+def test_an_unknown_name_is_told_what_there_is():
+    with pytest.raises(AttributeError, match=r"feduhb has no 'unlern'; it has Audit, Backdoor, "):
+        _ = feduhb.unlern
+
+
+def test_the_version_is_the_installed_one():
+    assert feduhb.__version__ == importlib.metadata.version("feduhb")

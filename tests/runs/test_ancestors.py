@@ -1,0 +1,90 @@
+"""Where a run came from: written beside it by relative paths, and known again by its config."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from feduhb.errors import RunFolderError
+from feduhb.runs.folder import RunFolder
+from feduhb.runs.lineage import Ancestor, Erasure, read_ancestors, write_ancestors
+
+
+def made(place: Path, text: str = "seed = 1\n") -> Path:
+    RunFolder(place).create(text)
+    return place
+
+
+def test_what_is_written_is_read_nearest_first(tmp_path):
+    a, b, c = (made(tmp_path / name, f"seed = {i}\n") for i, name in enumerate(("a", "deep/b", "c")))
+    chain = (Ancestor.at(b), Ancestor.at(a))
+    write_ancestors(c, chain)
+    assert read_ancestors(c) == chain
+    assert [one.path for one in read_ancestors(c)] == [b.resolve(), a.resolve()]
+    assert all(one.is_there for one in read_ancestors(c))
+    assert '"../deep/b"' in (c / "earlier.json").read_text()
+    assert str(tmp_path) not in (c / "earlier.json").read_text()
+
+
+def test_a_run_that_came_from_none_says_nothing(tmp_path):
+    write_ancestors(made(tmp_path), ())
+    assert read_ancestors(tmp_path) == ()
+    assert not (tmp_path / "earlier.json").exists()
+
+
+def test_all_moved_together_are_found_again(tmp_path):
+    write_ancestors(made(tmp_path / "old" / "b"), [Ancestor.at(made(tmp_path / "old" / "a"))])
+    shutil.move(tmp_path / "old", tmp_path / "new")
+    (found,) = read_ancestors(tmp_path / "new" / "b")
+    assert found.is_there
+    assert found.path == (tmp_path / "new" / "a").resolve()
+
+
+def test_through_a_link_it_is_the_folder_itself(tmp_path):
+    a, b = made(tmp_path / "runs" / "a"), made(tmp_path / "runs" / "b")
+    (tmp_path / "link").symlink_to(b)
+    write_ancestors(tmp_path / "link", [Ancestor.at(a)])
+    assert read_ancestors(b)[0].is_there
+    assert read_ancestors((tmp_path / "link").resolve())[0].is_there
+
+
+@pytest.mark.parametrize("then", ["gone", "another", "empty"])
+def test_one_that_is_gone_or_another_is_not_there(tmp_path, then):
+    a, b = made(tmp_path / "a"), made(tmp_path / "b")
+    write_ancestors(b, [Ancestor.at(a)])
+    shutil.rmtree(a)
+    if then == "another":
+        made(a, "seed = 2\n")
+    if then == "empty":
+        a.mkdir()
+    (found,) = read_ancestors(b)
+    assert not found.is_there
+    assert Erasure((), (found,)).warnings()[0] == (
+        f"{a.resolve()}, a run that this one came from, is not there any more; if it was deleted, nothing is left to do, "
+        "but if it was moved, delete its history yourself: the leavers' updates are in it"
+    )
+
+
+def test_a_folder_without_a_run_is_never_there(tmp_path):
+    assert not Ancestor.at(tmp_path / "nowhere").is_there
+    (tmp_path / "nowhere").mkdir()
+    assert not Ancestor.at(tmp_path / "nowhere").is_there
+
+
+def test_it_is_written_once(tmp_path):
+    a, b = made(tmp_path / "a"), made(tmp_path / "b")
+    write_ancestors(b, [Ancestor.at(a)])
+    before = (b / "earlier.json").stat().st_mtime_ns
+    write_ancestors(b, [Ancestor.at(a)])
+    assert (b / "earlier.json").stat().st_mtime_ns == before
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", '[{"run": "../a"}]', "[null]", "3", '{"run": 1}'])
+def test_damage_is_told(tmp_path, text):
+    (tmp_path / "earlier.json").write_text(text)
+    with pytest.raises(
+        RunFolderError, match=r"earlier.json is damaged; restore it from a backup: it says whose"
+    ):
+        read_ancestors(tmp_path)

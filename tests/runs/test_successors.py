@@ -1,0 +1,144 @@
+"""A request made of a run whose place another has taken does not bring back whom that one has forgotten."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+import feduhb
+from federations import ragged
+from feduhb.cli import app
+from feduhb.data.request import Request
+from feduhb.runs.lineage import LATER, explain_revival
+
+
+def revived(run, asked):
+    """Whom a request made of a run would bring back."""
+    return explain_revival(run.folder, run.forgot, asked)
+
+
+HOW = {"epochs": 1, "batch_size": 8, "show": None}
+CONFIG = """
+[federation]
+data = "digits"
+clients = 5
+model = "softmax"
+[train]
+rounds = 1
+epochs = 1
+"""
+
+
+@pytest.fixture
+def runs(tmp_path):
+    """A training, and the run that forgot one of its clients."""
+    first = feduhb.train(ragged(), 1, out=tmp_path / "first", **HOW)
+    second = feduhb.unlearn(first, ["elk"], rounds=1, out=tmp_path / "second", show=None)
+    return feduhb.open_run(tmp_path / "first", ragged()), second
+
+
+def test_who_would_come_back_is_named_with_the_run_to_take(runs):
+    first, second = runs
+    told = revived(first, Request.parse("cat"))
+    assert told is not None
+    assert f"{second.folder} came from {first.folder} and has forgotten elk" in told
+    assert f"would bring elk back: make it of {second.folder}, or name them too: cat,elk" in told
+
+
+@pytest.mark.parametrize("asked", ["elk", "elk,cat"])
+def test_the_same_request_once_more_and_a_larger_one_bring_nobody_back(runs, asked):
+    assert revived(runs[0], Request.parse(asked)) is None
+
+
+def test_the_run_that_came_out_takes_the_next_request(runs):
+    assert revived(runs[1], Request.parse("cat")) is None
+    third = feduhb.unlearn(runs[1], ["cat"], rounds=1, show=None)
+    assert str(third.forgot) == "cat,elk"
+
+
+def test_in_python_it_is_said_and_done(runs, capsys):
+    feduhb.unlearn(runs[0], ["cat"], rounds=1, show=None)
+    assert "would bring elk back" in capsys.readouterr().err
+
+
+def test_a_comparison_takes_nobodys_place(tmp_path, capsys):
+    first = feduhb.train(ragged(), 1, out=tmp_path / "first", **HOW)
+    feduhb.compare(first, ["elk"], ["retrain"], rounds=1, out=tmp_path / "compared", show=None)
+    feduhb.unlearn(first, ["cat"], rounds=1, show=None)
+    assert "bring" not in capsys.readouterr().err
+    assert not (tmp_path / "first" / LATER).exists()
+
+
+def test_a_later_run_that_was_deleted_counts_no_more(runs):
+    shutil.rmtree(runs[1].folder)
+    assert revived(runs[0], Request.parse("cat")) is None
+
+
+@pytest.mark.parametrize("damage", ["", "{", "3", "null"])
+def test_a_damaged_note_is_no_obstacle(runs, damage):
+    (runs[0].folder / LATER).write_text(damage)
+    assert revived(runs[0], Request.parse("cat")) is None
+
+
+def test_all_later_runs_are_known_not_only_the_next(runs, tmp_path):
+    feduhb.unlearn(runs[1], ["cat"], rounds=1, out=tmp_path / "third", show=None)
+    told = revived(feduhb.open_run(tmp_path / "first", ragged()), Request.parse("elk,bee"))
+    assert told is not None
+    assert "third came from" in told
+    assert "would bring cat back" in told
+
+
+def test_a_run_may_be_named_through_a_link(runs, tmp_path):
+    (tmp_path / "far" / "away").mkdir(parents=True)
+    link = tmp_path / "far" / "away" / "current"
+    link.symlink_to(runs[0].folder)
+    assert revived(feduhb.open_run(link, ragged()), Request.parse("cat"))
+
+
+NOTING = """
+import sys
+from pathlib import Path
+from feduhb.runs.lineage import note_successor
+
+for number in range(40):
+    note_successor([Path(sys.argv[1])], Path(sys.argv[1]) / f"{sys.argv[2]}-{number}")
+"""
+
+
+def test_two_that_note_at_once_lose_nothing(tmp_path):
+    command = [sys.executable, "-c", NOTING, str(tmp_path)]
+    writers = [subprocess.Popen([*command, word]) for word in ("one", "two")]
+    assert [writer.wait() for writer in writers] == [0, 0]
+    assert len(json.loads((tmp_path / LATER).read_text())) == 80
+
+
+def test_both_may_be_moved_together(runs, tmp_path):
+    place = tmp_path / "elsewhere"
+    place.mkdir()
+    for run in runs:
+        shutil.move(run.folder, place)
+    moved = feduhb.open_run(place / "first", ragged())
+    assert f"{place / 'second'} came from" in (revived(moved, Request.parse("cat")) or "")
+
+
+def test_on_the_command_line_it_is_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "config.toml").write_text(CONFIG)
+
+    def feduhb_(*words):
+        return CliRunner().invoke(app, list(words))
+
+    assert feduhb_("train", "config.toml", "--out", "runs/first").exit_code == 0
+    assert feduhb_("unlearn", "runs/first", "--forget", "c00", "--rounds", "1").exit_code == 0
+    for more in ([], ["--out", "runs/other"]):
+        ended = feduhb_("unlearn", "runs/first", "--forget", "c02", "--rounds", "1", *more)
+        assert ended.exit_code == 2
+        assert "make it of runs/first-feduhb, or name them too: c00,c02" in ended.stderr
+        assert not (tmp_path / "runs" / "other").exists()
+    ended = feduhb_("unlearn", "runs/first-feduhb", "--forget", "c02", "--rounds", "1")
+    assert ended.exit_code == 0, ended.output
