@@ -4,8 +4,8 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-# Files of tests at once. One more than two cores, for some tests mostly wait for other programs.
-WORKERS ?= 3
+# Files of tests at once. Two more than two cores, for some tests mostly wait for other programs.
+WORKERS ?= 4
 
 # Threads that wait shall not spin: they would take the cores from whoever could work (docs/speed.md).
 export OMP_WAIT_POLICY ?= PASSIVE

@@ -33,6 +33,7 @@ class Ended:
     """How a command ended."""
 
     returncode: int  # negative: the signal that killed it
+    stdout: str
     stderr: str
     moments: int  # that it had, if it was not killed
 
@@ -54,10 +55,14 @@ class Killer:
 
 
 @contextmanager
-def started() -> Generator[Killer]:
-    """Start the process that commands are forked off; it ends with the block."""
+def started(path: str | None = None) -> Generator[Killer]:
+    """Start the process that commands are forked off; it ends with the block. ``path`` comes first on its PYTHONPATH."""
+    paths = os.pathsep.join(filter(None, (path, os.environ.get("PYTHONPATH"))))
+    environment = {**os.environ, "PYTHONPATH": paths}
     command = [sys.executable, __file__]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+    with subprocess.Popen(
+        command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as server:
         try:
             yield Killer(server)
         finally:
@@ -77,8 +82,8 @@ def serve() -> None:
             _, status = os.waitpid(child, 0)
             count = Path(scratch) / "moments"
             moments = int(count.read_text()) if count.exists() else 0
-            told = (Path(scratch) / "stderr").read_text()
-        answer = {"returncode": os.waitstatus_to_exitcode(status), "stderr": told, "moments": moments}
+            told = {name: (Path(scratch) / name).read_text() for name in ("stdout", "stderr")}
+        answer = {"returncode": os.waitstatus_to_exitcode(status), "moments": moments, **told}
         sys.stdout.write(json.dumps(answer) + "\n")
         sys.stdout.flush()
 
@@ -109,15 +114,16 @@ def _run(scratch: Path, arguments: list[str], kill_at: int, kind: Kind) -> None:
 
     api.execute = counted
     code = 1
-    with (scratch / "stderr").open("w") as told:
+    with (scratch / "stdout").open("w") as out, (scratch / "stderr").open("w") as told:
+        os.dup2(out.fileno(), 1)
         os.dup2(told.fileno(), 2)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         try:
             feduhb.cli.app(arguments, standalone_mode=True)
         except SystemExit as ended:
             code = ended.code if isinstance(ended.code, int) else int(bool(ended.code))
         finally:
             (scratch / "moments").write_text(str(seen))
+            sys.stdout.flush()
             sys.stderr.flush()
             os._exit(code)
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
+
+import killing
+from feduhb.cli import app
 
 HERE = Path(__file__).parent
 CONFIG = """
@@ -40,33 +44,36 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def trained(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def start(site: Path) -> Iterator[Callable[..., killing.Ended]]:
+    """Run a command where the other package is installed."""
+    with killing.started(str(site)) as killer:
+        yield lambda *arguments: killer.feduhb(*arguments, "--json")
+
+
+@pytest.fixture(scope="module")
+def feduhb(start) -> Callable[..., dict[str, Any]]:
+    """Run such a command to a good end, and return its answer."""
+
+    def run(*arguments: object) -> dict[str, Any]:
+        ended = start(*arguments)
+        assert ended.returncode == 0, ended.stderr
+        return json.loads(ended.stdout)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def trained(feduhb, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that was trained on the other package's data set by its engine."""
     folder = tmp_path_factory.mktemp("trained")
     (folder / "config.toml").write_text(CONFIG)
-    answer = feduhb(site, "train", folder / "config.toml", "--out", folder / "run")
+    answer = feduhb("train", folder / "config.toml", "--out", folder / "run")
     assert answer["engine"]["name"] == "rounded"
     return folder / "run"
 
 
-def start(site: Path | None, *arguments: object) -> subprocess.CompletedProcess[str]:
-    """Run the command line, with the other package installed or not."""
-    given = os.environ.get("PYTHONPATH", "")
-    path = given if site is None else os.pathsep.join(filter(None, (str(site), given)))
-    command = [sys.executable, "-m", "feduhb.cli", *map(str, arguments), "--json"]
-    environment = {**os.environ, "PYTHONPATH": path}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-
-
-def feduhb(site: Path, *arguments: object) -> dict[str, Any]:
-    ended = start(site, *arguments)
-    assert ended.returncode == 0, ended.stderr
-    return json.loads(ended.stdout)
-
-
-def test_a_method_of_another_package_is_compared_by_name(site, trained, tmp_path):
+def test_a_method_of_another_package_is_compared_by_name(feduhb, trained, tmp_path):
     answer = feduhb(
-        site,
         "compare",
         trained,
         "--forget",
@@ -83,19 +90,19 @@ def test_a_method_of_another_package_is_compared_by_name(site, trained, tmp_path
     assert result["settings"] == {"step_size": 0.01, "epochs": 1}, "epochs are the run's"
 
 
-def test_its_settings_are_set_like_any_others_and_its_run_takes_the_next_request(site, trained, tmp_path):
+def test_its_settings_are_set_like_any_others_and_its_run_takes_the_next_request(feduhb, trained, tmp_path):
     words = ["--rounds", 2, "--method", "mine"]
     first = feduhb(
-        site, "unlearn", trained, "--forget", "c00", *words, "--step-size", 0.02, "--out", tmp_path / "a"
+        "unlearn", trained, "--forget", "c00", *words, "--step-size", 0.02, "--out", tmp_path / "a"
     )
     assert first["settings"]["step_size"] == 0.02
-    second = feduhb(site, "unlearn", tmp_path / "a", "--forget", "c01", *words, "--out", tmp_path / "b")
+    second = feduhb("unlearn", tmp_path / "a", "--forget", "c01", *words, "--out", tmp_path / "b")
     assert second["clients"] == ["c02", "c03"]
 
 
-def test_where_none_is_named_the_built_in_methods_are_compared(site, trained, tmp_path):
+def test_where_none_is_named_the_built_in_methods_are_compared(feduhb, trained, tmp_path):
     """A method of another package is compared when it is named; one that is broken stands in nobody's way."""
-    answer = feduhb(site, "compare", trained, "--forget", "c00", "--rounds", 1, "--out", tmp_path)
+    answer = feduhb("compare", trained, "--forget", "c00", "--rounds", 1, "--out", tmp_path)
     assert [view["run"] for view in answer["runs"][1:]] == ["FedUHB", "Retrain"]
 
 
@@ -106,16 +113,16 @@ def test_where_none_is_named_the_built_in_methods_are_compared(site, trained, tm
         (["unlearn", "--forget", "c00", "--method", "broken"], "'broken' of feduhb.methods cannot be imported from feduhb-mine 1.0"),
     ],
 )  # fmt: skip
-def test_a_name_that_is_not_there_is_told_what_is(site, trained, tmp_path, arguments, says):
+def test_a_name_that_is_not_there_is_told_what_is(start, trained, tmp_path, arguments, says):
     command, *options = arguments
     fresh = shutil.copytree(trained, tmp_path / "run", ignore=shutil.ignore_patterns("later.json"))
-    ended = start(site, command, fresh, *options)
+    ended = start(command, fresh, *options)
     assert ended.returncode == 2
     assert says in ended.stderr
 
 
 def test_without_the_package_its_run_says_what_is_missing(trained):
-    ended = start(None, "unlearn", trained, "--forget", "c00")
-    assert ended.returncode == 2
+    ended = CliRunner().invoke(app, ["unlearn", str(trained), "--forget", "c00"])
+    assert ended.exit_code == 2
     assert "there is no data set 'stripes'" in ended.stderr
     assert "Traceback" not in ended.stderr
