@@ -5,7 +5,9 @@ Run as a program it prints the path: python tests/architecture/test_path_of_a_re
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import io
 import json
 import subprocess
 import sys
@@ -14,6 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
+
+import pytest
 
 EXEMPT = ("core", "methods", "engines")  # the kernel: what computes
 MOST = 16
@@ -66,16 +70,15 @@ def trace(arguments: list[str]) -> Tracer:
     return tracer
 
 
-def trace_unlearn(folder: Path) -> dict[str, Any]:
+def trace_unlearn(folder: Path, *, keep_history: bool) -> dict[str, Any]:
     """Train in a folder, then return the path of an unlearning."""
     import feduhb.cli
 
-    (folder / "config.toml").write_text(CONFIG)
-    feduhb.cli.app(
-        ["train", str(folder / "config.toml"), "--out", str(folder / "run")], standalone_mode=False
-    )
-    command = ["unlearn", str(folder / "run"), "--forget", "c00", "--rounds", "2", "--json"]
-    found = trace(command)
+    (folder / "config.toml").write_text(CONFIG + f"keep_history = {str(keep_history).lower()}\n")
+    train = ["train", str(folder / "config.toml"), "--out", str(folder / "run"), "--json"]
+    with contextlib.redirect_stdout(io.StringIO()):
+        feduhb.cli.app(train, standalone_mode=False)
+        found = trace(["unlearn", str(folder / "run"), "--forget", "c00", "--rounds", "2", "--json"])
     assert (folder / "run-feduhb" / "state.safetensors").exists()
     return {"modules": found.modules, "steps": len(found.passed)}
 
@@ -85,13 +88,17 @@ def lines(found: dict[str, Any]) -> Iterator[str]:
     yield f"{len(found['modules'])} modules, {found['steps']} changes from one to another"
 
 
-def test_a_request_passes_few_modules(tmp_path: Path) -> None:
-    """In a process of its own: what other tests have loaded and cached would shorten the path."""
-    command = [sys.executable, __file__, str(tmp_path)]
+@pytest.mark.parametrize(("history", "most"), [("", MOST), ("history", MOST + 1)])
+def test_a_request_passes_few_modules(tmp_path: Path, history: str, most: int) -> None:
+    """In a process of its own: what other tests have loaded and cached would shorten the path.
+
+    Where the old run kept a history to erase, ``runs.history`` is one more.
+    """
+    command = [sys.executable, __file__, str(tmp_path), history]
     ended = subprocess.run(command, capture_output=True, text=True, check=True)
     found = json.loads(ended.stdout.splitlines()[-1])
     print("\n".join(lines(found)))  # noqa: T201 (shown where the test fails, or with pytest -s)
-    assert len(found["modules"]) <= MOST, found["modules"]
+    assert len(found["modules"]) <= most, found["modules"]
     layers = [
         found["modules"].index(module) for module in ("cli.unlearn", "api", "runs.execute", "runs.loop")
     ]
@@ -101,6 +108,7 @@ def test_a_request_passes_few_modules(tmp_path: Path) -> None:
 if __name__ == "__main__":
     import tempfile
 
+    given = sys.argv[1:]
     with tempfile.TemporaryDirectory() as scratch:
-        path = trace_unlearn(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(scratch))
-    sys.stdout.write(json.dumps(path) + "\n" if len(sys.argv) > 1 else "\n".join(lines(path)) + "\n")
+        path = trace_unlearn(Path(given[0] if given else scratch), keep_history="history" in given)
+    sys.stdout.write(json.dumps(path) + "\n" if given else "\n".join(lines(path)) + "\n")

@@ -171,3 +171,10 @@ def test_what_is_half_a_method_is_told_what_it_lacks(parts: dict[str, Any], says
     half = type("Half", (Method,), {"exact": True, "name": "half", **parts})
     with pytest.raises(ConfigError, match=says):
         check_method(half())
+
+
+def test_a_method_registered_under_another_name_than_its_own_is_refused(monkeypatch: pytest.MonkeyPatch):
+    """Its runs would name a method that nobody finds again."""
+    monkeypatch.setitem(METHODS, "odd", Retrain)
+    with pytest.raises(ConfigError, match="the method registered as 'odd' calls itself 'retrain'"):
+        make_method("odd")
