@@ -29,7 +29,7 @@ format: $(READY)
 
 docs: $(READY)
 	$(BIN)/python docs/generate.py
-	$(BIN)/python docs/reproduction.py
+	$(BIN)/python -m feduhb_reproduction.pages
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 bench: $(READY)
@@ -38,9 +38,9 @@ bench: $(READY)
 	$(BIN)/python benchmarks/to_target.py --json results/benchmarks/to-target.json
 	$(BIN)/python benchmarks/tables.py
 
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml reproduction/pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]' -e ./reproduction
 	touch $(READY)
 
 clean:

@@ -24,8 +24,8 @@ import torch
 import feduhb
 from feduhb.core.flat import flatten, with_params
 from feduhb.engines import Stacked
-from feduhb.report.paper.claims_parts import QUANTILES
 from feduhb.runs.loop import run
+from feduhb_reproduction.report.claims_parts import QUANTILES
 from measuring import header, write
 
 Curves = Sequence[Sequence[float]]  # by seed, by round

@@ -24,7 +24,6 @@ OTHERS = {  # packages that are not ours
     "api": {"torch"},
     "audit": {"torch", "numpy", "scipy", "sklearn", "threadpoolctl"},
     "flower": {"torch", "numpy", "safetensors", "tomli_w", "flwr", "cryptography"},
-    "paper": {"torch"},
     "report": {"matplotlib", "plotly", "rich", "numpy"},
 }
 

@@ -271,9 +271,9 @@ def test_an_interrupted_run_says_how_to_go_on(run, tmp_path, monkeypatch):
     ("module", "name", "command", "says"),
     [
         ("feduhb.demo", "run_demo", ["demo"], "start again: the demo begins anew"),
-        ("feduhb.paper.theorem", "run_theorem", ["theorem"], "start again"),
+        ("feduhb_reproduction.theorem", "run_theorem", ["theorem"], "start again"),
         ("feduhb.audit.audit", "audit_all", ["audit"], "audit-work, whose models know the forgotten data"),
-        ("feduhb.paper.grids", "read_grid", ["reproduce", "mnist"], "FOLDER/work, whose models know the forgotten data"),
+        ("feduhb_reproduction.grids", "read_grid", ["reproduce", "mnist"], "FOLDER/work, whose models know the forgotten data"),
     ],
 )  # fmt: skip
 def test_what_is_interrupted_says_what_is_kept_of_it(tmp_path, monkeypatch, module, name, command, says):
