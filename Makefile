@@ -4,24 +4,42 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-# Files of tests at once. Two more than two cores, for some tests mostly wait for other programs.
-WORKERS ?= 4
+# Files of tests at once: for all tests more than two cores need, because some mostly wait for other programs.
+WORKERS      ?= 4
+FAST_WORKERS ?= 2
 
-# Threads that wait shall not spin: they would take the cores from whoever could work (docs/speed.md).
+# Threads that wait must not spin: they would keep other threads from working (docs/speed.md).
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: demo test lint format docs bench clean
+# Every process that the tests start would compile the package again.
+unexport PYTHONDONTWRITEBYTECODE
+
+# Run pytest with $(1) workers and options $(2) while basedpyright checks the types; its findings are shown at the end.
+define test_and_check_types
+$(BIN)/basedpyright >$(VENV)/types.log 2>&1 & types=$$!; trap "kill $$types" INT TERM; \
+$(BIN)/python -m pytest -n $(1) --dist loadfile --no-loadscope-reorder $(2); tests=$$?; \
+wait $$types; types=$$?; cat $(VENV)/types.log; [ $$tests -eq 0 ] && [ $$types -eq 0 ]
+endef
+
+.PHONY: demo test check lint style format docs bench clean
 
 demo: $(READY)
 	$(BIN)/feduhb demo --out demo
 
-test: lint
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+# Everything: style, types and all tests, in at most 8 minutes on two cores.
+test: style
+	@$(call test_and_check_types,$(WORKERS))
 
-lint: $(READY)
+# What to run while you work: style, types and the fast tests, in at most 2 minutes on two cores.
+check: style
+	@$(call test_and_check_types,$(FAST_WORKERS),-m "not slow and not deployment")
+
+lint: style
+	$(BIN)/basedpyright
+
+style: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/basedpyright
 
 format: $(READY)
 	$(BIN)/ruff check --fix .

@@ -1,8 +1,8 @@
-"""Times the command line beside that of another commit: `feduhb --help`, `feduhb unlearn` on a tiny run, and the demo.
+"""Time the command line against that of another commit: `feduhb --help`, `feduhb unlearn` on a tiny run, and the demo.
 
     python benchmarks/commands.py COMMIT [--runs 7] [--demo]
 
-Both run in turn, so that what else the machine does meets both alike; the medians and their ratio are printed. Below 1, this tree is faster.
+Both run in turns, so that other load slows both alike. The medians and their ratio are printed; below 1, this tree is faster.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ epochs = 1
 """
 
 
-def feduhb(tree: Path, *arguments: object) -> float:
+def time_command(tree: Path, *arguments: object) -> float:
     """Return the seconds that a command took with the source of a tree."""
     environment = {**os.environ, "PYTHONPATH": str(tree / "src"), "OMP_WAIT_POLICY": "PASSIVE"}
     command = [sys.executable, "-m", "feduhb.cli", *map(str, arguments)]
@@ -44,15 +44,15 @@ def measure(
 ) -> dict[str, dict[str, list[float]]]:
     """Return the seconds of each command, by command and by tree."""
     (folder / "config.toml").write_text(CONFIG)
-    feduhb(trees["before"], "train", folder / "config.toml", "--out", folder / "run")
+    time_command(trees["before"], "train", folder / "config.toml", "--out", folder / "run")
     found: dict[str, dict[str, list[float]]] = {}
     for number in range(runs):
         for name, tree in trees.items():
             copy = shutil.copytree(folder / "run", folder / f"{name}-{number}")
-            seconds = {"--help": feduhb(tree, "--help")}
-            seconds["unlearn"] = feduhb(tree, "unlearn", copy, "--forget", "c00", "--rounds", 3)
+            seconds = {"--help": time_command(tree, "--help")}
+            seconds["unlearn"] = time_command(tree, "unlearn", copy, "--forget", "c00", "--rounds", 3)
             if demo and number < 3:
-                seconds["demo"] = feduhb(tree, "demo", "--out", folder / f"demo-{name}")
+                seconds["demo"] = time_command(tree, "demo", "--out", folder / f"demo-{name}")
             for command, took in seconds.items():
                 found.setdefault(command, {}).setdefault(name, []).append(took)
     return found

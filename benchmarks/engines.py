@@ -2,10 +2,10 @@
 
     python benchmarks/engines.py [--clients 6] [--images 500] [--epochs 1] [--repeats 3] [--json]
 
-Each engine trains the same clients on real images (`mnist-5k`), batch 64. Every one runs in a process of its own, and
-they take turns, so that a busy machine slows all alike; the
-best of the turns counts. `loop` computes with one thread, for its bits must not depend on how many there are, and so is the
-easiest to beat; "plain" is the same loop as most people write it, with all of torch's threads.
+Each engine trains the same clients on real images (`mnist-5k`), batch 64. Each runs in its own process. They take turns, so
+that a busy machine slows all of them alike, and the best turn counts. `loop` uses one thread, because its bits must not depend
+on the number of threads, and is therefore the easiest to beat. "plain" is the same loop with all of torch's threads, as most
+people write it.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from feduhb.core.types import Engine
 KINDS = ("loop", "plain", "pool")
 
 
-def measured(kind: str, clients: int, images: int, epochs: int) -> float:
-    """Give the images a second of one engine in this process, after a warm-up."""
+def measure(kind: str, clients: int, images: int, epochs: int) -> float:
+    """Return the images a second of one engine in this process, after a warm-up."""
     federation = feduhb.load("mnist-5k", clients=clients, per_client=images, held_out=0.0)
     threads = torch.get_num_threads() if kind == "plain" else 1
     engine: Engine = feduhb.Pool(federation) if kind == "pool" else feduhb.Loop(federation, threads=threads)
@@ -38,8 +38,8 @@ def measured(kind: str, clients: int, images: int, epochs: int) -> float:
     return clients * images * epochs / (time.perf_counter() - began)
 
 
-def matrix_rate(size: int = 1024, repeats: int = 20) -> float:
-    """Give the machine's float32 matrix product rate with all threads, in GFLOP/s."""
+def measure_matrix_rate(size: int = 1024, repeats: int = 20) -> float:
+    """Return the rate of float32 matrix products with all threads, in GFLOP/s."""
     a, b = torch.randn(2, size, size)
     torch.mm(a, b)
     began = time.perf_counter()
@@ -49,7 +49,7 @@ def matrix_rate(size: int = 1024, repeats: int = 20) -> float:
 
 
 def main() -> None:
-    """Take turns, then print the table."""
+    """Measure the engines in turns and print the table."""
     arguments = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -60,7 +60,7 @@ def main() -> None:
     given = arguments.parse_args()
     sizes = (given.clients, given.images, given.epochs)
     if given.only:
-        print(measured(given.only, *sizes))
+        print(measure(given.only, *sizes))
         return
     turns: dict[str, list[float]] = {kind: [] for kind in KINDS}
     for _ in range(given.repeats):
@@ -80,10 +80,12 @@ def report(best: dict[str, float], as_json: bool) -> None:
     """Print images a second and the pool's ratios."""
     ratios = {f"pool / {kind}": best["pool"] / best[kind] for kind in KINDS[:-1]}
     if as_json:
-        print(json.dumps({"images_per_second": best, "ratios": ratios, "matrix_gflops": matrix_rate()}))
+        print(
+            json.dumps({"images_per_second": best, "ratios": ratios, "matrix_gflops": measure_matrix_rate()})
+        )
         return
     print(
-        f"torch {torch.__version__}, {torch.get_num_threads()} threads, matrix products at {matrix_rate():.0f} GFLOP/s\n"
+        f"torch {torch.__version__}, {torch.get_num_threads()} threads, matrix products at {measure_matrix_rate():.0f} GFLOP/s\n"
     )
     for kind, rate in best.items():
         print(f"{kind:<8} {rate:>8,.0f} images/s")

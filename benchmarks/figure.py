@@ -7,9 +7,22 @@ import statistics
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from feduhb.report.drawing import INK, SIZE, SMALL, SOFT, Heading, blank, quiet, say, write_headings
-from feduhb.report.figures import png
-from feduhb.report.style import BLUE, GREY, OWN, VERMILLION
+from feduhb.report.drawing import (
+    BLUE,
+    GREY,
+    INK,
+    OWN,
+    SIZE,
+    SMALL,
+    SOFT,
+    VERMILLION,
+    Heading,
+    new_figure,
+    style_axes,
+    to_png,
+    write_headings,
+    write_text,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,16 +33,16 @@ NAMES: dict[str, str] = {"flower": "Flower", "pfl": "pfl", "jax": "JAX", "plain"
 METHODS = {"feduhb": "FedUHB", "retrain": "Retrain", "federaser": "FedEraser", "fedrecover": "FedRecover"}
 
 
-def drawn(all: dict[str, Any]) -> bytes:
+def draw_figure(all: dict[str, Any]) -> bytes:
     """Draw the figure as PNG."""
-    figure, every = blank(2, 2, width=WIDTH, height=HEIGHT)
-    drawers = (rates, targets, seconds, memory)
+    figure, every = new_figure(2, 2, width=WIDTH, height=HEIGHT)
+    drawers = (draw_rates, draw_targets, draw_seconds, draw_memory)
     headings = [draw(axes, all) for draw, axes in zip(drawers, every, strict=True)]
     write_headings(figure, every, headings, width=WIDTH, rows=2)
-    return png(figure)
+    return to_png(figure)
 
 
-def rates(axes: Axes, all: dict[str, Any]) -> Heading:
+def draw_rates(axes: Axes, all: dict[str, Any]) -> Heading:
     """Images a second of everyone, with the roofline."""
     found = all["side-by-side"]
     there: dict[str, float] = {
@@ -38,7 +51,7 @@ def rates(axes: Axes, all: dict[str, Any]) -> Heading:
         if "images_per_second" in one
     }
     names = sorted(there, key=lambda name: there[name])
-    bars(axes, [NAMES.get(name, name) for name in names], [there[name] for name in names],
+    draw_bars(axes, [NAMES.get(name, name) for name in names], [there[name] for name in names],
          [BLUE if name in OURS else GREY for name in names], "{:,.0f}")  # fmt: skip
     roof = found["matrix_gflops"] * 1e9 / found["flop_an_image"]
     axes.axvline(roof, color=VERMILLION, linewidth=1.1, linestyle="dashed", zorder=2)
@@ -51,25 +64,27 @@ def rates(axes: Axes, all: dict[str, Any]) -> Heading:
     )
 
 
-def seconds(axes: Axes, all: dict[str, Any]) -> Heading:
+def draw_seconds(axes: Axes, all: dict[str, Any]) -> Heading:
     """Seconds a round, by the number of clients."""
-    grown(axes, all, "seconds", BLUE, "seconds a round", "{:.2g} s")
+    draw_growth(axes, all, "seconds", BLUE, "seconds a round", "{:.2g} s")
     return Heading(
         "Seconds a round by clients",
         [("our pool, the paper's CNN, two images a client; both axes log", SOFT)],
     )
 
 
-def memory(axes: Axes, all: dict[str, Any]) -> Heading:
+def draw_memory(axes: Axes, all: dict[str, Any]) -> Heading:
     """Memory beyond the data, by the number of clients."""
-    last = grown(axes, all, "beyond_mib", INK, "MiB beyond the data", "{:.0f} MiB")
+    last = draw_growth(axes, all, "beyond_mib", INK, "MiB beyond the data", "{:.0f} MiB")
     model = last["parameters"] * 4 / 2**20
     words = f"the same rounds; one model of {last['parameters']:,} parameters is {model:.1f} MiB; clients log"
     return Heading("Memory by clients", [(words, SOFT)])
 
 
-def grown(axes: Axes, all: dict[str, Any], key: str, colour: str, unit: str, spell: str) -> dict[str, Any]:
-    """Draw one number of the pool by clients, each point with its value; give the last case."""
+def draw_growth(
+    axes: Axes, all: dict[str, Any], key: str, colour: str, unit: str, spell: str
+) -> dict[str, Any]:
+    """Draw one number of the pool by clients, with a value at each point; return the last case."""
     cases = [one for name, one in all["growth"]["cases"].items() if name.startswith("clients:pool:")]
     counts, heights = [one["clients"] for one in cases], [one[key] for one in cases]
     axes.plot(counts, heights, color=colour, marker="o", markersize=5, linewidth=1.8)
@@ -80,18 +95,18 @@ def grown(axes: Axes, all: dict[str, Any], key: str, colour: str, unit: str, spe
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     else:
         axes.set_ylim(0, 1.25 * max(heights))
-    quiet(axes)
+    style_axes(axes)
     axes.minorticks_off()
     axes.set_xlim(counts[0] / 2, counts[-1] * 2)
     axes.set_xticks(counts, [f"{count:,}" for count in counts])
     axes.set_xlabel("clients", color=SOFT, size=SMALL)
     axes.set_ylabel(unit, color=SOFT, size=SMALL)
     for count, height in zip(counts, heights, strict=True):
-        say(axes, spell.format(height), (count, height), (0, 11), colour, ha="center")
+        write_text(axes, spell.format(height), (count, height), (0, 11), colour, ha="center")
     return cases[-1]
 
 
-def targets(axes: Axes, all: dict[str, Any]) -> Heading:
+def draw_targets(axes: Axes, all: dict[str, Any]) -> Heading:
     """Rounds to the middle target, by method."""
     from matplotlib.ticker import MaxNLocator
 
@@ -100,32 +115,34 @@ def targets(axes: Axes, all: dict[str, Any]) -> Heading:
     runs = {
         method: [seed[method]["targets"][target] for seed in found["seeds"].values()] for method in METHODS
     }
-    rounds = {method: middle(own, "rounds") for method, own in runs.items()}
+    rounds = {method: find_median(own, "rounds") for method, own in runs.items()}
     reached = {method: count for method, count in rounds.items() if count < math.inf}
     names = sorted(reached, key=lambda name: -reached[name])
-    bars(axes, [METHODS[name] for name in names], [reached[name] for name in names],
-         [OWN[name] for name in names], "{:g}", [some(runs[name]) for name in names])  # fmt: skip
+    draw_bars(axes, [METHODS[name] for name in names], [reached[name] for name in names],
+         [OWN[name] for name in names], "{:g}", [count_seeds(runs[name]) for name in names])  # fmt: skip
     axes.set_xlim(0, 1.15 * max(reached.values()))
     axes.set_xlabel("rounds", color=SOFT, size=SMALL)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     seeds = len(found["seeds"])
-    few = "; a seed that never got there counts as the longest" if any(map(some, runs.values())) else ""
+    few = (
+        "; a seed that never got there counts as the longest" if any(map(count_seeds, runs.values())) else ""
+    )
     words = f"unlearning two of 20 clients of mnist-5k from a fresh model, no stop rule; median of {seeds} seeds{few}"
     return Heading(f"Rounds to {target} test accuracy", [(words, SOFT)])
 
 
-def middle(runs: Sequence[dict[str, Any] | None], key: str) -> float:
-    """The median of all runs; one that never got there counts as the longest."""
+def find_median(runs: Sequence[dict[str, Any] | None], key: str) -> float:
+    """Return the median of all runs; a run that never got there counts as the longest."""
     return statistics.median_high(math.inf if run is None else run[key] for run in runs)
 
 
-def some(runs: Sequence[dict[str, Any] | None]) -> str:
-    """Say how many seeds got there, where not all did."""
+def count_seeds(runs: Sequence[dict[str, Any] | None]) -> str:
+    """Return how many seeds got there, or nothing if all did."""
     there = sum(run is not None for run in runs)
     return "" if there == len(runs) else f"{there} of {len(runs)} seeds got there"
 
 
-def bars(
+def draw_bars(
     axes: Axes,
     names: list[str],
     values: list[float],
@@ -136,9 +153,9 @@ def bars(
     """Lying bars with their values, and notes before these."""
     axes.barh(range(len(names)), values, color=colours, height=0.62, zorder=3)
     axes.set_yticks(range(len(names)), names)
-    quiet(axes)
+    style_axes(axes)
     axes.grid(visible=False, axis="y")
     axes.tick_params(axis="y", labelsize=SIZE, labelcolor=INK)
     for row, value in enumerate(values):
         note = f"{notes[row]}   " if notes and notes[row] else ""
-        say(axes, note + spell.format(value), (value, row), (-4, 0), "white", ha="right")
+        write_text(axes, note + spell.format(value), (value, row), (-4, 0), "white", ha="right")

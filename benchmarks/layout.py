@@ -1,4 +1,4 @@
-"""How the tables of the benchmarks are laid out, and how they name their source."""
+"""Format the tables of the benchmarks and the line that names their source."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 Results = dict[str, Any]
 
 
-def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Lay out a table, the first column to the left."""
+def format_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a Markdown table with a left-aligned first column."""
     lines = [f"| {' | '.join(heads)} |", "|---|" + "---:|" * (len(heads) - 1)]
     return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
 
 
-def source(found: Results) -> str:
-    """Say where numbers come from."""
+def format_source(found: Results) -> str:
+    """Return the command, date and machine of a result."""
     m = found["machine"]
     cores = f"{m['cores']} cores of an {m['processor']}, {m['memory_gib']:g} GiB"
     gpu = f"one {m['gpu']}, " if "gpu" in m else ""

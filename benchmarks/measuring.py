@@ -1,4 +1,4 @@
-"""What the benchmarks share: processes whose memory is watched, a description of the machine, results on disk."""
+"""What the benchmarks share: run a process and watch its memory, describe the machine, write results."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RESULTS = ROOT / "results" / "benchmarks"
 PAGE = os.sysconf("SC_PAGE_SIZE")
 MIB = 2**20
 QUIET = {
-    "OMP_WAIT_POLICY": "PASSIVE",  # threads that wait shall not spin
+    "OMP_WAIT_POLICY": "PASSIVE",  # waiting threads must not spin
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
@@ -34,14 +34,14 @@ QUIET = {
 class Ended(NamedTuple):
     """A process that ended by itself."""
 
-    answer: dict[str, Any]  # the last line it printed that is JSON; empty where there was none
-    words: str  # the last of what it said otherwise
+    answer: dict[str, Any]  # the last line of JSON that it printed; empty if there was none
+    words: str  # the last lines of its output
     seconds: float
     peak: int  # bytes
 
 
-def watched(command: Sequence[str | Path], *, every: float = 0.2) -> Ended:
-    """Run a command and look at the memory of it and its children as it runs."""
+def run_watched(command: Sequence[str | Path], *, every: float = 0.2) -> Ended:
+    """Run a command and measure the memory of its process and its children while it runs."""
     environment = {**os.environ, **QUIET, "PYTHONPATH": str(ROOT / "src")}
     began, peak = time.perf_counter(), 0
     with tempfile.TemporaryFile("w+") as said:
@@ -49,7 +49,7 @@ def watched(command: Sequence[str | Path], *, every: float = 0.2) -> Ended:
             [str(part) for part in command], stdout=said, stderr=subprocess.STDOUT, env=environment
         )
         while process.poll() is None:
-            peak = max(peak, resident(process.pid))
+            peak = max(peak, measure_memory(process.pid))
             time.sleep(every)
         said.seek(0)
         lines = said.read().splitlines()
@@ -58,10 +58,10 @@ def watched(command: Sequence[str | Path], *, every: float = 0.2) -> Ended:
     return Ended(answer, "\n".join(lines[-12:]), time.perf_counter() - began, peak)
 
 
-def resident(root: int) -> int:
-    """Bytes that a process and its descendants hold: each one's own pages, and the shared ones of the largest once."""
+def measure_memory(root: int) -> int:
+    """Return the bytes that a process and its descendants hold: the own pages of each, and the largest share once."""
     own = shared = 0
-    for process in family(root):
+    for process in list_family(root):
         try:
             pages = (Path("/proc") / str(process) / "statm").read_text().split()
         except OSError:  # it ended meanwhile
@@ -71,8 +71,8 @@ def resident(root: int) -> int:
     return (own + shared) * PAGE
 
 
-def family(root: int) -> set[int]:
-    """The ids of a process and of all that descend from it."""
+def list_family(root: int) -> set[int]:
+    """Return the ids of a process and of all its descendants."""
     parents: dict[int, int] = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -86,26 +86,26 @@ def family(root: int) -> set[int]:
     return found
 
 
-def held() -> int:
-    """Bytes this process holds now."""
+def read_memory() -> int:
+    """Return the bytes that this process holds now."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * PAGE
 
 
-def forget_peak() -> None:
-    """Let the most this process ever held begin anew."""
+def reset_peak() -> None:
+    """Reset the peak memory of this process."""
     Path("/proc/self/clear_refs").write_text("5")
 
 
-def most_held() -> int:
-    """The most bytes this process held since `forget_peak`."""
+def read_peak() -> int:
+    """Return the peak memory of this process in bytes since `reset_peak`."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
 
 
-def machine() -> dict[str, Any]:
-    """Describe the machine and what runs on it."""
+def describe_machine() -> dict[str, Any]:
+    """Return a description of the machine and its software."""
     return {
-        "processor": processor(),
+        "processor": read_processor(),
         "cores": len(os.sched_getaffinity(0)),
         "memory_gib": round(os.sysconf("SC_PHYS_PAGES") * PAGE / 2**30, 1),
         "system": platform.system(),
@@ -114,31 +114,31 @@ def machine() -> dict[str, Any]:
     }
 
 
-def graphics() -> dict[str, str]:
-    """The GPU, and Triton where it is installed."""
+def describe_gpu() -> dict[str, str]:
+    """Return the name of the GPU, and the version of Triton if it is installed."""
     triton = {"triton": import_module("triton").__version__} if find_spec("triton") else {}
     return {"gpu": torch.cuda.get_device_name(), **triton}
 
 
-def processor() -> str:
-    """The processor's name."""
+def read_processor() -> str:
+    """Return the processor's name."""
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
     return platform.machine()
 
 
-def header(name: str, *, gpu: bool = False) -> dict[str, Any]:
-    """What stands at the top of every result: command, date and machine, with its GPU where that computed."""
+def make_header(name: str, *, gpu: bool = False) -> dict[str, Any]:
+    """Return the head of every result: command, date and machine, with the GPU if ``gpu``."""
     return {
-        "command": " ".join(["python", f"benchmarks/{name}.py", *_plain(sys.argv[1:])]),
+        "command": " ".join(["python", f"benchmarks/{name}.py", *_drop_paths(sys.argv[1:])]),
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "machine": {**(graphics() if gpu else {}), **machine()},
+        "machine": {**(describe_gpu() if gpu else {}), **describe_machine()},
     }
 
 
-def _plain(words: Sequence[str]) -> list[str]:
-    """Leave out what names files of this machine: the options for results and interpreters with their values, and paths."""
+def _drop_paths(words: Sequence[str]) -> list[str]:
+    """Return the arguments without file names: without --json and --python with their values, and without paths."""
     own = [word.startswith(("--python", "--json")) for word in words]
     value = [False, *(mine and "=" not in word for mine, word in zip(own, words, strict=True))]
     return [

@@ -1,11 +1,11 @@
-"""FedUHB's accuracy on MNIST, round by round, in float32, tf32 and bf16, with several seeds.
+"""Measure FedUHB's accuracy on MNIST after each round in float32, tf32 and bf16, with several seeds.
 
     FEDUHB_DATA=... python benchmarks/precision.py [--rounds 20] [--seeds 3] [--json FILE]
     python benchmarks/precision.py --read results/benchmarks/precision-h200.json
 
-The paper's federation: 20 clients of 3,000 images, of which two are forgotten, so that 18 train; 5 epochs, batch 64. A precision
-costs nothing that can be seen if the mean of its seeds differs from that of float32's in no round by more than seeds account for: by fewer
-standard errors than chance gives (2.8 with three seeds each, at 95 %).
+The paper's federation: 20 clients with 3,000 images each, two of them forgotten, so that 18 train; 5 epochs, batch 64. A
+precision has no visible cost if in every round its mean over seeds differs from float32's by fewer standard errors than chance
+gives (2.8 with three seeds each, at 95 %).
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from scipy import stats
 
 import feduhb
 from feduhb.core.flat import flatten, with_params
 from feduhb.engines import Stacked
 from feduhb.runs.loop import run
-from feduhb_reproduction.report.claims_parts import QUANTILES
-from measuring import header, write
+from measuring import make_header, write
 
 Curves = Sequence[Sequence[float]]  # by seed, by round
 
 
 class Compared(NamedTuple):
-    """How a precision's curves compare with float32's."""
+    """The comparison of a precision's curves with float32's."""
 
     precision: str
     last: float  # accuracy, the mean over seeds
@@ -42,8 +42,8 @@ class Compared(NamedTuple):
     spread: float  # standard deviation over its own seeds, the mean over rounds
 
 
-def curve(seed: int, precision: str, rounds: int) -> tuple[list[float], float]:
-    """Test accuracy after each round, and the seconds of training."""
+def measure_curve(seed: int, precision: str, rounds: int) -> tuple[list[float], float]:
+    """Return the test accuracy after each round, and the seconds of training."""
     federation = feduhb.load("mnist", clients=20, per_client=3000, held_out=0.0, model="cnn", seed=seed)
     engine = Stacked(federation, precision=precision)
     method = feduhb.FedUHB()
@@ -60,13 +60,13 @@ def curve(seed: int, precision: str, rounds: int) -> tuple[list[float], float]:
     return found, seconds
 
 
-def chance(seeds: int) -> float:
-    """How many standard errors apart chance puts the means of so many seeds each, at 95 %."""
-    return QUANTILES[min(2 * seeds - 2, len(QUANTILES)) - 1]
+def find_chance(seeds: int) -> float:
+    """Return by how many standard errors two means over this many seeds differ by chance, at 95 %."""
+    return float(stats.t.ppf(0.975, 2 * seeds - 2))
 
 
-def errors_apart(own: Curves, reference: Curves) -> float:
-    """How many standard errors, by the seeds' spread, the means of two precisions lie apart: the most over the rounds."""
+def count_errors(own: Curves, reference: Curves) -> float:
+    """Return by how many standard errors the means over seeds of two precisions differ, at most over the rounds."""
 
     def apart(mine: tuple[float, ...], theirs: tuple[float, ...]) -> float:
         error = math.sqrt(statistics.variance(mine) / len(mine) + statistics.variance(theirs) / len(theirs))
@@ -77,24 +77,24 @@ def errors_apart(own: Curves, reference: Curves) -> float:
 
 
 def main() -> None:
-    """Run every seed in every precision, or read what was found, then compare."""
+    """Run every seed in every precision, or read earlier results, and compare."""
     arguments = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     arguments.add_argument("--rounds", type=int, default=20)
     arguments.add_argument("--seeds", type=int, default=3)
     arguments.add_argument("--json", type=Path)
-    arguments.add_argument("--read", type=Path, help="compare what this file holds, and train nothing")
+    arguments.add_argument("--read", type=Path, help="compare the results in this file instead of training")
     given = arguments.parse_args()
     if given.read:
         report(json.loads(given.read.read_text()))
         return
     curves = {
-        precision: [curve(seed, precision, given.rounds) for seed in range(given.seeds)]
+        precision: [measure_curve(seed, precision, given.rounds) for seed in range(given.seeds)]
         for precision in ("float32", "tf32", "bf16")
     }
     found = {
-        **header("precision", gpu=True),
+        **make_header("precision", gpu=True),
         "rounds": given.rounds,
         "accuracy": {precision: [own for own, _ in runs] for precision, runs in curves.items()},
         "seconds": {
@@ -108,7 +108,7 @@ def main() -> None:
 
 def report(found: dict[str, Any]) -> None:
     """Print a line for each precision."""
-    every = compared(found)
+    every = compare_precisions(found)
     print(f"float32: seeds differ by {every[0].spread:.4%} (standard deviation, mean over rounds)")
     for one in every:
         print(
@@ -117,8 +117,8 @@ def report(found: dict[str, Any]) -> None:
         )
 
 
-def compared(found: dict[str, Any]) -> list[Compared]:
-    """Hold every precision to float32, which comes first."""
+def compare_precisions(found: dict[str, Any]) -> list[Compared]:
+    """Return the comparison of every precision with float32, which comes first."""
     exact: Curves = found["accuracy"]["float32"]
     made = []
     for precision, runs in found["accuracy"].items():
@@ -130,7 +130,7 @@ def compared(found: dict[str, Any]) -> list[Compared]:
         spread = statistics.mean(statistics.stdev(at) for at in zip(*runs, strict=True))
         last = statistics.mean(own[-1] for own in runs)
         made.append(
-            Compared(precision, last, statistics.mean(apart), max(apart), errors_apart(runs, exact), spread)
+            Compared(precision, last, statistics.mean(apart), max(apart), count_errors(runs, exact), spread)
         )
     return made
 

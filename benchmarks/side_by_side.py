@@ -1,13 +1,13 @@
-"""The same round by everyone: our engines, a plain PyTorch loop, Flower's simulation, Apple's pfl, JAX.
+"""Time the same round in our engines, a plain PyTorch loop, Flower's simulation, Apple's pfl and JAX.
 
     python benchmarks/side_by_side.py [--clients 8] [--images 500] [--epochs 1] [--rounds 4] [--turns 3] [--json FILE]
         [--python-flower PATH] [--python-pfl PATH] [--python-jax PATH]
 
-Every client trains the paper's CNN from the same parameters on its own real images (`mnist-5k`), batch 64, SGD with lr 0.005; the
-weighted mean of the models begins the next round. Each implementation runs in a process (or as many as it starts) of its own; they take
-turns, so that a busy machine slows all alike. The first round of a turn, in which things start up and compile, is not timed;
-a turn counts with the median of the others, and the best turn counts. Those that are not there are named, with what to install;
-an environment of their own keeps their pins apart from ours.
+Every client trains the paper's CNN from the same parameters on its own real images (`mnist-5k`), batch 64, SGD with lr 0.005.
+The next round starts from the weighted mean of the models. Each implementation runs in its own processes. They take turns, so
+that a busy machine slows all of them alike. The first round of a turn, which starts and compiles things, is not timed. A turn
+counts with the median of its other rounds, and the best turn counts. Implementations that are missing are listed with what to
+install, in an environment of their own if their pins conflict with ours.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import feduhb
-from engines import matrix_rate
+from engines import measure_matrix_rate
 from feduhb.core.flat import flatten
-from measuring import MIB, Ended, header, watched, write
+from measuring import MIB, Ended, make_header, run_watched, write
 
 SCRIPTS = Path(__file__).parent / "rounds"
 
 
 class Entry(NamedTuple):
-    """Somebody who takes a turn."""
+    """An implementation."""
 
     what: str
     script: str
@@ -62,7 +62,7 @@ ENTRIES = {
 
 
 def prepare(folder: Path, clients: int, images: int, epochs: int, rounds: int) -> None:
-    """Write the task that all read."""
+    """Write the task that all implementations read."""
     federation = feduhb.load("mnist-5k", clients=clients, per_client=images, held_out=0.0, model="cnn")
     x, y = zip(*(examples.all() for examples in federation.clients.values()), strict=True)
     np.save(folder / "x.npy", torch.cat(x).numpy())
@@ -72,35 +72,35 @@ def prepare(folder: Path, clients: int, images: int, epochs: int, rounds: int) -
     (folder / "task.json").write_text(json.dumps(task))
 
 
-def flop_an_image() -> int:
-    """Floating point operations of one training step on one image, forward and backward."""
+def count_flop() -> int:
+    """Return the floating point operations of one training step on one image, forward and backward."""
     model = feduhb.load("mnist-5k", clients=2, model="cnn").fresh_model()
     with FlopCounterMode(display=False) as counter:
         model(torch.zeros(64, 1, 28, 28)).sum().backward()
     return counter.get_total_flops() // 64
 
 
-def turn(entry: Entry, python: str, folder: Path) -> Ended:
-    """Let one implementation run its rounds."""
+def take_turn(entry: Entry, python: str, folder: Path) -> Ended:
+    """Run the rounds of one implementation."""
     command: list[str | Path] = [python]
     if entry.processes:
-        command += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={cores()}"]
-    return watched([*command, SCRIPTS / f"{entry.script}.py", folder, *entry.arguments])
+        command += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count_cores()}"]
+    return run_watched([*command, SCRIPTS / f"{entry.script}.py", folder, *entry.arguments])
 
 
-def cores() -> int:
-    """Count the cores this process may use."""
+def count_cores() -> int:
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
-def there(entry: Entry, python: str) -> bool:
+def can_import(entry: Entry, python: str) -> bool:
     """Whether an interpreter can import what an entry needs."""
     code = f"import {entry.needs}; print('{{\"there\": true}}')"
-    return bool(watched([python, "-c", code]).answer)
+    return bool(run_watched([python, "-c", code]).answer)
 
 
-def summary(turns: list[Ended], images: int) -> dict[str, Any]:
-    """The best turn's images a second, every timed round, and the most memory of all turns."""
+def summarise(turns: list[Ended], images: int) -> dict[str, Any]:
+    """Return the images a second of the best turn, every timed round, and the peak memory of all turns."""
     good = [ended for ended in turns if ended.answer]
     if not good:
         return {"failed": turns[-1].words}
@@ -119,28 +119,28 @@ def summary(turns: list[Ended], images: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Take turns, then print and write the table."""
-    given = arguments().parse_args()
+    """Measure the implementations in turns; print and write the table."""
+    given = make_parser().parse_args()
     pythons = {name: getattr(given, f"python_{name}", None) or sys.executable for name in ENTRIES}
     chosen = {name: ENTRIES[name] for name in given.only or ENTRIES}
-    missing = [name for name, entry in chosen.items() if not there(entry, pythons[name])]
+    missing = [name for name, entry in chosen.items() if not can_import(entry, pythons[name])]
     turns: dict[str, list[Ended]] = {name: [] for name in chosen if name not in missing}
     rates = []
     with tempfile.TemporaryDirectory() as place:
         prepare(Path(place), given.clients, given.images, given.epochs, given.rounds)
         for _ in range(given.turns):
-            rates.append(matrix_rate())
+            rates.append(measure_matrix_rate())
             for name, held in turns.items():
-                held.append(turn(ENTRIES[name], pythons[name], Path(place)))
+                held.append(take_turn(ENTRIES[name], pythons[name], Path(place)))
                 print(f"{name:8} {[round(s, 2) for s in held[-1].answer.get('seconds', ())]}", flush=True)
     images = given.clients * given.images * given.epochs
     found = {
-        **header("side_by_side"),
+        **make_header("side_by_side"),
         "task": {name: getattr(given, name) for name in ("clients", "images", "epochs", "rounds", "turns")},
-        "flop_an_image": flop_an_image(),
+        "flop_an_image": count_flop(),
         "matrix_gflops": max(rates),
         "implementations": {
-            name: {"what": entry.what, **({"missing": entry.install} if name in missing else summary(turns[name], images))}
+            name: {"what": entry.what, **({"missing": entry.install} if name in missing else summarise(turns[name], images))}
             for name, entry in chosen.items()
         },
     }  # fmt: skip
@@ -150,7 +150,7 @@ def main() -> None:
 
 
 def report(found: dict[str, Any]) -> None:
-    """Print one line an implementation."""
+    """Print one line for each implementation."""
     for name, one in found["implementations"].items():
         if "images_per_second" not in one:
             print(f"{name:8} {one.get('missing') or one['failed']}")
@@ -160,8 +160,8 @@ def report(found: dict[str, Any]) -> None:
         print(f"{name:8} {rate:8,.0f} images/s, {share:.0%} of the matrix rate, {one['peak_mib']:,.0f} MiB")
 
 
-def arguments() -> argparse.ArgumentParser:
-    """Say what can be asked."""
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,8 +1,8 @@
-"""Write the tables of benchmarks/README.md, docs/scale.md and docs/speed.md, a paragraph of README.md, and the figure, from results/benchmarks/*.json.
+"""Write the tables of benchmarks/README.md, docs/scale.md and docs/speed.md, and the figure, from results/benchmarks/*.json.
 
     python benchmarks/tables.py
 
-A table stands between `<!-- NAME -->` and `<!-- end NAME -->`; what is there is replaced.
+A table stands between `<!-- NAME -->` and `<!-- end NAME -->` and replaces the old one.
 """
 
 from __future__ import annotations
@@ -11,28 +11,29 @@ import json
 import math
 import re
 import statistics
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from figure import drawn, middle
-from gpu import distances, in_short, precisions, timings
-from layout import Results, source, table
-from scaling import arithmetic, sampling
+from figure import draw_figure, find_median
+from gpu import format_distances, format_precisions, format_summary, format_timings
+from layout import Results, format_source, format_table
+from scaling import format_arithmetic, format_sampling
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results" / "benchmarks"
-PAGES = [ROOT / page for page in ("benchmarks/README.md", "docs/scale.md", "docs/speed.md", "README.md")]
+PAGES = [ROOT / page for page in ("benchmarks/README.md", "docs/scale.md", "docs/speed.md")]
 FIGURE = ROOT / "docs" / "images" / "benchmarks.png"
 
 
-def results(folder: Path = RESULTS) -> Results:
-    """Read every result by its name."""
+def read_results(folder: Path = RESULTS) -> Results:
+    """Return every result by its name."""
     return {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
 
 
-def side_by_side(all: Results) -> str:
-    """Images a second of everyone."""
+def tabulate_side_by_side(all: Results) -> str:
+    """Return the table of images a second, by implementation."""
     found = all["side-by-side"]
     every, task = found["implementations"], found["task"]
     plain = every["plain"]["images_per_second"]
@@ -75,11 +76,11 @@ def side_by_side(all: Results) -> str:
         f"{size}; {task['rounds']} rounds a turn, {task['turns']} turns. Matrix products reached {found['matrix_gflops']:.0f} GFLOP/s in the same run; "
         f"an image costs {found['flop_an_image'] / 1e6:.1f} MFLOP. How far the models moved differs by {max(moved) / min(moved) - 1:.1%} at most. {', '.join(versions)}."
     )
-    return f"{table(heads, rows)}\n\n{note} {source(found)}"
+    return f"{format_table(heads, rows)}\n\n{note} {format_source(found)}"
 
 
-def clients(all: Results) -> str:
-    """Growth with clients."""
+def tabulate_clients(all: Results) -> str:
+    """Return the table of growth with clients."""
     rows = []
     for name, one in all["growth"]["cases"].items():
         if name.startswith("clients:"):
@@ -94,50 +95,50 @@ def clients(all: Results) -> str:
         "memory beyond the data, at most",
         "in all, Python and torch included",
     )
-    return table(heads, rows)
+    return format_table(heads, rows)
 
 
-def parameters(all: Results) -> str:
-    """Growth with parameters."""
+def tabulate_parameters(all: Results) -> str:
+    """Return the table of growth with parameters."""
     rows = [
         (f"{one['parameters']:,}", f"{one['seconds']:.2f}", f"{one['beyond_mib']:,.0f} MiB", f"{one['beyond_mib'] * 2**20 / one['parameters'] / 4:.1f}")
         for name, one in all["growth"]["cases"].items()
         if name.startswith("parameters:")
     ]  # fmt: skip
     heads = ("parameters", "seconds a round", "memory beyond data and model, at most", "in models")
-    return table(heads, rows)
+    return format_table(heads, rows)
 
 
-def rounds(all: Results) -> str:
-    """Growth with rounds."""
+def tabulate_rounds(all: Results) -> str:
+    """Return the table of growth with rounds."""
     (found,) = (one for name, one in all["growth"]["cases"].items() if name.startswith("rounds:"))
     rows = [
         (f"{at['round']}", f"{at['seconds'] * 1e3:.0f} ms", f"{at['held_mib']:,.0f} MiB")
         for at in found["rounds"]
     ]
     heads = ("up to round", "a round (median of the last ten)", "held, all of Python included")
-    return f"{table(heads, rows)}\n\n{source(all['growth'])}"
+    return f"{format_table(heads, rows)}\n\n{format_source(all['growth'])}"
 
 
-def targets(all: Results) -> str:
-    """Rounds and seconds to each accuracy, the median over seeds."""
+def tabulate_targets(all: Results) -> str:
+    """Return the table of rounds and seconds to each accuracy, the median over seeds."""
     found = all["to-target"]
     rows = []
     for method in next(iter(found["seeds"].values())):
         runs = [seed[method] for seed in found["seeds"].values()]
-        cells = [_when([run["targets"][target] for run in runs]) for target in found["targets"]]
+        cells = [_format_when([run["targets"][target] for run in runs]) for target in found["targets"]]
         last = statistics.median(run["last"] for run in runs)
         kept = max(run["history_bytes"] for run in runs)
         rows.append((method, *cells, f"{last:.1%}", f"{kept / 1e6:,.0f} MB" if kept else "none"))
     heads = ("", *(f"to {target}" for target in found["targets"]), "last accuracy", "history needed")
-    note = f'The median of {len(found["seeds"])} seeds, of which one that never got there counts as the longest; "k of n" did.'
-    return f"{table(heads, rows)}\n\n{note} {source(found)}"
+    note = f'The median of {len(found["seeds"])} seeds. A seed that never got there counts as the longest; "2 of 3" means that two did.'
+    return f"{format_table(heads, rows)}\n\n{note} {format_source(found)}"
 
 
-def _when(runs: list[dict[str, Any] | None]) -> str:
-    """The median of all runs; one that never got there counts as the longest."""
+def _format_when(runs: list[dict[str, Any] | None]) -> str:
+    """Return the median of all runs; a run that never got there counts as the longest."""
     there = sum(run is not None for run in runs)
-    count, seconds = (middle(runs, key) for key in ("rounds", "seconds"))
+    count, seconds = (find_median(runs, key) for key in ("rounds", "seconds"))
     some = f"{there} of {len(runs)}"
     if count == math.inf:
         return some if there else "never"
@@ -145,36 +146,52 @@ def _when(runs: list[dict[str, Any] | None]) -> str:
 
 
 TABLES: dict[str, Callable[[Results], str]] = {
-    "side by side": side_by_side,
-    "clients": clients,
-    "parameters": parameters,
-    "rounds": rounds,
-    "targets": targets,
-    "arithmetic": arithmetic,
-    "sampling": sampling,
-    "gpu rounds": timings,
-    "gpu distances": distances,
-    "gpu precisions": precisions,
-    "gpu in short": in_short,
+    "side by side": tabulate_side_by_side,
+    "clients": tabulate_clients,
+    "parameters": tabulate_parameters,
+    "rounds": tabulate_rounds,
+    "targets": tabulate_targets,
+    "arithmetic": format_arithmetic,
+    "sampling": format_sampling,
+    "gpu rounds": format_timings,
+    "gpu distances": format_distances,
+    "gpu precisions": format_precisions,
+    "gpu in short": format_summary,
 }
 
 
-def filled(text: str, all: Results) -> str:
-    """Put every table in its place."""
+def wrap(text: str) -> str:
+    """Wrap the lines outside of tables; a minus sign stays in its line, because it would begin a list in the next."""
+    return "\n".join(
+        line
+        if line.startswith("|")
+        else textwrap.fill(
+            line.replace(" - ", "\0-\0"),
+            116,
+            subsequent_indent="  " if line.startswith("- ") else "",
+            break_long_words=False,
+            break_on_hyphens=False,
+        ).replace("\0", " ")
+        for line in text.split("\n")
+    )
+
+
+def fill_tables(text: str, all: Results) -> str:
+    """Return a page with every table in its place."""
     for name, make in TABLES.items():
         pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end {name} -->)", re.DOTALL)
         if pattern.search(text):
-            made = make(all)
+            made = wrap(make(all))
             text = pattern.sub(lambda found, made=made: f"{found[1]}{made}\n{found[2]}", text)
     return text
 
 
 def main() -> None:
-    """Write pages and figure."""
-    found = results()
+    """Write the pages and the figure."""
+    found = read_results()
     for page in PAGES:
-        page.write_text(filled(page.read_text(), found))
-    FIGURE.write_bytes(drawn(found))
+        page.write_text(fill_tables(page.read_text(), found))
+    FIGURE.write_bytes(draw_figure(found))
 
 
 if __name__ == "__main__":

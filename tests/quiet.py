@@ -1,11 +1,24 @@
-"""Fixtures for tests that neither cut the power nor train anything large; import them in a folder's conftest."""
+"""Fixtures that save time; import them in a folder's conftest."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Generator, Iterator
+from typing import Any
+from unittest import mock
 
 import pytest
 import torch
+
+from killing import Commands
+
+
+@pytest.fixture(scope="session")
+def commands() -> Iterator[Commands]:
+    """Run commands in processes of their own that need not import torch again."""
+    with Commands() as server:
+        yield server
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -30,4 +43,25 @@ def no_waiting_for_others():
     """Where a test holds a run's lock itself, nobody will free it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("feduhb.runs.lineage.PATIENCE", 0.0)
+        yield
+
+
+@contextlib.contextmanager
+def save_blank_figures() -> Generator[None]:
+    """Save an empty figure in place of every other: to lay out and draw its texts takes most of a report's time."""
+    from matplotlib.figure import Figure
+
+    save = Figure.savefig
+
+    def save_blank(_: Figure, file: Any, **options: Any) -> None:
+        save(Figure((1, 1)), file, **options)
+
+    with mock.patch.object(Figure, "savefig", save_blank):
+        yield
+
+
+@pytest.fixture
+def blank_figures() -> Iterator[None]:
+    """Where files of figures are only looked for; tests/report looks into them."""
+    with save_blank_figures():
         yield

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from feduhb.core.types import ClientId, Updates, Work
 
-quick = settings(deadline=None, derandomize=True, max_examples=60)
+quick = settings(deadline=None, derandomize=True, max_examples=40)
 
 
 def block_of(rows: Mapping[ClientId, Sequence[float]], weights: Sequence[float] | None = None) -> Updates:
@@ -22,7 +22,7 @@ def block_of(rows: Mapping[ClientId, Sequence[float]], weights: Sequence[float] 
 
 
 def summed(blocks: Sequence[Updates]) -> Updates:
-    """Give what secure aggregation lets the server see: the weighted mean of all, and their total weight."""
+    """Return what secure aggregation shows the server: the weighted mean of all, and their total weight."""
     values, weights = torch.cat([b.values for b in blocks]), torch.cat([b.weights for b in blocks])
     mean = (weights.to(values.dtype) @ values / weights.sum()).unsqueeze(0).to(values.dtype)
     return Updates(tuple(c for b in blocks for c in b.clients), mean, weights.sum().unsqueeze(0))
@@ -106,7 +106,7 @@ def quadratics(
 
 @dataclass
 class Scripted:
-    """Says what it was told to say: the blocks of each round, word for word, whoever is asked.
+    """Answers with the given blocks of each round, whichever clients are asked.
 
     ``asked`` notes who was asked, ``told`` how many blocks were taken and ``closed`` the rounds whose stream
     has ended, by running out or by being closed.

@@ -1,4 +1,4 @@
-"""What `round_flower.py` lets Flower run: a client that trains, and Flower's own FedAvg with a clock."""
+"""The apps that `round_flower.py` runs: a client that trains, and Flower's own FedAvg with a clock."""
 
 # pyright: reportMissingImports=false
 from __future__ import annotations
@@ -30,9 +30,9 @@ def train(message: Message, context: Context) -> Message:
     model = paper_cnn((1, 28, 28), 10)
     arrays, config = message.content.array_records["arrays"], message.content.config_records["config"]
     model.load_state_dict(arrays.to_torch_state_dict())
-    x, y = (torch.from_numpy(part) for part in task.part(client))
+    x, y = (torch.from_numpy(part) for part in task.read_part(client))
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
-    for positions in task.batches(client, int(str(config["server-round"]))):
+    for positions in task.draw_batches(client, int(str(config["server-round"]))):
         optimizer.zero_grad()
         cross_entropy(model(x[positions]), y[positions]).backward()
         optimizer.step()
@@ -44,7 +44,7 @@ def train(message: Message, context: Context) -> Message:
 
 
 class Timed(FedAvg):
-    """FedAvg that notes when rounds begin and end."""
+    """FedAvg that times its rounds."""
 
     def __init__(self, clients: int) -> None:
         super().__init__(fraction_evaluate=0.0, min_train_nodes=clients, min_available_nodes=clients)
@@ -53,12 +53,12 @@ class Timed(FedAvg):
         self.seconds: list[float] = []
 
     def configure_train(self, *given: Any, **named: Any) -> Any:
-        """Ask everyone."""
+        """Start the clock and ask all clients."""
         self.began.append(time.perf_counter())
         return super().configure_train(*given, **named)
 
     def aggregate_train(self, server_round: int, replies: Any) -> Any:
-        """Average the answers, of which none may be missing."""
+        """Average the answers and stop the clock; raise an error if an answer is missing."""
         given = list(replies)
         if (sound := sum(not reply.has_error() for reply in given)) < self.clients:
             raise RuntimeError(f"only {sound} of {self.clients} clients answered in round {server_round}")
@@ -69,7 +69,7 @@ class Timed(FedAvg):
 
 @server_app.main()
 def serve(grid: Grid, context: Context) -> None:
-    """Run the rounds and leave what came of them in a file."""
+    """Run the rounds and write the result to a file."""
     task = Task.read(str(context.run_config["task"]))
     model = paper_cnn((1, 28, 28), 10)
     vector_to_parameters(torch.from_numpy(task.start), model.parameters())

@@ -1,7 +1,7 @@
-"""Flower's simulation by `flwr run . local`, one actor a core, one torch thread an actor; rounds are timed in the ServerApp.
+"""Run Flower's simulation by `flwr run . local`: an actor a core, one torch thread each; the ServerApp times the rounds.
 
-`flwr run` starts a SuperLink and leaves it running: this one has a home and ports of its own, and is stopped by its process id. That a run failed shows in
-`flwr list` alone.
+`flwr run` starts a SuperLink and leaves it running. This one has its own home and ports, and is stopped by its process id. Only
+`flwr list` shows whether a run failed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
-from task import Task, tell
+from task import Task, print_answer
 
 HERE = Path(__file__).parent
 FLWR = Path(sys.executable).with_name("flwr")
@@ -47,10 +47,10 @@ answer = ""
 
 def main() -> None:
     """Run the rounds."""
-    task = Task.given()
+    task = Task.from_arguments()
     with tempfile.TemporaryDirectory() as place:
         home, answer = Path(place), Path(place) / "answer.npz"
-        environment = prepared(home)
+        environment = prepare_home(home)
         federation = f"num-supernodes={task.clients} client-resources-num-cpus=1"
         how = f'task="{Path(task.folder).resolve()}" answer="{answer}"'
         command = [FLWR, "run", home / "app", "local", "--stream"]
@@ -60,20 +60,22 @@ def main() -> None:
                 env=environment,
                 check=True,
             )
-            status = outcome(environment)
+            status = read_status(environment)
         finally:
             stop(home)
         if status != "finished:completed":
             raise SystemExit(f"Flower's run ended as {status}")
         found = np.load(answer)
-    tell(found["seconds"].tolist(), found["params"], f"flwr {version('flwr')}, torch {version('torch')}")
+    print_answer(
+        found["seconds"].tolist(), found["params"], f"flwr {version('flwr')}, torch {version('torch')}"
+    )
 
 
-def prepared(home: Path) -> dict[str, str]:
-    """Lay out the app and give the environment in which nothing of another Flower on this machine is met."""
+def prepare_home(home: Path) -> dict[str, str]:
+    """Write the app; return an environment that is separate from any other Flower on this machine."""
     (home / "app").mkdir()
     (home / "app" / "pyproject.toml").write_text(APP)
-    api, control = free_ports()
+    api, control = find_free_ports()
     return {
         **os.environ,
         "PATH": f"{FLWR.parent}{os.pathsep}{os.environ['PATH']}",
@@ -84,29 +86,29 @@ def prepared(home: Path) -> dict[str, str]:
     }
 
 
-def free_ports() -> tuple[int, int]:
-    """Two ports that nobody listens on."""
+def find_free_ports() -> tuple[int, int]:
+    """Return two free ports."""
     with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
         return one.getsockname()[1], other.getsockname()[1]
 
 
-def outcome(environment: dict[str, str]) -> str:
-    """How the run ended, in Flower's words."""
+def read_status(environment: dict[str, str]) -> str:
+    """Return the status that Flower gives the run."""
     command = [FLWR, "list", "local", "--format", "json"]
     listed = subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
     return json.loads(listed)["runs"][0]["status"]
 
 
 def stop(home: Path) -> None:
-    """Stop the SuperLink of this home, and wait until it is gone."""
-    for process in superlinks(home):
+    """Stop the SuperLink of this home, and wait until it has ended."""
+    for process in find_superlinks(home):
         with contextlib.suppress(ProcessLookupError), os.fdopen(os.pidfd_open(process)) as handle:
             signal.pidfd_send_signal(handle.fileno(), signal.SIGTERM)
             select.select([handle], [], [], PATIENCE)
 
 
-def superlinks(home: Path) -> Iterator[int]:
-    """The ids of processes whose command line names this home."""
+def find_superlinks(home: Path) -> Iterator[int]:
+    """Yield the ids of processes whose command line names this home."""
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             words = (folder / "cmdline").read_bytes().decode(errors="replace")

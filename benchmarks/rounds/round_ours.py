@@ -1,4 +1,4 @@
-"""One of our engines, named on the command line, under the weighted mean."""
+"""Run the rounds in one of our engines, named on the command line, with the weighted mean."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 import time
 
 import torch
-from task import Task, tell
+from task import Task, print_answer
 
 import feduhb
 from feduhb.engines import make_engine
@@ -15,8 +15,8 @@ from feduhb.models import paper_cnn
 
 def main() -> None:
     """Run the rounds."""
-    task = Task.given()
-    clients = {f"c{client:03}": task.part(client) for client in range(task.clients)}
+    task = Task.from_arguments()
+    clients = {f"c{client:03}": task.read_part(client) for client in range(task.clients)}
     federation = feduhb.Federation(clients, clients["c000"], paper_cnn((1, 28, 28), 10))
     engine = make_engine(sys.argv[2], federation, feduhb.Local())
     params, everyone = torch.from_numpy(task.start), tuple(clients)
@@ -26,7 +26,7 @@ def main() -> None:
         work = feduhb.Work(params, task.epochs)
         params = params - feduhb.weighted_mean(engine.train(work, everyone, number))
         seconds.append(time.perf_counter() - began)
-    tell(seconds, params.numpy(), f"torch {torch.__version__}")
+    print_answer(seconds, params.numpy(), f"torch {torch.__version__}")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Apple's pfl: its simulated backend and its FederatedAveraging, a process a core, one torch thread each.
+"""Run the rounds in Apple's pfl: its simulated backend and FederatedAveraging, a process a core, one torch thread each.
 
-Its data set gives a client's batches in the order they are stored, the same in every epoch; the others shuffle.
+Its data set returns a client's batches in the stored order in every epoch; the other implementations shuffle.
 """
 
 # pyright: reportMissingImports=false
@@ -24,7 +24,7 @@ from pfl.data.sampling import get_user_sampler
 from pfl.hyperparam import NNTrainHyperParams
 from pfl.metrics import Metrics, Weighted
 from pfl.model.pytorch import PyTorchModel
-from task import BATCH, RATE, Task, tell
+from task import BATCH, RATE, Task, print_answer
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
@@ -40,17 +40,17 @@ class Network(nn.Module):
         self.layers = paper_cnn((1, 28, 28), 10)
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
-        """The mean over a batch."""
+        """Return the mean over a batch."""
         return cross_entropy(self.layers(x), y)
 
     @torch.no_grad()
     def metrics(self, x: Tensor, y: Tensor) -> dict[str, Any]:
-        """The loss; asked for in the first round, which is not timed."""
+        """Return the loss; pfl asks for it in the first round, which is not timed."""
         return {"loss": Weighted(float(self.loss(x, y)) * len(x), len(x))}
 
 
 class Clock(TrainingProcessCallback):
-    """Notes when rounds end."""
+    """A callback that notes when rounds end."""
 
     def __init__(self) -> None:
         self.times: list[float] = []
@@ -61,7 +61,7 @@ class Clock(TrainingProcessCallback):
         return Metrics()
 
     def after_central_iteration(self, *given: Any, **named: Any) -> tuple[bool, Metrics]:  # noqa: ARG002
-        """Note the time and go on."""
+        """Note the time and continue."""
         self.times.append(time.perf_counter())
         return False, Metrics()
 
@@ -71,13 +71,13 @@ def main() -> None:
     torch.set_num_threads(1)
     np.random.seed(0)  # noqa: NPY002 (pfl's processes agree on who trains by the global seed)
     asyncio.set_event_loop(asyncio.new_event_loop())
-    task, network = Task.given(), Network()
+    task, network = Task.from_arguments(), Network()
     vector_to_parameters(torch.from_numpy(task.start), network.parameters())
     central = torch.optim.SGD(network.parameters(), lr=1.0)
     model = PyTorchModel(network, torch.optim.SGD, central)
     names = list(range(task.clients))
     data = {
-        client: Dataset([torch.from_numpy(part) for part in task.part(client)], user_id=client)
+        client: Dataset([torch.from_numpy(part) for part in task.read_part(client)], user_id=client)
         for client in names
     }
     users = FederatedDataset(data.__getitem__, get_user_sampler("minimize_reuse", names))
@@ -92,7 +92,7 @@ def main() -> None:
     if os.environ.get("RANK", "0") == "0":
         seconds = [after - before for before, after in zip(clock.times, clock.times[1:], strict=False)]
         params = parameters_to_vector(network.parameters()).detach().numpy()
-        tell(seconds, params, f"pfl {version('pfl')}, torch {torch.__version__}")
+        print_answer(seconds, params, f"pfl {version('pfl')}, torch {torch.__version__}")
 
 
 if __name__ == "__main__":

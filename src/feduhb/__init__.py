@@ -5,8 +5,8 @@
     unlearned  = feduhb.unlearn(trained, forget=["c00", "c01"])
     print(feduhb.audit(unlearned, trained))
 
-Names are loaded when first used, so that reading run folders and reports does not import torch. `feduhb.flower`, for federations
-on real machines, needs an extra; in a clone: pip install -c constraints.txt '.[flower]'.
+Names are imported when they are first used, so that reading run folders and reports does not import torch.
+`feduhb.flower`, for federations on real machines, needs an extra; in a clone: pip install -c constraints.txt '.[flower]'.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from feduhb.runs.run import Run, open_run
     from feduhb.stopping import dynamic_stop, never, replay
 
-_HOMES = {
+_MODULES = {
     "feduhb.api": ("compare", "train", "unlearn"),
     "feduhb.audit.audit": ("audit",),
     "feduhb.audit.result": ("Audit",),
@@ -52,7 +52,7 @@ _HOMES = {
     "feduhb.runs.run": ("Run", "open_run"),
     "feduhb.stopping": ("dynamic_stop", "never", "replay"),
 }
-_HOME = {name: home for home, names in _HOMES.items() for name in names}
+_MODULE = {name: module for module, names in _MODULES.items() for name in names}
 
 __version__ = "0.1.0"
 __all__ = [
@@ -65,9 +65,9 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name == "flower":
         return importlib.import_module("feduhb.flower")
-    if name not in _HOME:
+    if name not in _MODULE:
         raise AttributeError(f"feduhb has no {name!r}; it has {', '.join(__all__)}")
-    return getattr(importlib.import_module(_HOME[name]), name)
+    return getattr(importlib.import_module(_MODULE[name]), name)
 
 
 def __dir__() -> list[str]:
@@ -75,10 +75,10 @@ def __dir__() -> list[str]:
 
 
 class _Package(ModuleType):
-    """This package, in which `feduhb.audit` is the function, also once the package of that name is imported."""
+    """The type of this package. `feduhb.audit` stays the function when the package of that name is imported."""
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if not (name == "audit" and isinstance(value, ModuleType)):  # what importing feduhb.audit would set
+        if not (name == "audit" and isinstance(value, ModuleType)):  # an import of feduhb.audit sets it
             super().__setattr__(name, value)
 
 

@@ -1,9 +1,8 @@
-"""What a user types in Python: train, unlearn, compare. Each is a plan that `feduhb.runs.execute` executes."""
+"""The public functions train, unlearn and compare. Each makes a plan, which `feduhb.runs.execute` executes."""
 
 from __future__ import annotations
 
 import itertools
-import sys
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +14,8 @@ from feduhb.core.aggregate import is_built_in_rule
 from feduhb.core.checks import check_whole
 from feduhb.core.flat import flatten
 from feduhb.core.seeds import sample_clients
-from feduhb.core.types import ClientId, Engine, Method, Updates
+from feduhb.core.types import ClientId, Method, Updates
+from feduhb.data.download import print_notice
 from feduhb.data.federation import Federation
 from feduhb.data.load import FederationSettings, build_federation
 from feduhb.data.request import Forget, Request, as_request
@@ -37,12 +37,12 @@ from feduhb.runs.execute import execute, finish_replay
 from feduhb.runs.folder import HISTORY, RunFolder
 from feduhb.runs.history import DiskHistory
 from feduhb.runs.lineage import Ancestor, Erasure, explain_revival, find_histories
-from feduhb.runs.loop import Participants, Score
+from feduhb.runs.loop import Participants
 from feduhb.runs.plan import Advice, Plan, Reporter, Show
-from feduhb.runs.run import Run, method_for, open_run
+from feduhb.runs.run import Run, adapt_method, open_run
 from feduhb.stopping import DynamicStop, Never, StopRule, never
 
-FEW = 1000  # answers that an aggregation rule is tried on; with more it has enough
+FEW = 1000  # with more clients than this, every aggregation rule has enough answers
 
 
 def train(
@@ -67,24 +67,29 @@ def train(
 
     Args:
         rounds: the number of rounds.
-        epochs: local passes of a client a round; 0 answers with full-batch gradients, stepped by 1.0.
-        batch_size, lr, l2: of the clients' SGD.
+        epochs: local passes of each client in a round; 0 asks for full-batch gradients, with a step size of 1.0.
+        batch_size: examples in a batch of a client.
+        lr: the learning rate of a client's SGD.
+        l2: adds l2/2 * ‖w‖² to a client's loss.
         aggregate: "weighted_mean", "median", "trimmed_mean:0.1", "krum" or "geometric_median".
-        clients_per_round: how many clients are sampled each round; None asks everyone.
-        engine: "auto", "pool", "stacked", "stacked:tf32", "stacked:bf16", "loop", or a function of (federation, local) that makes one.
-        block: clients that the stacked engine trains at once, because its bits depend on that; None fits it to free memory.
-        out: a folder for records and checkpoints; ``resume`` continues the run that is there.
-        keep_history: write every model and every update into that folder, for FedEraser and FedRecover:
-            rounds x clients x parameters numbers, half the bytes with "float16".
-        checkpoint_every: seconds at least between two checkpoints in that folder; 0 makes one every round.
-        show: "auto" draws a progress bar on a terminal; or a function called with every `Round`; or None.
+        clients_per_round: the number of clients sampled in each round; None asks all clients.
+        engine: "auto", "pool", "stacked", "stacked:tf32", "stacked:bf16", "loop", or a function of (federation, local)
+            that returns an engine.
+        block: the number of clients that the stacked engine trains at once, on which its bits depend; None fits it to
+            free memory.
+        out: a folder for records and checkpoints.
+        keep_history: write every model and every update into that folder, for FedEraser and FedRecover. This takes
+            rounds x clients x parameters numbers, in half the bytes with "float16".
+        resume: continue the run in the folder.
+        checkpoint_every: the least number of seconds between two checkpoints; 0 writes one in every round.
+        show: "auto" draws a progress bar on a terminal; a function is called with every `Round`; None shows nothing.
     """
     settings = TrainSettings(
         rounds=rounds, epochs=epochs, batch_size=batch_size, lr=lr, l2=l2, aggregate=aggregate,
         clients_per_round=clients_per_round, engine=name_engine(engine), keep_history=keep_history,
     )  # fmt: skip
     return run_method(
-        federation, method_for("retrain", settings), settings, rounds=rounds, engine=engine, block=block, out=out,
+        federation, adapt_method("retrain", settings), settings, rounds=rounds, engine=engine, block=block, out=out,
         resume=resume, checkpoint_every=checkpoint_every, show=show, label="train",
     )  # fmt: skip
 
@@ -92,14 +97,14 @@ def train(
 def train_from(
     config: Config, out: Path, *, data: Path | None = None, resume: bool = False, show: Show = "auto"
 ) -> Run:
-    """Train as a config file says."""
+    """Train a federation as a config file describes."""
     if config.unlearn is not None:
         raise ConfigError(
-            "this config has an [unlearn] table, so it describes an unlearning; train without it, then feduhb unlearn"
+            "this config has an [unlearn] table, so it describes an unlearning; remove that table and train, then use feduhb unlearn"
         )
     federation = build_federation(config.federation or FederationSettings(), config.seed, data)
     return run_method(
-        federation, method_for("retrain", config.train), config.train, rounds=config.train.rounds,
+        federation, adapt_method("retrain", config.train), config.train, rounds=config.train.rounds,
         engine=config.train.engine, out=out, resume=resume, show=show, label="train",
     )  # fmt: skip
 
@@ -120,42 +125,39 @@ def unlearn(
     checkpoint_every: float = 0.0,
     show: Show = "auto",
 ) -> Run:
-    """Forget clients, rows of clients or a class: start fresh and retrain on what remains.
+    """Forget clients, rows of clients or a class: retrain on the remaining data from a fresh model.
+
+    The other arguments are those of `train`.
 
     Args:
-        run: the run whose federation shall forget; exact methods use nothing of its weights.
+        run: the run that is to forget. Exact methods do not use its weights.
         forget: client ids, {id: rows}, "class:3", or a `Request`.
-        method: a name, which takes epochs and aggregation from the run, or an instance with its own.
-        rounds: the number of rounds at most, unless the method has its own.
-        stop: "auto" is the method's own rule: the dynamic one for FedUHB, never for the others.
-        engine: None takes the run's.
-        block: as for `train`; None fits it to free memory, whatever the run's was.
-        out: a folder for the new run; ``resume`` continues the run that is there.
-        keep_history: None keeps one if the run kept one, there is a folder, and the method does not replay one: the new
-            history takes the old one's place.
-        erase_history: delete from the leavers' first round on the histories of this run and of those it came from, as
-            an erasure must: after a method that replays them, at once otherwise. False is for comparisons.
-        checkpoint_every: seconds at least between two checkpoints in the folder; 0 makes one every round.
-        show: as for `train`.
+        method: a name, for a method with the run's epochs and aggregation rule; or a method.
+        rounds: the largest number of rounds, unless the method has its own.
+        stop: "auto" is the method's own rule: the dynamic rule for FedUHB, none for the others.
+        engine: None takes the engine of the run.
+        out: a folder for the new run.
+        keep_history: None keeps a history if the run kept one, ``out`` is given, and the method does not replay one.
+        erase_history: delete the histories of this run and of those that it came from, from the leavers' first round
+            on: before the new run, or after it if the method replays them. False is for comparisons.
     """
     request = as_request(forget)
     if erase_history and (revival := explain_revival(run.folder, run.forgot, request)):
-        _warn(revival)
+        print_notice(revival)
     remaining = run.federation.without(request)
     total = request if run.forgot is None else run.forgot.merge(request)
     erasure = _plan_erasure(run, request, total) if erase_history else Erasure()
-    chosen = method_for(method, run.settings) if isinstance(method, str) else check_method(method)
+    chosen = adapt_method(method, run.settings) if isinstance(method, str) else check_method(method)
     if resume and out and chosen.needs_history and RunFolder(Path(out)).is_replayed():
         finish_replay(RunFolder(Path(out)), chosen, str(total), erasure, REPORTER, Advice())
         return open_run(out, run.original, method=chosen)
     chosen = _prepare_method(chosen, run, request, remaining)
-    kept = keep_history
-    if kept is None:
-        kept = run.settings.keep_history if out is not None and not chosen.needs_history else False
+    if keep_history is None:
+        keep_history = run.settings.keep_history if out is not None and not chosen.needs_history else False
     maker = run.engine if engine is None else engine
     before = [run.folder, *(one.path for one in run.earlier if one.is_there)]
     return run_method(
-        remaining, chosen, replace(run.settings, engine=name_engine(maker), keep_history=kept),
+        remaining, chosen, replace(run.settings, engine=name_engine(maker), keep_history=keep_history),
         rounds=chosen.rounds or rounds, stop=chosen.default_stop() if stop == "auto" else stop,
         original=run.original, forgot=total, engine=maker, block=block, out=out, resume=resume,
         checkpoint_every=checkpoint_every, show=show, label=chosen.name,
@@ -174,17 +176,17 @@ def compare(
     resume: bool = False,
     show: Show = "auto",
 ) -> dict[str, Run]:
-    """Serve one request with several methods, and leave the run's history as it is: a comparison erases nothing.
+    """Serve one request with several methods, without erasing any history; return the runs by name.
 
     Args:
-        methods: None takes all that are built in; those that replay a history only if the run kept one.
-        out: gets a folder for each; a second feduhb is feduhb-2.
+        methods: names or methods; None takes all built-in methods that can serve the request.
+        out: a folder in which each run gets a folder by its name; a second feduhb is feduhb-2.
     """
     request = as_request(forget)
     chosen = list_comparable(run, request) if methods is None else list(methods)
     remaining = run.federation.without(request)
-    for method in chosen:  # refuse before the first one trains
-        made = method_for(method, run.settings) if isinstance(method, str) else check_method(method)
+    for method in chosen:  # raise an error before the first method trains
+        made = adapt_method(method, run.settings) if isinstance(method, str) else check_method(method)
         _prepare_method(made, run, request, remaining)
     found: dict[str, Run] = {}
     for method in chosen:
@@ -201,7 +203,7 @@ def compare(
 def list_comparable(run: Run, forget: Forget) -> list[str]:
     """Return the names of the built-in methods that can serve a request.
 
-    Those that replay a history can, if all of a run's history is there and whole clients are to be forgotten.
+    Methods that replay a history need a complete one, and can forget whole clients only.
     """
     request, history = as_request(forget), run.history
     is_whole = history is not None and len(history.rounds) == len(run.rounds)
@@ -231,24 +233,26 @@ def run_method(
     supersedes: tuple[Path, ...] = (),
     erasure: Erasure | None = None,
 ) -> Run:
-    """Run a method from a fresh model on a federation: plan it, execute it, and return the run.
-
-    `train`, `unlearn` and the runs that an audit makes all come here.
+    """Run a method on a federation from a fresh model. `train`, `unlearn` and audits call this.
 
     Args:
-        federation: those who take part, and nobody else.
-        method: with its history bound, if it needs one.
-        original: the federation before anybody was forgotten; None if nobody was.
-        forgot: everything forgotten, earlier requests included; None makes the run a training in its records.
-        scored: False saves the time of scoring the model of every round.
+        federation: the clients that take part.
+        method: the method, with its history bound if it needs one.
+        original: the federation before any client was forgotten; None if none was.
+        forgot: everything that is forgotten, with earlier requests; None for a training.
+        scored: False does not score the model of every round, which saves time.
     """
-    check_method(method)  # also in another process, which has not seen it yet
+    check_method(method)  # a worker process has not checked it yet
     check_whole("rounds", rounds)
     before, folder = original or federation, RunFolder(Path(out)) if out else None
-    if folder is not None and folder.exists():  # bits depend on the block that a run was begun with
+    if folder is not None and folder.exists():  # a resumed run keeps its block, on which its bits depend
         block = upgrade(folder.config()).get("block")
     made = make_engine(engine, federation, settings.local(federation.loss), block=block)
     clients, per_round = _choose_clients(federation, method, settings, refuse_too_few=forgot is None)
+    device = "cuda" if made.about["device"] == "cuda" else "cpu"
+    evaluate = make_evaluator(federation, device) if scored else None
+    score = None if evaluate is None else lambda _, params: evaluate(params)
+    keep = settings.keep_history
     config = Config(
         seed=federation.seed,
         federation=before.about if isinstance(before.about, FederationSettings) else None,
@@ -259,7 +263,7 @@ def run_method(
         remote=federation.is_remote or None,
         clients=federation.fingerprints() if folder else {},
     )
-    why = made.about.get("why")  # "auto" picked it
+    why = made.about.get("why")  # set if "auto" chose the engine
     plan = Plan(
         label=label,
         method=method,
@@ -268,11 +272,11 @@ def run_method(
         clients=clients,
         rounds=rounds,
         stop=stop,
-        score=_make_score(federation, made) if scored else None,
+        score=score,
         folder=folder,
         config=to_toml(config),
         resume=resume,
-        history_to_write=_make_history(out, settings.keep_history),
+        history_to_write=DiskHistory(Path(out or "") / HISTORY, half=keep == "float16") if keep else None,
         checkpoint_every=checkpoint_every,
         everyone=tuple(federation.clients),
         per_round=per_round,
@@ -303,83 +307,62 @@ def _describe(method: Method[Any], rounds: int, stop: StopRule, forgot: Request)
     )
 
 
-def _make_score(federation: Federation, engine: Engine) -> Score:
-    """Return the function that scores the model of every round, on the GPU if the clients train there."""
-    evaluate = make_evaluator(federation, "cuda" if engine.about["device"] == "cuda" else "cpu")
-    return lambda _, params: evaluate(params)
-
-
-def _make_history(out: str | Path | None, keep: KeepHistory) -> DiskHistory | None:
-    """Return the history to write into a run's folder; None if none is kept."""
-    return DiskHistory(Path(out or "") / HISTORY, half=keep == "float16") if keep else None
-
-
 def _choose_clients(
     federation: Federation, method: Method[Any], settings: TrainSettings, *, refuse_too_few: bool
 ) -> tuple[Participants, int | None]:
-    """Return the clients of a run, or the function that samples a round's, and how many it samples.
+    """Return the clients of a run and None, or a function that samples clients for a round and their number.
 
-    An unlearning that leaves fewer clients than a round samples asks everyone; a training refuses.
+    If there are fewer clients than a round samples, an unlearning asks all of them, and a training raises ConfigError.
     """
     clients, count = list(federation.clients), settings.clients_per_round
     if count is None or not method.samples_clients or (count > len(clients) and not refuse_too_few):
         return clients, None
-    sample_clients(federation.seed, 0, clients, count)  # refuses a count that cannot be
+    sample_clients(federation.seed, 0, clients, count)  # raises ConfigError for too large a count
     return lambda round: sample_clients(federation.seed, round, clients, count), count
 
 
 def _prepare_method(method: Method[Any], run: Run, request: Request, remaining: Federation) -> Method[Any]:
-    """Return the method, with the run's history bound if it replays one; raise an error if it cannot serve the request."""
+    """Return the method, with the run's history if it replays one; raise an error if it cannot serve the request."""
     if not method.needs_history:
-        everyone = len(remaining.clients)
-        _check_rule(method, min(run.settings.clients_per_round or everyone, everyone))
+        rule, everyone = rule_of(method), len(remaining.clients)
+        answers = min(run.settings.clients_per_round or everyone, everyone)
+        if rule is not None and is_built_in_rule(rule) and answers <= FEW:
+            # A rule that needs more answers must raise its error before a history is erased.
+            rule([Updates(tuple(map(str, range(answers))), torch.zeros(answers, 1), torch.ones(answers))])
         return method
     if run.settings.aggregate != "weighted_mean":
         raise ConfigError(
-            f"{method.name} replays weighted means, but this run took the {run.settings.aggregate}; use feduhb or retrain"
+            f"{method.name} can replay only training by weighted_mean, but this run used {run.settings.aggregate}; use feduhb or retrain"
         )
     if request.rows or request.classes:
         raise RequestError(
-            f"{method.name} replays whole clients' updates and cannot take rows or a class out of them; use feduhb or retrain"
+            f"{method.name} replays the updates of whole clients and cannot forget rows or a class; use feduhb or retrain"
         )
     history = run.history
     if history is None or run.folder is None:
         raise HistoryError(
-            f"{method.name} replays stored updates, but this run kept none, or an erasure took them; "
+            f"{method.name} replays stored updates, but this run kept none, or they were erased; "
             "train with --keep-history, or use feduhb, which needs none"
         )
     history.check(identify_run(RunFolder(run.folder).config()), run.params.numel(), len(run.rounds))
     if not torch.equal(history.params(0), flatten(remaining.fresh_model())):
         raise HistoryError(
-            f"the history of {run.folder} began at another model than the seed draws; train again with --keep-history"
+            f"the history of {run.folder} does not start at the fresh model of its seed; train again with --keep-history"
         )
     return bind_history(method, history, list(remaining.clients))
 
 
-def _check_rule(method: Method[Any], answers: int) -> None:
-    """Try one of our aggregation rules on so many answers: it shall refuse before a history is erased."""
-    rule = rule_of(method)
-    if rule is not None and is_built_in_rule(rule) and answers <= FEW:
-        names = tuple(str(number) for number in range(answers))
-        rule([Updates(names, torch.zeros(answers, 1), torch.ones(answers))])
-
-
 def _plan_erasure(run: Run, request: Request, total: Request) -> Erasure:
-    """Look up everything that a request must reach, before anything is touched."""
+    """Find the histories that a request must delete."""
 
     def find_holders(classes: Request, history: DiskHistory) -> Collection[ClientId]:
         try:
             return run.original.forgotten(classes)
-        except RequestError:  # their examples are deleted: anybody may have held the class
+        except RequestError:  # the examples are deleted, so any client may have held the class
             return history.all_clients()
 
-    return find_histories(
-        run.folder, run.earlier, tuple(run.federation.forgotten(request)), total, find_holders
-    )
+    leavers = tuple(run.federation.forgotten(request))
+    return find_histories(run.folder, run.earlier, leavers, total, find_holders)
 
 
-def _warn(text: str) -> None:
-    sys.stderr.write(f"feduhb: {text}\n")
-
-
-REPORTER = Reporter(warn=_warn)
+REPORTER = Reporter(warn=print_notice)

@@ -1,47 +1,53 @@
-"""Errors a user can act on: each says what is wrong, which one, and what to do."""
+"""Errors that a user can act on. Each message states what is wrong, where, and what to do."""
 
 from __future__ import annotations
 
 
 class FeduhbError(Exception):
-    """Anything `feduhb` refuses, in words for a person. The command line prints it in one line and exits 2."""
+    """The base class of the errors below. The command line prints them in one line and exits with status 2."""
 
 
 class ConfigError(FeduhbError):
-    """A setting that cannot be."""
+    """A setting is invalid."""
 
 
 class RequestError(FeduhbError):
-    """A request to forget that cannot be served as it stands."""
+    """A request to forget cannot be served."""
 
 
 class DataError(FeduhbError):
-    """A data set that is missing, damaged, or of the wrong shape."""
+    """Data is missing, damaged, or of the wrong shape."""
 
 
 class ModelError(FeduhbError):
-    """A module whose training cannot be exact or cannot be flattened."""
+    """A module cannot be trained exactly or cannot be flattened."""
 
 
 class AnswerError(FeduhbError):
-    """A client answered with something that must not be averaged in, or nobody answered."""
+    """A client sent an invalid update, or no client answered."""
 
 
 class AggregationError(FeduhbError):
-    """A rule for combining updates that cannot work on these answers."""
+    """An aggregation rule cannot combine these updates."""
 
 
 class RunFolderError(FeduhbError):
-    """A run folder that is missing, unfinished, taken or damaged."""
+    """A run folder is missing, unfinished, in use or damaged."""
 
 
 class CheckpointError(RunFolderError):
-    """A checkpoint that is missing or damaged."""
+    """A checkpoint is missing or damaged."""
 
 
 class HistoryError(FeduhbError):
-    """A history that is missing, forgotten, damaged, or another run's."""
+    """A history is missing, erased, damaged, or belongs to another run."""
 
 
 class StorageError(FeduhbError):
-    """The disk refused."""
+    """A file cannot be written."""
+
+
+__all__ = [
+    "AggregationError", "AnswerError", "CheckpointError", "ConfigError", "DataError", "FeduhbError", "HistoryError", "ModelError",
+    "RequestError", "RunFolderError", "StorageError",
+]  # fmt: skip

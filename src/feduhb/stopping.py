@@ -1,14 +1,14 @@
-"""When to stop: pure functions of the movements ‖w[t+1] - w[t]‖ recorded so far.
+"""Stop rules: pure functions of the movements ‖w[t+1] - w[t]‖ recorded so far.
 
-Because a rule sees nothing but that series, a resumed run needs nothing special and a sweep over
-its settings is replayed from one recorded run, without training again.
+A rule depends on nothing else. A resumed run therefore stops where the uninterrupted one would, and other settings
+of a rule can be tried on a recorded run without training again.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Protocol
 
 from feduhb.errors import ConfigError
@@ -34,15 +34,34 @@ class StopRule(Protocol):
         ...
 
     def threshold(self, moved: Sequence[float], /) -> float | None:
-        """Return the movement below which the rule would stop now; None while the rule is silent."""
+        """Return the movement below which the rule would stop now; None while the rule does not apply."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class DynamicStop:
-    """The paper's rule: stop once δ[t] < max(ε, λ σ[t]).  Made by `dynamic_stop`, which explains it."""
+    """Stop when the weights move little compared with how much their movement has varied.
+
+        δ[t] = β ‖w[t+1] - w[t]‖,   σ[t] = population std of the last k δ,   stop if δ[t] < max(ε, λ σ[t])
+
+    Args:
+        scale: λ. A larger value stops earlier.
+        window: k in rounds. The rule does not apply until the window is full. None takes all rounds so far.
+        floor: ε, in units of δ.
+        momentum: β of the method. It cancels in δ < λ σ and matters for ε only. At 0, δ is the movement itself.
+        min_rounds: the rule does not apply before this number of rounds.
+        as_printed: judge the movement into w[t] instead, with the zero of t = 0 in the window, as the paper's
+            algorithm is printed. The rule then stops one round later, and the model that the paper would return
+            is the state's ``previous``.
+
+    Differs from the paper: the paper gives neither k nor ε, and its first δ is 0, so that any ε > 0 would end the
+    run before it began. The rule stops when δ *falls* within the window, never on a plateau. With all rounds so
+    far in the window, it comes nearest to the paper's 22 and 30 rounds.
+    Reference: Jiang, Tan and Lam, "FedUHB: Accelerating Federated Unlearning via Polyak Heavy Ball Method".
+    """
 
     scale: float = 0.6
+    _: KW_ONLY
     window: int | None = None
     floor: float = 0.0
     momentum: float = 0.9
@@ -53,51 +72,42 @@ class DynamicStop:
 
     def __post_init__(self) -> None:
         if not 0 <= self.scale < math.inf:
-            raise ConfigError(
-                f"the stop rule's scale (lambda) is {self.scale}; give a number of 0 or more, such as 0.6"
-            )
+            raise ConfigError(f"the stop rule's scale (lambda) is {self.scale}; give 0 or more, such as 0.6")
         if self.window is not None and self.window < 2:
-            raise ConfigError(
-                f"the stop rule's window is {self.window}; give 2 rounds or more, or none for all rounds so far"
-            )
+            raise ConfigError(f"the stop rule's window is {self.window}; give 2 or more, or leave it out")
         if not 0 <= self.floor < math.inf:
-            raise ConfigError(f"the stop rule's floor (epsilon) is {self.floor}; give a number of 0 or more")
+            raise ConfigError(f"the stop rule's floor (epsilon) is {self.floor}; give 0 or more")
         if not 0 <= self.momentum < 1:
-            raise ConfigError(
-                f"the stop rule's momentum is {self.momentum}; give the method's: at least 0 and below 1"
-            )
+            raise ConfigError(f"the stop rule's momentum is {self.momentum}; give at least 0 and below 1")
         if self.min_rounds < 1:
             raise ConfigError(f"the stop rule's min_rounds is {self.min_rounds}; give 1 or more")
 
     def __call__(self, moved: Sequence[float], /) -> StopReason | None:
         """Return the reason to stop after these movements; None to continue."""
-        judged = self._judged(moved)
-        if judged is None:
+        compared = self._compare(moved)
+        if compared is None:
             return None
-        now, sigma = judged
+        now, sigma = compared
         spread, floor = self.scale * sigma, self.floor / self._unit
         if now >= max(spread, floor):
             return None
         if spread >= floor:
-            return StopReason(
-                f"movement {now:.3g} fell below {self.scale:g} x its standard deviation {sigma:.3g}",
-                now,
-                spread,
-            )
+            text = f"movement {now:.3g} fell below {self.scale:g} x its standard deviation {sigma:.3g}"
+            return StopReason(text, now, spread)
         return StopReason(f"movement {now:.3g} fell below the floor {floor:.3g}", now, floor)
 
     def threshold(self, moved: Sequence[float], /) -> float | None:
         """Return max(ε/β, λ std(movements)), in the units of the movements themselves."""
-        judged = self._judged(moved)
-        return None if judged is None else max(self.floor / self._unit, self.scale * judged[1])
+        compared = self._compare(moved)
+        return None if compared is None else max(self.floor / self._unit, self.scale * compared[1])
 
     @property
     def _unit(self) -> float:
-        # δ = β ‖Δw‖; at β = 0 that would be zero for ever, so the movement itself is judged.
+        # At β = 0, δ = β ‖Δw‖ would always be 0.
         return self.momentum or 1.0
 
-    def _judged(self, moved: Sequence[float]) -> tuple[float, float] | None:
-        """Return the movement now and the standard deviation it is compared with; None while the rule is silent."""
+    def _compare(self, moved: Sequence[float]) -> tuple[float, float] | None:
+        """Return the last movement and the standard deviation to compare it with; None while the rule does not apply."""
         series = [0.0, *moved[:-1]] if self.as_printed else moved
         if len(moved) < max(self.min_rounds, self.window or 0):
             return None
@@ -106,35 +116,7 @@ class DynamicStop:
         return series[-1], math.hypot(*(m - mean for m in recent)) / math.sqrt(len(recent))
 
 
-def dynamic_stop(
-    scale: float = 0.6,
-    *,
-    window: int | None = None,
-    floor: float = 0.0,
-    momentum: float = 0.9,
-    min_rounds: int = 3,
-    as_printed: bool = False,
-) -> DynamicStop:
-    """Stop when the weights move little compared with how much their movement has varied.
-
-        δ[t] = β ‖w[t+1] - w[t]‖,   σ[t] = population std of the last k δ,   stop if δ[t] < max(ε, λ σ[t])
-
-    Args:
-        scale: λ. Larger stops earlier.
-        window: k in rounds; None takes all rounds so far. With an integer the rule is silent until the window is full.
-        floor: ε, in units of δ.
-        momentum: β of the method. It cancels in δ < λ σ and matters against ε alone; at 0 the
-            movement itself is judged.
-        min_rounds: the rule is silent before that many rounds.
-        as_printed: judge the movement into w[t] instead, with the zero of t = 0 in the window, as the
-            paper's algorithm is printed: the rule fires one round later, and the model that the paper
-            would return is then the state's ``previous``.
-
-    Differs from the paper: k and ε are not given there, and its first δ is 0, so that any ε > 0 would
-    end the run before it began. The rule fires on a *fall* of δ within the window, never on a plateau;
-    with "all rounds so far" it comes nearest to the paper's 22 and 30 rounds.
-    """
-    return DynamicStop(scale, window, floor, momentum, min_rounds, as_printed)
+dynamic_stop = DynamicStop  # the name in the public API
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +128,7 @@ class Never:
         return None
 
     def threshold(self, moved: Sequence[float], /) -> float | None:  # noqa: ARG002
-        """Return None: this rule is always silent."""
+        """Return None: this rule never applies."""
         return None
 
 

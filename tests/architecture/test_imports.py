@@ -4,9 +4,12 @@ import ast
 import re
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+from forking import ForkServer
 
 SOURCE = Path(__file__).parents[2] / "src" / "feduhb"
 METHOD_CLASSES = {"FedEraser", "FedRecover", "FedUHB", "Method", "Retrain"}
@@ -24,7 +27,7 @@ OTHERS = {  # packages that are not ours
     "api": {"torch"},
     "audit": {"torch", "numpy", "scipy", "sklearn", "threadpoolctl"},
     "flower": {"torch", "numpy", "safetensors", "tomli_w", "flwr", "cryptography"},
-    "report": {"matplotlib", "plotly", "rich", "numpy"},
+    "report": {"jinja2", "markupsafe", "matplotlib", "rich"},
 }
 
 
@@ -98,7 +101,7 @@ def test_the_table_names_no_package_that_is_not_there():
     ids=lambda p: str(p.relative_to(SOURCE)),
 )
 def test_no_code_outside_methods_asks_for_a_methods_type(path):
-    """What others must know of a method, the method says."""
+    """Methods declare what others need to know of them."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Attribute) and ast.unparse(node.value).endswith("method"):
             assert node.attr not in {"history", "clients"}, f"{path.name}:{node.lineno}: {ast.unparse(node)}"
@@ -114,6 +117,7 @@ def test_no_code_outside_methods_asks_for_a_methods_type(path):
             )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "module",
     ["feduhb", "feduhb.runs.folder", "feduhb.audit.result", "feduhb.stopping", "feduhb.report", "feduhb.cli"],
@@ -123,13 +127,30 @@ def test_importing_it_does_not_import_torch(module):
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+@pytest.fixture(scope="module")
+def run_fresh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], None]]:
+    """Run code in a process that has imported torch, but nothing of this package."""
+    script = tmp_path_factory.mktemp("fresh") / "code.py"
+    with ForkServer("torch") as server:
+
+        def run(code: str) -> None:
+            script.write_text("import sys\nassert 'feduhb' not in sys.modules\n" + code)
+            ended = server.run_script(script)
+            assert ended.returncode == 0, ended.stderr
+
+        yield run
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("before", ["", "import feduhb.audit.result", "feduhb.audit"])
-def test_the_audit_is_a_function_although_there_is_a_package_of_that_name(before):
-    code = f"import feduhb\n{before}\nassert callable(feduhb.audit)\nfrom feduhb import audit\nassert audit is feduhb.audit"
-    subprocess.run([sys.executable, "-c", code], check=True)
+def test_the_audit_is_a_function_although_there_is_a_package_of_that_name(run_fresh, before):
+    run_fresh(
+        f"import feduhb\n{before}\nassert callable(feduhb.audit)\nfrom feduhb import audit\nassert audit is feduhb.audit"
+    )
 
 
-def test_the_package_works_without_the_extras():
+@pytest.mark.slow
+def test_the_package_works_without_the_extras(run_fresh):
     """Every module imports, and every public name is there, with the extras' packages made impossible to import."""
     extras = ["flwr", "ray", "cryptography"]
     modules = [
@@ -137,14 +158,14 @@ def test_the_package_works_without_the_extras():
         for p in SOURCE.rglob("*.py")
         if package_of(module_of(p)) != "flower"
     ]
-    code = (
+    run_fresh(
         f"import sys\nfor name in {extras}: sys.modules[name] = None\n"
         f"import importlib, feduhb\nfor name in {modules}: importlib.import_module(name)\n"
         "for name in feduhb.__all__: getattr(feduhb, name)"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "typed", ["import feduhb.flower", "import feduhb; feduhb.flower", "import feduhb.flower.client"]
 )
@@ -157,6 +178,8 @@ def test_a_package_without_its_extra_says_what_to_install(typed):
     )
 
 
-def test_flower_is_imported_when_it_is_first_used():
-    code = "import sys, feduhb; assert 'flwr' not in sys.modules; assert feduhb.flower.FedUHB; assert 'flwr' in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)
+@pytest.mark.slow
+def test_flower_is_imported_when_it_is_first_used(run_fresh):
+    run_fresh(
+        "import sys, feduhb; assert 'flwr' not in sys.modules; assert feduhb.flower.FedUHB; assert 'flwr' in sys.modules"
+    )

@@ -15,6 +15,8 @@ from feduhb.core import flat
 from feduhb.data import federation, load
 from feduhb.data.request import Request
 
+pytestmark = pytest.mark.slow
+
 CONFIG = """
 seed = 3
 [federation]
@@ -40,7 +42,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
         return counting
 
-    monkeypatch.setattr(federation, "fresh", count(lambda *_: "draw", flat.fresh))
+    monkeypatch.setattr(federation, "draw_model", count(lambda *_: "draw", flat.draw_model))
     monkeypatch.setattr(Request, "parse", staticmethod(count(lambda text: f"parse {text}", Request.parse)))
     load._read_once.cache_clear()
     readers = {

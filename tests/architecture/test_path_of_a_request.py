@@ -9,7 +9,6 @@ import contextlib
 import inspect
 import io
 import json
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -18,6 +17,8 @@ from types import FrameType
 from typing import Any
 
 import pytest
+
+pytestmark = pytest.mark.slow
 
 EXEMPT = ("core", "methods", "engines")  # the kernel: what computes
 MOST = 16
@@ -88,14 +89,23 @@ def lines(found: dict[str, Any]) -> Iterator[str]:
     yield f"{len(found['modules'])} modules, {found['steps']} changes from one to another"
 
 
+@pytest.fixture(scope="module")
+def server() -> Iterator[Any]:
+    """Fork processes that have imported much, but nothing of this package."""
+    from forking import ForkServer  # the program above runs without the folder of the tests on its path
+
+    with ForkServer("torch", "torch._dynamo", "sklearn.datasets") as started:
+        yield started
+
+
 @pytest.mark.parametrize(("history", "most"), [("", MOST), ("history", MOST + 1)])
-def test_a_request_passes_few_modules(tmp_path: Path, history: str, most: int) -> None:
+def test_a_request_passes_few_modules(server: Any, tmp_path: Path, history: str, most: int) -> None:
     """In a process of its own: what other tests have loaded and cached would shorten the path.
 
     Where the old run kept a history to erase, ``runs.history`` is one more.
     """
-    command = [sys.executable, __file__, str(tmp_path), history]
-    ended = subprocess.run(command, capture_output=True, text=True, check=True)
+    ended = server.run_script(Path(__file__), tmp_path, history)
+    assert ended.returncode == 0, ended.stderr
     found = json.loads(ended.stdout.splitlines()[-1])
     print("\n".join(lines(found)))  # noqa: T201 (shown where the test fails, or with pytest -s)
     assert len(found["modules"]) <= most, found["modules"]

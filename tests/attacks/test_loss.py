@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from feduhb.audit.attacks.loss import compute_confidences, compute_losses, score_losses
-from feduhb.audit.attacks.membership import Candidates
+from feduhb.audit.attacks.membership import Candidates, compute_confidences, compute_losses, score_losses
 from feduhb.audit.statistics import compute_auc, compute_roc
 from feduhb.data.federation import Examples
 from toys import quick
@@ -76,7 +75,7 @@ def test_targets_may_be_probabilities():
     )
 
 
-def test_a_loss_of_ones_own():
+def test_a_custom_loss():
     model = Table(torch.tensor([[1.0], [2.0], [3.0]]))
     found = compute_losses(model, numbered(3, torch.tensor([[1.0], [4.0], [0.0]])), F.mse_loss)
     assert found.tolist() == [0.0, 4.0, 9.0]

@@ -26,7 +26,7 @@ from feduhb.audit.statistics import (
     pool,
     wilson_interval,
 )
-from feduhb.errors import ConfigError, DataError
+from feduhb.errors import DataError
 from toys import quick
 
 PHI = NormalDist()
@@ -34,21 +34,12 @@ few_levels = st.lists(st.integers(-3, 3), min_size=1, max_size=12)
 clients = st.lists(st.tuples(few_levels, few_levels), min_size=1, max_size=4)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """On a busy machine two threads wait for each other longer than they work."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def scores(members: Sequence[float], others: Sequence[float]) -> Scores:
     return Scores(torch.tensor(members, dtype=torch.float64), torch.tensor(others, dtype=torch.float64))
 
 
 def brute(members: Sequence[float], others: Sequence[float]) -> float:
-    """Every member against every other, a tie half."""
+    """Compare every member with every other; a tie counts half."""
     won = sum((m > o) + (m == o) / 2 for m in members for o in others)
     return won / (len(members) * len(others))
 
@@ -109,21 +100,11 @@ def test_nothing_to_compare(strata):
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_scores_that_are_no_numbers(bad):
+def test_scores_that_are_not_numbers(bad):
     with refused(DataError, "1 of the 2 scores of members are not finite", "diverged"):
         scores([0.0, bad], [1.0])
     with refused(DataError, "2 of the 3 scores of others"):
         scores([0.0], [bad, 1.0, bad])
-
-
-def test_scores_of_the_wrong_shape():
-    with refused(DataError, "the scores of others are [2, 1]; give one number an example"):
-        Scores(torch.zeros(2), torch.zeros(2, 1))
-
-
-def test_too_few_draws():
-    with refused(ConfigError, "draws is 10; give 100 or more"):
-        compute_roc(normal(5, 5), draws=10)
 
 
 @quick
@@ -241,7 +222,7 @@ def test_permuted_members_are_chance():
 
 
 def covered(shift: float, count: int) -> tuple[float, float]:
-    """Give the shares of 200 runs whose 99 % and whose 90 % interval hold the truth."""
+    """Return the shares of 200 runs whose 99 % and whose 90 % interval hold the truth."""
     truth, held = PHI.cdf(shift / math.sqrt(2)), []
     for run in range(200):
         found = compute_roc(normal(40, 30, shift=shift, count=count, seed=run), seed=run, draws=300)
@@ -249,6 +230,7 @@ def covered(shift: float, count: int) -> tuple[float, float]:
     return sum(a for a, _ in held) / 200, sum(b for _, b in held) / 200
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("shift", "count"), [(0.0, 1), (0.0, 2), (0.0, 5), (0.5, 2), (1.5, 2)])
 def test_the_intervals_hold_the_truth(shift, count):
     wide, narrow = covered(shift, count)
@@ -275,7 +257,7 @@ def test_differences_between_clients_are_felt():
     assert compute_roc(unlike).se > 3 * compute_roc(alike).se
 
 
-def test_alike_clients_cost_what_the_docstring_says():
+def test_alike_clients_cost_what_the_docstring_states():
     """Two clients without a difference: the error is too large by up to sqrt(3/2), on average over data."""
     ratio = [
         compute_roc(normal(100, 100, count=2, seed=s), draws=300).se / math.sqrt(201 / (12 * 10**4))
@@ -329,9 +311,6 @@ def test_power_by_hand():
     assert compute_power(0.05 / (2 * PHI.inv_cdf(0.95))) == pytest.approx(0.9)
     assert compute_power(1e-6) == pytest.approx(1.0)
     assert compute_power(0.02, margin=0.1) > compute_power(0.02)
-    for se, margin in ((0.0, 0.05), (0.02, 0.0), (math.nan, 0.05)):
-        with refused(ConfigError, "give positive numbers"):
-            compute_power(se, margin)
 
 
 def test_pooling_by_hand():
@@ -363,13 +342,14 @@ def test_pooling_one_and_none():
         pool([])
 
 
-def test_seeds_together_say_what_none_says_alone():
+def test_several_seeds_together_decide_what_one_cannot():
     audits = [compute_roc(normal(250, 250, count=2, seed=s)) for s in range(5)]
     assert not any(is_equivalent(one, 0.03) for one in audits)
     assert is_equivalent(pool(audits), 0.03)
     assert pool(audits).se < min(one.se for one in audits) / 2
 
 
+@pytest.mark.slow
 def test_twenty_thousand_examples_in_chunks(monkeypatch):
     """No step holds more than the chunk's cells, and a chunk of one draw works too."""
     held = []

@@ -1,4 +1,4 @@
-"""Federations whose models remember what they saw, the ways to pass off an old model as a new one, and hand-made findings."""
+"""Federations whose models remember what they saw, methods that pass off an old model as new, and hand-made findings."""
 
 from __future__ import annotations
 
@@ -17,24 +17,32 @@ from feduhb.methods.replay import MISSING
 from feduhb.methods.retrain import Plain
 
 LEAVERS = ("c00", "c01", "c02")
-TRAINED: dict[str, Any] = {"epochs": 4, "batch_size": 8, "lr": 0.3, "engine": "loop", "show": None}
+TRAINED: dict[str, Any] = {"epochs": 4, "batch_size": 20, "lr": 0.5, "engine": "loop", "show": None}
 ROUNDS = 12
 QUIET: dict[str, Any] = {"relearn": 0, "show": None}  # of audits
 
 
-def wide() -> nn.Module:
-    """A model with room to learn wrong labels by heart."""
+def make_wide_model() -> nn.Module:
+    """Return a model that is large enough to memorize wrong labels."""
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10))
 
 
-def digits(**changes: Any) -> feduhb.Federation:
-    """Five clients with 100 images to train on and 100 held out."""
-    asked: dict[str, Any] = {"clients": 5, "per_client": 200, "held_out": 0.5, "model": wide, **changes}
+def load_digits(**changes: Any) -> feduhb.Federation:
+    """Return five clients with 100 images to train on and 100 held out."""
+    asked: dict[str, Any] = {
+        "clients": 5,
+        "per_client": 200,
+        "held_out": 0.5,
+        "model": make_wide_model,
+        **changes,
+    }
     return feduhb.load("digits", **asked)
 
 
-def drawn(sizes: dict[str, int], *, held: int = 4, classes: int = 3, seed: int = 3) -> feduhb.Federation:
-    """A federation of random points with labels, some of each client's held out: nothing to learn, all to remember."""
+def draw_federation(
+    sizes: dict[str, int], *, held: int = 4, classes: int = 3, seed: int = 3
+) -> feduhb.Federation:
+    """Return a federation of random points with random labels: there is nothing to learn, only to memorize."""
     draw = torch.Generator().manual_seed(seed)
 
     def some(count: int) -> tuple[Tensor, Tensor]:
@@ -49,8 +57,8 @@ def drawn(sizes: dict[str, int], *, held: int = 4, classes: int = 3, seed: int =
     )
 
 
-def roc_of(auc: float, se: float = 0.01) -> Roc:
-    """What an attack found, with normal intervals."""
+def make_roc(auc: float, se: float = 0.01) -> Roc:
+    """Return the result of an attack, with normal intervals."""
 
     def around(z: float) -> Interval:
         return Interval(auc - z * se, auc + z * se)
@@ -59,8 +67,8 @@ def roc_of(auc: float, se: float = 0.01) -> Roc:
     return Roc(auc, se, around(2.576), around(1.645), 0.01, some, 0.0, some, 500, 500)
 
 
-class AsksNobody(Method[Plain]):
-    """What methods that give weights they already have share."""
+class AsksNoClients(Method[Plain]):
+    """The base of methods that return weights which they already have."""
 
     __slots__ = ()
     exact: ClassVar[bool] = True
@@ -73,8 +81,8 @@ class AsksNobody(Method[Plain]):
 
 
 @dataclass(frozen=True, slots=True)
-class Keeps(AsksNobody):
-    """Says that it retrains, asks nobody, and gives the weights that it carries."""
+class Keeps(AsksNoClients):
+    """A method that claims to retrain, trains no client, and returns the weights that it carries."""
 
     weights: Tensor | None = None
     epochs: int = 1
@@ -99,8 +107,8 @@ class Called(Keeps):
 
 
 @dataclass(frozen=True, slots=True)
-class Replays(AsksNobody):
-    """Says that it is exact, and starts from the last model of the history it is given."""
+class Replays(AsksNoClients):
+    """A method that claims to be exact, and starts from the last model of its history."""
 
     epochs: int = 1
     history: Any = MISSING

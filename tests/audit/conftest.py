@@ -1,13 +1,10 @@
-"""Small trainings, and small attackers."""
+"""Small attackers."""
 
 from __future__ import annotations
 
 import pytest
 
 from feduhb.audit.attacks import membership, misr
-from quiet import no_waiting_for_the_disk, one_thread
-
-__all__ = ["no_waiting_for_the_disk", "one_thread", "small_attackers"]
 
 
 @pytest.fixture(scope="module", autouse=True)

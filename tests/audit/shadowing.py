@@ -3,6 +3,7 @@
 python shadowing.py FOLDER COUNT
 
 FOLDER holds the runs "original" and "retrain"; audit.json goes to FOLDER/audit. With COUNT 0 it comes to its end.
+Shadows of an audit that is to be killed are trained in several processes, those of a whole one in this process.
 What was trained goes to standard output, a line each.
 """
 
@@ -34,7 +35,7 @@ def main() -> None:
                 say(job.file.stem)
                 yield job
 
-        for number, said in enumerate(spread(function, noted(), workers), 1):
+        for number, said in enumerate(spread(function, noted(), workers if count else 1), 1):
             if number == count:
                 os.kill(os.getpid(), signal.SIGKILL)
             yield said

@@ -1,4 +1,4 @@
-"""An audit's runs train as many clients at once as the run they are set beside, whatever memory is free by then."""
+"""The runs of an audit train as many clients at once as the run that they are compared with, whatever memory is free."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import feduhb
-from audit.auditing import QUIET, drawn
+from audit.auditing import QUIET, draw_federation
 from feduhb.audit.audit import WORK
 from feduhb.audit.exactness import describe_machine
 from feduhb.engines import describe_engine
@@ -24,10 +24,10 @@ HOW: dict[str, Any] = {"epochs": 1, "batch_size": 6, "lr": 0.05, "engine": "stac
 
 @pytest.fixture
 def free(monkeypatch):
-    """Say how many bytes are free."""
+    """Return a function that sets how many bytes are free."""
 
     def now(size: int) -> None:
-        monkeypatch.setattr("feduhb.engines.stacked.free_memory", lambda _: size)
+        monkeypatch.setattr("feduhb.engines.stacked.count_free_bytes", lambda _: size)
 
     return now
 
@@ -37,7 +37,7 @@ def unlearned(trained: feduhb.Run, out: Path | None = None, **changes: Any) -> f
 
 
 def blocks(folder: Path) -> dict[str, int | None]:
-    """By world, the block of each run that an audit left."""
+    """Return the block of each run that an audit left, by world."""
     runs = (path.parent for path in (folder / WORK).rglob("config.toml"))
     return {
         re.sub("-[0-9a-f]{8}$", "", run.name): parse_config(RunFolder(run).config(), run.name).block
@@ -50,9 +50,9 @@ def test_counterfactuals_train_as_many_clients_at_once_as_the_audited_run(
     free, tmp_path, before, after, block
 ):
     free(before)
-    unlearned(feduhb.train(drawn(SIZES), 3, out=tmp_path / "run", **HOW), tmp_path / "new")
+    unlearned(feduhb.train(draw_federation(SIZES), 3, out=tmp_path / "run", **HOW), tmp_path / "new")
     free(after)
-    run, trained = (feduhb.open_run(tmp_path / name, drawn(SIZES)) for name in ("new", "run"))
+    run, trained = (feduhb.open_run(tmp_path / name, draw_federation(SIZES)) for name in ("new", "run"))
     assert run.block == block
     audit = feduhb.audit(run, trained, keep=True, canaries=0, **QUIET)
     assert audit.exactness is not None
@@ -63,7 +63,7 @@ def test_counterfactuals_train_as_many_clients_at_once_as_the_audited_run(
 
 def test_runs_without_a_folder_know_their_block_too(free, tmp_path):
     free(LITTLE)
-    run = unlearned(feduhb.train(drawn(SIZES), 3, **HOW))
+    run = unlearned(feduhb.train(draw_federation(SIZES), 3, **HOW))
     assert run.block == 1
     free(MUCH)
     feduhb.audit(run, keep=True, out=tmp_path, canaries=0, **QUIET)
@@ -72,17 +72,17 @@ def test_runs_without_a_folder_know_their_block_too(free, tmp_path):
     assert made == {"retrain": 1, "noise-feduhb": 1, "never-feduhb": 1}
 
 
-def test_what_bits_depend_on_is_told_with_the_runs_own_block(free, tmp_path):
+def test_what_bits_depend_on_is_described_with_the_runs_block(free, tmp_path):
     free(LITTLE)
-    run = unlearned(feduhb.train(drawn(SIZES), 1, **HOW), tmp_path)
+    run = unlearned(feduhb.train(draw_federation(SIZES), 1, **HOW), tmp_path)
     free(MUCH)
     assert "blocks of 1," in describe_engine(run.make_engine())
     assert not describe_machine(run)
 
 
-def test_a_block_that_is_asked_for_is_taken(free):
+def test_a_given_block_is_used(free):
     free(MUCH)
-    trained = feduhb.train(drawn(SIZES), 1, block=2, **HOW)
+    trained = feduhb.train(draw_federation(SIZES), 1, block=2, **HOW)
     assert trained.block == 2
     assert unlearned(trained, block=3).block == 3
     assert unlearned(trained).block == 4
@@ -90,6 +90,8 @@ def test_a_block_that_is_asked_for_is_taken(free):
 
 @pytest.mark.parametrize("engine", ["loop", "pool"])
 def test_engines_whose_bits_depend_on_no_block_have_none(engine):
-    run = feduhb.train(drawn(SIZES), 1, block=2, **{**HOW, "engine": engine})
+    run = feduhb.train(draw_federation(SIZES), 1, block=2, **{**HOW, "engine": engine})
     assert run.block is None
-    assert torch.equal(run.params, feduhb.train(drawn(SIZES), 1, **{**HOW, "engine": engine}).params)
+    assert torch.equal(
+        run.params, feduhb.train(draw_federation(SIZES), 1, **{**HOW, "engine": engine}).params
+    )

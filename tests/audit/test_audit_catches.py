@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 
 import feduhb
-from audit.auditing import LEAVERS, QUIET, ROUNDS, TRAINED, digits
+from audit.auditing import LEAVERS, QUIET, ROUNDS, TRAINED, load_digits
 from feduhb.audit.audit import audit
 from feduhb.audit.statistics import compute_power, is_equivalent, pool
+
+pytestmark = pytest.mark.slow
 
 SEEDS = range(5)
 
@@ -15,7 +17,7 @@ SEEDS = range(5)
 @pytest.fixture(scope="module")
 def memorised():
     """The leavers' labels are all wrong, and training goes on until they are known by heart."""
-    federation = digits(canaries=feduhb.Canaries(LEAVERS, 1.0))
+    federation = load_digits(canaries=feduhb.Canaries(LEAVERS, 1.0))
     trained = feduhb.train(federation, 2 * ROUNDS, **TRAINED)
     retrain = feduhb.unlearn(trained, LEAVERS, method="retrain", rounds=ROUNDS, show=None)
     return trained, retrain
@@ -48,7 +50,7 @@ def test_feduhb_forgets_what_was_memorised(memorised):
 
 
 def test_a_backdoor_is_caught_and_its_erasure_seen():
-    federation = digits(backdoor=feduhb.Backdoor(LEAVERS, size=2))
+    federation = load_digits(backdoor=feduhb.Backdoor(LEAVERS, size=2))
     trained = feduhb.train(federation, ROUNDS, **TRAINED)
     retrain = feduhb.unlearn(trained, LEAVERS, method="retrain", rounds=ROUNDS, show=None)
     found = audit(retrain, trained, retrain=retrain, exactness=False, canaries=0, **QUIET)
@@ -70,7 +72,7 @@ def test_an_exact_retrain_pooled_over_five_seeds_is_equivalent_to_chance():
     """270 members and as many others a seed: the test passes a model that remembers nothing with a chance of over 80 %."""
     found = []
     for seed in SEEDS:
-        federation = digits(clients=6, per_client=180, seed=seed)
+        federation = load_digits(clients=6, per_client=180, seed=seed)
         trained = feduhb.train(federation, 3, **TRAINED)
         run = feduhb.unlearn(trained, LEAVERS, method="retrain", rounds=3, show=None)
         [attack] = audit(run, trained, retrain=run, exactness=False, canaries=0, **QUIET).membership

@@ -1,4 +1,4 @@
-"""Whatever a run looks like, an audit of it is an audit, or an error in words."""
+"""Every run can be audited, or the audit raises one of our errors."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ import torch
 from torch import nn
 
 import feduhb
-from audit.auditing import QUIET, drawn
+from audit.auditing import QUIET, draw_federation
 from feduhb.audit.audit import AuditSettings, audit, audit_all
 from feduhb.audit.result import Audit
 from feduhb.errors import ConfigError, DataError, FeduhbError, RequestError, RunFolderError
 from feduhb.methods.retrain import Plain
+
+pytestmark = pytest.mark.slow
 
 SIZES = {"ant": 1, "bee": 6, "cat": 12, "dog": 15}
 HOW = {"epochs": 1, "batch_size": 4, "lr": 0.05, "engine": "loop", "show": None}
@@ -28,7 +30,7 @@ def unlearned(federation, forget, **changes):
 
 
 def sound(found: Audit) -> None:
-    """It can be written, read back, and printed, and holds no NaN."""
+    """Check that an audit can be written, read back and printed, and holds no NaN."""
     text = found.to_json()
     back = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} in audit.json"))
     assert back == json.loads(json.dumps(found.as_json()))
@@ -44,7 +46,7 @@ def sound(found: Audit) -> None:
     ["bee", "ant", "bee,cat", "cat:0", "cat:0-5+11,dog:1", "class:1", "ant,dog:3,class:2", "ant:0"],
 )
 def test_every_kind_of_request(forget):
-    found = audit(unlearned(drawn(SIZES), forget), **EVERYTHING)
+    found = audit(unlearned(draw_federation(SIZES), forget), **EVERYTHING)
     sound(found)
     assert found.forgot == ",".join(
         sorted(forget.split(","), key=lambda part: (":" in part, "class" in part))
@@ -53,36 +55,36 @@ def test_every_kind_of_request(forget):
     assert found.exactness.exact
     assert {attack.attack for attack in found.membership} == {"loss", "LiRA"}
     rehearsed = any(attack.rehearsal for attack in found.membership)
-    noted = any("forgetting a class was not rehearsed" in note for note in found.notes)
+    noted = any("Forgetting a class was not rehearsed" in note for note in found.notes)
     assert rehearsed is not noted
 
 
 @pytest.mark.parametrize("sampled", [1, 3])
 def test_client_sampling(sampled):
-    found = audit(unlearned(drawn(SIZES), ["bee", "dog"], clients_per_round=sampled), **EVERYTHING)
+    found = audit(unlearned(draw_federation(SIZES), ["bee", "dog"], clients_per_round=sampled), **EVERYTHING)
     sound(found)
     assert found.exactness is not None
     assert found.exactness.exact
 
 
 def test_no_held_out_data():
-    found = audit(unlearned(drawn(SIZES, held=0), ["bee"]), **EVERYTHING)
+    found = audit(unlearned(draw_federation(SIZES, held=0), ["bee"]), **EVERYTHING)
     sound(found)
     assert found.membership == ()
-    assert any("so membership was not attacked" in note for note in found.notes)
+    assert any("Membership was not attacked" in note for note in found.notes)
     assert found.clients.on == "training data"
     assert found.verdict.word in ("forgotten", "useless")
 
 
 def test_held_out_data_of_some():
-    federation = drawn(SIZES)
+    federation = draw_federation(SIZES)
     some = federation.replace(held_out={"cat": federation.held_out["cat"]})
     found = audit(unlearned(some, ["bee", "cat"]), **EVERYTHING)
     sound(found)
     assert found.membership[0].models["original"].members == 12  # cat's alone
 
 
-def test_targets_that_are_no_labels():
+def test_targets_that_are_not_labels():
     draw = torch.Generator().manual_seed(0)
     data = {
         c: (torch.randn(n, 3, generator=draw), torch.randn(n, 1, generator=draw)) for c, n in SIZES.items()
@@ -113,11 +115,11 @@ def test_integers_and_images_are_noised_too():
 
 
 def test_one_client_stays():
-    sound(audit(unlearned(drawn({"ant": 9, "bee": 9}), ["bee"]), **EVERYTHING))
+    sound(audit(unlearned(draw_federation({"ant": 9, "bee": 9}), ["bee"]), **EVERYTHING))
 
 
 def test_in_two_steps():
-    trained = feduhb.train(drawn(SIZES), 2, **HOW)
+    trained = feduhb.train(draw_federation(SIZES), 2, **HOW)
     first = feduhb.unlearn(trained, ["ant"], rounds=2, show=None)
     second = feduhb.unlearn(first, {"cat": [2]}, rounds=2, show=None)
     found = audit(second, trained, **QUIET)
@@ -128,7 +130,7 @@ def test_in_two_steps():
 
 
 def test_a_diverged_model_is_refused_in_words():
-    run = unlearned(drawn(SIZES), ["bee"])
+    run = unlearned(draw_federation(SIZES), ["bee"])
     broken = replace(run, state=Plain(torch.full_like(run.params, math.nan)))
     with pytest.raises(DataError, match="diverged"):
         audit(broken, exactness=False, canaries=0, **QUIET)
@@ -153,20 +155,20 @@ def test_settings_that_cannot_be(settings, words):
 
 
 def test_what_cannot_be_audited_is_refused():
-    trained = feduhb.train(drawn(SIZES), 1, **HOW)
+    trained = feduhb.train(draw_federation(SIZES), 1, **HOW)
     with pytest.raises(
-        RequestError, match="this run has forgotten nobody; audit one that feduhb unlearn made"
+        RequestError, match="this run has not forgotten anything; audit a run that feduhb unlearn made"
     ):
         audit(trained, **QUIET)
-    with pytest.raises(RunFolderError, match="no run is named to audit"):
+    with pytest.raises(RunFolderError, match="there is no run to audit"):
         audit_all([], **QUIET)
     one, two = (feduhb.unlearn(trained, [client], rounds=1, show=None) for client in ("ant", "bee"))
-    with pytest.raises(RunFolderError, match="did not forget the same from the same data"):
+    with pytest.raises(RunFolderError, match="these runs served different requests, or have different data"):
         audit_all([one, two], **QUIET)
 
 
 def test_several_runs_share_their_controls_and_are_judged_apart(tmp_path):
-    trained = feduhb.train(drawn(SIZES), 2, **HOW)
+    trained = feduhb.train(draw_federation(SIZES), 2, **HOW)
     runs = [
         feduhb.unlearn(trained, ["bee"], method=method, rounds=2, out=tmp_path / str(i), show=None)
         for i, method in enumerate(("retrain", "feduhb", feduhb.FedUHB(momentum=0.5, epochs=1)))
@@ -200,8 +202,8 @@ def test_an_audit_of_an_opened_folder_is_that_of_the_run(tmp_path):
     assert here.weights_sha256 == opened.weights_sha256
 
 
-def test_a_run_on_an_engine_of_the_users_own_says_so(tmp_path):
-    federation = drawn(SIZES)
+def test_a_run_on_the_users_own_engine_is_marked(tmp_path):
+    federation = draw_federation(SIZES)
     trained = feduhb.train(federation, 1, out=tmp_path / "run", **{**HOW, "engine": feduhb.Loop})
     feduhb.unlearn(trained, ["bee"], rounds=1, out=tmp_path / "new", show=None)
     sound(audit(feduhb.unlearn(trained, ["bee"], rounds=1, show=None), trained, canaries=0, **QUIET))

@@ -1,4 +1,4 @@
-"""Code of the user's own may read anything: it is also run where there is nothing to learn."""
+"""The user's own code may read anything, so an audit also runs it where there is nothing to learn."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ import pytest
 import torch
 
 import feduhb
-from audit.auditing import LEAVERS, QUIET, ROUNDS, TRAINED, Keeps, digits
-from feduhb.audit.audit import audit, audit_all
+from audit.auditing import LEAVERS, QUIET, ROUNDS, TRAINED, Keeps, load_digits
+from feduhb.audit.audit import audit, audit_all, check_control
 from feduhb.audit.controls import name_run
 from feduhb.audit.exactness import find_carried, is_ours
-from feduhb.audit.scope import check_control
 from feduhb.audit.verdict import OWN
 from feduhb.core.types import Updates
 from feduhb.errors import RunFolderError
 from feduhb.methods.retrain import Plain
 
+pytestmark = pytest.mark.slow
+
 DRAWER: dict[str, torch.Tensor] = {}  # where a method's code finds what no field of it holds
 
 
 class Remembers(Keeps):
-    """Says that it is exact, and takes the old weights out of a drawer."""
+    """A method that claims to be exact, and returns old weights that it has hidden."""
 
     __slots__ = ()
     name: ClassVar[str] = "remembers"
@@ -35,7 +36,7 @@ class Remembers(Keeps):
 
 
 class Approximately(Remembers):
-    """The same, and does not call itself exact."""
+    """The same, but it does not claim to be exact."""
 
     __slots__ = ()
     name: ClassVar[str] = "approximately"
@@ -44,7 +45,7 @@ class Approximately(Remembers):
 
 @dataclass(frozen=True, slots=True)
 class Halved(feduhb.Retrain):
-    """An honest method of one's own: smaller steps."""
+    """An honest method of the user's own: smaller steps."""
 
     name: ClassVar[str] = "halved"
 
@@ -54,7 +55,7 @@ class Halved(feduhb.Retrain):
 
 @pytest.fixture(scope="module")
 def world():
-    trained = feduhb.train(digits(), ROUNDS, **TRAINED)
+    trained = feduhb.train(load_digits(), ROUNDS, **TRAINED)
     DRAWER["weights"] = trained.params * (1 + 1e-6)  # its very bits would be seen at once
     return trained, unlearned(trained, "retrain")
 
@@ -63,7 +64,7 @@ def unlearned(trained, method, rounds=ROUNDS):
     return feduhb.unlearn(trained, LEAVERS, method=method, rounds=rounds, show=None)
 
 
-def test_a_method_that_remembers_is_told_from_one_that_trains(world):
+def test_a_method_that_remembers_is_distinguished_from_one_that_trains(world):
     trained, retrain = world
     runs = [retrain, *(unlearned(trained, m) for m in (Remembers(), Approximately(), Halved(epochs=4)))]
     found = audit_all(runs, trained, retrain=retrain, canaries=0.8, margin=0.1, **QUIET)
@@ -76,11 +77,11 @@ def test_a_method_that_remembers_is_told_from_one_that_trains(world):
     }
     checks = [[check.name for check in each.exactness.checks] for each in found if each.exactness]
     assert checks == [["noise", "never"], *[["noise", "never", "bare"]] * 2, ["noise", "never"]]
-    assert "It brings along what it knows" in found[1].verdict.reasons[-1]
+    assert "knows more than it was taught" in found[1].verdict.reasons[-1]
 
 
 class Recognises(Halved):
-    """Trains honestly, unless it begins where the audited run began: then it takes the old weights out of the drawer."""
+    """A method that trains honestly, unless it begins where the audited run began: then it returns the hidden weights."""
 
     __slots__ = ()
     name: ClassVar[str] = "recognises"
@@ -103,7 +104,7 @@ def test_a_method_that_knows_its_beginning(world):
     assert found.exactness.brought
 
 
-def test_honest_code_of_ones_own_is_said_to_be_that(world):
+def test_honest_code_of_the_user_is_marked(world):
     trained, retrain = world
     found = audit(unlearned(trained, Halved(epochs=4)), trained, retrain=retrain, canaries=0, **QUIET)
     assert found.verdict.word == "forgotten"
@@ -133,9 +134,9 @@ def test_an_aggregation_and_an_engine_that_remember(world):
         assert found.verdict.word == "not forgotten"
 
 
-def test_an_approximate_run_whose_weights_were_exchanged_is_no_success(tmp_path):
-    """FedEraser's name on the original's weights: what a rehearsal of FedEraser gives says nothing of them."""
-    trained = feduhb.train(digits(), ROUNDS, out=tmp_path / "run", keep_history=True, **TRAINED)
+def test_an_approximate_run_whose_weights_were_exchanged_is_not_a_success(tmp_path):
+    """FedEraser's name on the original's weights: a rehearsal of FedEraser shows nothing about them."""
+    trained = feduhb.train(load_digits(), ROUNDS, out=tmp_path / "run", keep_history=True, **TRAINED)
     eraser = feduhb.unlearn(trained, LEAVERS, method="federaser", erase_history=False, show=None)
     fake = replace(eraser, state=Plain(trained.params * (1 + 1e-6)))
     honest, found = audit_all([eraser, fake], trained, canaries=0.8, margin=0.1, **QUIET)
@@ -208,11 +209,11 @@ def test_what_only_looks_like_ours(world):
     assert not is_ours(replace(retrain, engine=cast("Any", Bent)(feduhb.Loop)))
     assert name_run(replace(retrain, method=Retrain(epochs=4))) != name_run(retrain)
     for method in (Retrain(), Halved()):
-        with pytest.raises(RunFolderError, match="give a run of retrain without c00,c01,c02"):
+        with pytest.raises(RunFolderError, match="give a run of retrain that has forgotten c00,c01,c02"):
             check_control("retrain", replace(retrain, method=method), retrain)
 
 
-def test_what_a_bent_partial_holds_is_no_setting():
+def test_what_a_bent_partial_holds_is_not_a_setting():
     class Bent(partial[Any]):
         weights = torch.zeros(3)
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ from audit.auditing import QUIET
 from feduhb.audit.audit import WORK, audit
 from feduhb.errors import RunFolderError
 from feduhb.runs.folder import RunFolder
+from killing import Commands
 
 SHADOWING = Path(__file__).with_name("shadowing.py")
 CLOCKS = ("finished", "seconds", "cost", "versions")
@@ -35,11 +34,9 @@ def runs(tmp_path_factory):
     return folder, original, retrain
 
 
-def audited(folder: Path, kill_at: int = 0) -> tuple[int, list[str]]:
-    """Audit in another process; give its exit and what it trained."""
-    done = subprocess.run(
-        [sys.executable, SHADOWING, folder, str(kill_at)], capture_output=True, text=True, check=False
-    )
+def audit_in_process(commands: Commands, folder: Path, kill_at: int = 0) -> tuple[int, list[str]]:
+    """Audit in another process; return its exit code and what it trained."""
+    done = commands.run_script(SHADOWING, folder, kill_at)
     assert done.returncode in (0, -signal.SIGKILL), done.stderr
     return done.returncode, done.stdout.split()
 
@@ -67,22 +64,22 @@ def test_a_second_audit_of_a_run_does_not_take_the_firsts_work_away(runs, tmp_pa
 
 
 @pytest.fixture(scope="module")
-def whole(runs, tmp_path_factory):
+def whole(commands, runs, tmp_path_factory):
     """An audit that was never killed."""
     folder = copied(runs, tmp_path_factory.mktemp("whole"))
-    code, trained = audited(folder)
+    code, trained = audit_in_process(commands, folder)
     assert code == 0
     return folder, trained
 
 
-def test_killed_after_the_third_shadow(runs, whole, tmp_path):
+def test_killed_after_the_third_shadow(commands, runs, whole, tmp_path):
     folder, (reference, everything) = copied(runs, tmp_path), whole
-    code, before = audited(folder, kill_at=3)
+    code, before = audit_in_process(commands, folder, kill_at=3)
     assert code == -signal.SIGKILL
     spoken = {file.stem for file in (folder / "audit" / WORK).glob("shadow-*.json")}
     assert 3 <= len(spoken) < 6
     assert not (folder / "audit" / "audit.json").exists()
-    code, after = audited(folder)
+    code, after = audit_in_process(commands, folder)
     assert code == 0
     assert spoken < set(before)
     assert not spoken & set(after)  # none that had spoken is trained anew
@@ -94,6 +91,7 @@ def test_killed_after_the_third_shadow(runs, whole, tmp_path):
     assert not (folder / "audit" / WORK).exists()
 
 
+@pytest.mark.slow
 def test_everything_was_trained_once(whole):
     _, trained = whole
     kinds = {name.split("-")[0] for name in trained}
@@ -102,7 +100,7 @@ def test_everything_was_trained_once(whole):
     assert sum(name.startswith("shadow") for name in trained) == 6
 
 
-def test_the_work_folder_is_gone_at_the_end_and_stays_where_asked(runs, tmp_path):
+def test_the_work_folder_is_deleted_at_the_end_unless_it_is_kept(runs, tmp_path):
     _, original, retrain = runs
     cheap = {"canaries": 0, **QUIET}
     audit(retrain, original, out=tmp_path, **cheap)
@@ -124,8 +122,8 @@ def test_other_settings_clear_what_an_earlier_audit_left(runs, tmp_path):
     assert not left.exists()
 
 
-def test_an_audit_that_fails_leaves_its_work_to_be_gone_on_with(runs, tmp_path, monkeypatch):
-    from feduhb.audit import run_audit
+def test_an_audit_that_fails_can_be_continued(runs, tmp_path, monkeypatch):
+    from feduhb.audit import procedure
 
     _, original, retrain = runs
 
@@ -133,7 +131,7 @@ def test_an_audit_that_fails_leaves_its_work_to_be_gone_on_with(runs, tmp_path, 
         raise RuntimeError("power cut")
 
     with monkeypatch.context() as patch:
-        patch.setattr(run_audit, "attack_by_loss", fails)
+        patch.setattr(procedure, "attack_by_loss", fails)
         with pytest.raises(RuntimeError, match="power cut"):
             audit(retrain, original, out=tmp_path, canaries=0, **QUIET)
     assert any((tmp_path / WORK).iterdir())

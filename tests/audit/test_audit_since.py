@@ -7,8 +7,10 @@ from dataclasses import replace
 import pytest
 
 import feduhb
-from audit.auditing import QUIET, drawn
+from audit.auditing import QUIET, draw_federation
 from feduhb.errors import RunFolderError
+
+pytestmark = pytest.mark.slow
 
 SIZES = {"ant": 6, "bee": 7, "cat": 8, "dog": 9}
 HOW = {"epochs": 2, "batch_size": 4, "lr": 0.1, "engine": "loop", "show": None}
@@ -18,7 +20,7 @@ HOW = {"epochs": 2, "batch_size": 4, "lr": 0.1, "engine": "loop", "show": None}
 def chain(tmp_path_factory):
     """A training, and two requests one after the other."""
     folder = tmp_path_factory.mktemp("chain")
-    first = feduhb.train(drawn(SIZES), 3, out=folder / "first", **HOW)
+    first = feduhb.train(draw_federation(SIZES), 3, out=folder / "first", **HOW)
     second = feduhb.unlearn(first, ["ant"], rounds=3, out=folder / "second", show=None)
     third = feduhb.unlearn(second, ["bee"], rounds=3, out=folder / "third", show=None)
     return first, second, third
@@ -29,13 +31,13 @@ def test_the_run_before_is_a_control_of_what_was_forgotten_since(chain, tmp_path
     found = feduhb.audit(third, second, out=tmp_path, canaries=0, **QUIET)
     told = found.as_json()
     assert told["forgot"] == "bee"
-    assert told["notes"][0].startswith("The original control had itself forgotten ant: this audit asks about")
+    assert told["notes"][0].startswith("The original control had itself forgotten ant.")
     assert found.exact
 
 
 def test_it_needs_no_data_that_the_request_before_took_away(chain, tmp_path):
     _, second, third = chain
-    whole = drawn(SIZES)
+    whole = draw_federation(SIZES)
     kept = {client: data for client, data in whole.clients.items() if client != "ant"}
     held = {client: data for client, data in whole.held_out.items() if client != "ant"}
     less = whole.replace(clients=kept, held_out=held)
@@ -49,7 +51,7 @@ def test_it_needs_no_data_that_the_request_before_took_away(chain, tmp_path):
     assert timeless[0] == timeless[1]
 
 
-def test_against_the_first_run_all_requests_are_asked_about(chain, tmp_path):
+def test_against_the_first_run_all_requests_are_covered(chain, tmp_path):
     first, _, third = chain
     found = feduhb.audit(third, first, out=tmp_path, canaries=0, **QUIET)
     assert found.as_json()["forgot"] == "ant,bee"
@@ -59,12 +61,12 @@ def test_a_control_that_forgot_something_else_is_refused(chain):
     first, second, third = chain
     other = feduhb.unlearn(first, ["cat"], rounds=3, show=None)
     for control, run in ((other, third), (third, second)):
-        with pytest.raises(RunFolderError, match="give a control that knows what the run forgot"):
+        with pytest.raises(RunFolderError, match="give the run before the request as the original"):
             feduhb.audit(run, control, **QUIET)
 
 
-def test_where_the_rounds_asked_more_than_remained(tmp_path):
-    first = feduhb.train(drawn(SIZES), 2, clients_per_round=4, out=tmp_path / "first", **HOW)
+def test_rounds_that_sample_more_clients_than_remain(tmp_path):
+    first = feduhb.train(draw_federation(SIZES), 2, clients_per_round=4, out=tmp_path / "first", **HOW)
     second = feduhb.unlearn(first, ["ant"], rounds=2, out=tmp_path / "second", show=None)
     third = feduhb.unlearn(second, ["bee"], rounds=2, out=tmp_path / "third", show=None)
     found = feduhb.audit(third, second, canaries=0, **QUIET)
@@ -94,7 +96,7 @@ def test_a_trigger_has_power_though_one_who_planted_it_left_before():
     assert caught.verdict == "caught"
 
 
-def test_a_trigger_that_left_before_is_not_asked_about():
+def test_a_trigger_that_left_before_is_not_covered():
     second, _ = poisoned("c01")
     third = feduhb.unlearn(second, ["c01"], method="retrain", rounds=8, show=None)
     fourth = feduhb.unlearn(third, ["c02"], method="retrain", rounds=8, show=None)

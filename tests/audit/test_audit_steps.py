@@ -1,4 +1,4 @@
-"""What an audit says that it will do is what it does: one list for the work and for the progress bar."""
+"""An audit does the steps that it announces: one list for the work and for the progress bar."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 import feduhb
-from audit.auditing import Replays, drawn
+from audit.auditing import Replays, draw_federation
 from feduhb.audit.audit import audit, audit_all
-from feduhb.audit.steps import Step, carry_out
+from feduhb.audit.controls import Step, carry_out
 
 SIZES = {"ant": 6, "bee": 7, "cat": 8, "dog": 9}
 ERASER = feduhb.FedEraser(interval=1, epochs=1)
@@ -20,7 +20,7 @@ HOW = {"epochs": 1, "batch_size": 4, "lr": 0.05, "engine": "loop", "show": None}
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("steps") / "run"
-    return feduhb.train(drawn(SIZES), 2, out=folder, keep_history=True, **HOW)
+    return feduhb.train(draw_federation(SIZES), 2, out=folder, keep_history=True, **HOW)
 
 
 def unlearned(trained, method: Any = "feduhb"):
@@ -28,7 +28,7 @@ def unlearned(trained, method: Any = "feduhb"):
 
 
 def announced(capsys) -> tuple[list[int], list[int], list[str]]:
-    """The number, the total and the name of every step that was shown."""
+    """Return the number, the total and the name of every step that was shown."""
     lines = re.findall(r"^audit (\d+)/(\d+)  (.*)$", capsys.readouterr().err, re.MULTILINE)
     return [int(n) for n, _, _ in lines], [int(total) for _, total, _ in lines], [name for *_, name in lines]
 

@@ -1,4 +1,4 @@
-"""Canaries: wrong labels, on the leavers' examples alone, drawn from an address and not from a history."""
+"""Canaries: wrong labels on the leavers' examples alone, drawn from an address and not from a history."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import feduhb
-from audit.auditing import drawn
+from audit.auditing import draw_federation
 from feduhb.data.canaries import Canaries, plant_canaries
 from feduhb.data.federation import Examples
 from feduhb.errors import ConfigError, RequestError
@@ -24,7 +24,7 @@ def same(one: Examples, other: Examples) -> bool:
 @quick
 @given(share=st.floats(0.01, 1.0), seed=st.integers(0, 5))
 def test_a_share_of_labels_is_wrong_and_marked_and_nothing_else_changes(share: float, seed: int):
-    before = drawn(SIZES, held=8, seed=seed)
+    before = draw_federation(SIZES, held=8, seed=seed)
     after = plant_canaries(before, Canaries(("bee", "cat"), share))
     for part in ("clients", "held_out"):
         for client, old in getattr(before, part).items():
@@ -57,7 +57,7 @@ def test_wrong_labels_are_uniform_over_the_wrong_ones():
 
 def test_rows_are_drawn_evenly():
     """Each of 8 rows is one of the 2 canaries for a quarter of 400 seeds, 100 times, give or take 5 x 8.7."""
-    federation = drawn({"ant": 8, "bee": 8})
+    federation = draw_federation({"ant": 8, "bee": 8})
     hits = torch.zeros(8)
     for seed in range(400):
         marked = plant_canaries(federation.replace(seed=seed), Canaries(("ant",), 0.25)).clients["ant"].marked
@@ -67,7 +67,7 @@ def test_rows_are_drawn_evenly():
 
 
 def test_another_clients_presence_changes_no_draw():
-    many = drawn(SIZES, held=8)
+    many = draw_federation(SIZES, held=8)
     few = many.replace(
         clients={c: e for c, e in many.clients.items() if c != "dog"},
         held_out={c: e for c, e in many.held_out.items() if c != "dog"},
@@ -111,7 +111,7 @@ def test_backdoored_rows_are_left_alone():
 
 
 def test_among_a_request_only_its_rows_get_canaries():
-    federation = drawn(SIZES, held=8)
+    federation = draw_federation(SIZES, held=8)
     rows = (3, 5, 20, 21, 22, 39)
     planted = plant_canaries(federation, Canaries(("cat",), 0.5), among={"cat": rows})
     found = planted.clients["cat"].canaries
@@ -121,7 +121,7 @@ def test_among_a_request_only_its_rows_get_canaries():
 
 
 def test_marks_and_keys_survive_forgetting_others():
-    planted = plant_canaries(drawn(SIZES, held=8), Canaries(("cat",), 0.5))
+    planted = plant_canaries(draw_federation(SIZES, held=8), Canaries(("cat",), 0.5))
     before = planted.clients["cat"]
     gone = before.canaries.keys[:2].tolist()
     after = planted.without({"cat": [*gone, 1], "bee": [0]}).clients["cat"]
@@ -131,12 +131,12 @@ def test_marks_and_keys_survive_forgetting_others():
 
 
 def test_none_where_none_were_planted():
-    examples = drawn(SIZES).clients["cat"]
+    examples = draw_federation(SIZES).clients["cat"]
     assert len(examples.canaries) == 0
     assert len(examples) == 40
 
 
-def test_load_plants_and_a_config_says_so(tmp_path):
+def test_load_plants_and_the_config_records_it(tmp_path):
     federation = feduhb.load("digits", clients=4, per_client=40, canaries=["c01"], model="softmax")
     assert len(federation.clients["c01"].canaries) == 8  # a quarter of the 30 that are trained on
     run = feduhb.train(federation, 1, epochs=1, out=tmp_path / "run", show=None)
@@ -149,7 +149,7 @@ def test_load_plants_and_a_config_says_so(tmp_path):
 @pytest.mark.parametrize("method", ["feduhb", "retrain"])
 @pytest.mark.parametrize("forget", [["cat"], {"cat": range(30)}])
 def test_exact_methods_do_not_feel_canaries_in_what_they_forget(method, forget):
-    federation = drawn(SIZES, held=8)
+    federation = draw_federation(SIZES, held=8)
     planted = plant_canaries(federation, Canaries(("cat",), 0.5), among=forget)
     assert planted.fingerprints() != federation.fingerprints()
     params = [
@@ -165,8 +165,8 @@ def test_exact_methods_do_not_feel_canaries_in_what_they_forget(method, forget):
     ("canaries", "words"),
     [
         (lambda: Canaries(()), "need clients that carry them"),
-        (lambda: Canaries(("a",), 0.0), r"share is 0\.0; give the share"),
-        (lambda: Canaries(("a",), 1.5), r"share is 1\.5; give the share"),
+        (lambda: Canaries(("a",), 0.0), r"share is 0\.0; give a share"),
+        (lambda: Canaries(("a",), 1.5), r"share is 1\.5; give a share"),
     ],
 )
 def test_refused_settings(canaries, words):
@@ -175,11 +175,11 @@ def test_refused_settings(canaries, words):
 
 
 def test_a_stranger_is_refused():
-    with pytest.raises(RequestError, match="'zoe', who is not in this federation of 4"):
-        plant_canaries(drawn(SIZES), Canaries(("ant", "zoe")))
+    with pytest.raises(RequestError, match="'zoe', which is not in this federation of 4"):
+        plant_canaries(draw_federation(SIZES), Canaries(("ant", "zoe")))
 
 
-def test_targets_that_are_no_labels_are_refused():
+def test_targets_that_are_not_labels_are_refused():
     x = torch.zeros(4, 2)
     numbers = feduhb.Federation({"a": (x, x[:, 0])}, (x, x[:, 0]), torch.nn.Linear(2, 1))
     with pytest.raises(ConfigError, match="these targets are not labels; train without canaries"):
@@ -188,7 +188,7 @@ def test_targets_that_are_no_labels_are_refused():
 
 def test_a_single_label_is_refused():
     x, y = torch.zeros(4, 2), torch.full((4,), 2)
-    with pytest.raises(ConfigError, match="all examples have label 2"):
+    with pytest.raises(ConfigError, match="canaries need two labels, but all are 2"):
         plant_canaries(feduhb.Federation({"a": (x, y)}, (x, y), torch.nn.Linear(2, 3)), Canaries(("a",)))
 
 

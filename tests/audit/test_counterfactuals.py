@@ -1,4 +1,4 @@
-"""Worlds without the forgotten data: everything of the leavers is changed, nothing of anybody else's."""
+"""Worlds without the forgotten data: all data of the leavers is changed, and no other data."""
 
 from __future__ import annotations
 
@@ -12,13 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import feduhb
-from audit.auditing import QUIET, Called, Keeps, Replays, drawn
-from feduhb.audit.audit import audit
-from feduhb.audit.controls import Controls, name_run, rebuild, replace_with_noise
+from audit.auditing import QUIET, Called, Keeps, Replays, draw_federation
+from feduhb.audit.audit import audit, check_control
+from feduhb.audit.controls import Controls, carry_out, name_run, rebuild, replace_with_noise
 from feduhb.audit.exactness import Counterfactuals, find_carried
 from feduhb.audit.result import Exactness
-from feduhb.audit.scope import check_control
-from feduhb.audit.steps import carry_out
 from feduhb.data.federation import Federation
 from feduhb.data.request import Request, as_request
 from feduhb.errors import FeduhbError, RunFolderError
@@ -30,7 +28,7 @@ REQUESTS = ["ant,bee", "cat,dog", "dog:0-9+20", "class:1", "bee,dog:3-5,class:2"
 
 
 def unchanged(one: Federation, other: Federation, request: Request) -> None:
-    """What stays is the same, row by row, with the same keys."""
+    """Check that the remaining data is the same, row by row, with the same keys."""
     kept, still = one.without(request), other.without(request)
     assert kept.fingerprints() == still.fingerprints()
     assert kept.seed == still.seed
@@ -39,7 +37,7 @@ def unchanged(one: Federation, other: Federation, request: Request) -> None:
 
 @pytest.mark.parametrize("text", REQUESTS)
 def test_noise_takes_the_place_of_all_that_is_forgotten_and_of_nothing_else(text):
-    federation, request = drawn(SIZES), Request.parse(text)
+    federation, request = draw_federation(SIZES), Request.parse(text)
     noisy = replace_with_noise(federation, request)
     unchanged(federation, noisy, request)
     old, new = federation.forgotten(request), noisy.forgotten(request)
@@ -55,13 +53,13 @@ def test_noise_takes_the_place_of_all_that_is_forgotten_and_of_nothing_else(text
 @quick
 @given(size=st.integers(1, 40))
 def test_a_client_that_leaves_whole_gets_another_size(size):
-    federation = drawn({"ant": size, "bee": 3})
+    federation = draw_federation({"ant": size, "bee": 3})
     noisy = replace_with_noise(federation, Request(("ant",)))
     assert len(noisy.clients["ant"]) not in (0, size)
 
 
 def test_rows_and_classes_keep_their_number_and_rows_their_keys():
-    federation = drawn(SIZES)
+    federation = draw_federation(SIZES)
     rows = replace_with_noise(federation, as_request({"dog": (0, 23)})).clients["dog"]
     assert rows.keys.tolist() == list(range(24))
     classed = replace_with_noise(federation, Request(classes=(1,)))
@@ -70,7 +68,7 @@ def test_rows_and_classes_keep_their_number_and_rows_their_keys():
 
 
 def test_noise_has_an_address():
-    federation = drawn(SIZES)
+    federation = draw_federation(SIZES)
     alone, both = (
         replace_with_noise(federation, Request(("dog",))),
         replace_with_noise(federation, Request(("cat", "dog"))),
@@ -97,7 +95,7 @@ def test_rebuilt_shares_no_memory_and_keeps_every_value():
 
 def trained(sampled: int | None = None, federation: Federation | None = None, **changes):
     how = {"epochs": 1, "batch_size": 6, "lr": 0.05, "engine": "loop", "show": None, **changes}
-    return feduhb.train(federation or drawn(SIZES), 3, clients_per_round=sampled, **how)
+    return feduhb.train(federation or draw_federation(SIZES), 3, clients_per_round=sampled, **how)
 
 
 def checked(run, folder, *, history=False, original=None) -> Exactness:
@@ -180,15 +178,23 @@ def test_controls_that_do_not_belong_are_refused():
     check_control("original", original, run)
     check_control("retrain", fine, run)
     wrong = [
-        ("original", trained(federation=drawn(SIZES, seed=4)), "made with other data"),
+        (
+            "original",
+            trained(federation=draw_federation(SIZES, seed=4)),
+            "control and the audited run have different data",
+        ),
         ("original", trained(lr=0.01), "trained with other settings"),
-        ("original", trained(federation=drawn(SIZES).replace(seed=9)), "trained with other settings"),
-        ("retrain", original, "forgotten nobody; give a run of retrain without dog"),
-        ("retrain", run, "is feduhb, which has forgotten dog; give a run of retrain"),
+        (
+            "original",
+            trained(federation=draw_federation(SIZES).replace(seed=9)),
+            "trained with other settings",
+        ),
+        ("retrain", original, "forgotten nothing; give a run of retrain that has forgotten dog"),
+        ("retrain", run, "is a run of feduhb that has forgotten dog; give a run of retrain"),
         (
             "retrain",
             feduhb.unlearn(original, ["cat"], method="retrain", rounds=2, show=None),
-            "has forgotten cat; give a run of retrain without dog",
+            "has forgotten cat; give a run of retrain that has forgotten dog",
         ),
     ]
     for name, control, words in wrong:
@@ -197,6 +203,6 @@ def test_controls_that_do_not_belong_are_refused():
         with pytest.raises(FeduhbError, match=words):
             audit(run, **{"trained" if name == "original" else name: control}, **QUIET)
     with pytest.raises(
-        RunFolderError, match="has forgotten dog, the audited run dog; give a control that knows"
+        RunFolderError, match="has forgotten dog and the audited run dog; give the run before the request"
     ):
         audit(run, fine, **QUIET)

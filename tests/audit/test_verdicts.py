@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from audit.auditing import roc_of
+from audit.auditing import make_roc
 from feduhb.audit.result import Check, Difference, Exactness, Outcome
 from feduhb.audit.verdict import (
     OWN,
@@ -69,20 +69,24 @@ def test_attacks_that_fail_beside_exactness_are_counted_in_plain_words():
     ],
 )
 def test_membership(unlearned, original, retrain, found):
-    models = {"unlearned": roc_of(*unlearned), "original": roc_of(*original), "retrain": roc_of(*retrain)}
+    models = {
+        "unlearned": make_roc(*unlearned),
+        "original": make_roc(*original),
+        "retrain": make_roc(*retrain),
+    }
     assert judge_membership(models).verdict == found
 
 
 def test_only_a_caught_retrain_is_a_failed_control():
-    fine = {"unlearned": roc_of(0.6), "original": roc_of(0.9), "retrain": roc_of(0.5)}
+    fine = {"unlearned": make_roc(0.6), "original": make_roc(0.9), "retrain": make_roc(0.5)}
     assert not judge_membership(fine).control_failed
-    said = judge_membership({**fine, "retrain": roc_of(0.6)})
+    said = judge_membership({**fine, "retrain": make_roc(0.6)})
     assert said.control_failed
-    assert "measures something else than membership" in said.says
+    assert "does not measure membership" in said.says
 
 
 def test_not_caught_states_its_power_and_a_wider_margin_takes_more_to_be_able():
-    models = {"unlearned": roc_of(0.5, 0.02), "original": roc_of(0.65), "retrain": roc_of(0.5)}
+    models = {"unlearned": make_roc(0.5, 0.02), "original": make_roc(0.65), "retrain": make_roc(0.5)}
     said = judge_membership(models)
     assert said.verdict == "not caught"
     assert "power 61%" in said.says  # 2 Phi(0.05 / 0.02 - 1.645) - 1 = 2 Phi(0.855) - 1
@@ -95,7 +99,11 @@ numbers = st.tuples(st.floats(0.0, 1.0), st.floats(0.001, 0.2))
 @quick
 @given(unlearned=numbers, original=numbers, retrain=numbers, margin=st.floats(0.01, 0.2))
 def test_not_caught_needs_both_controls_and_equivalence(unlearned, original, retrain, margin):
-    models = {"unlearned": roc_of(*unlearned), "original": roc_of(*original), "retrain": roc_of(*retrain)}
+    models = {
+        "unlearned": make_roc(*unlearned),
+        "original": make_roc(*original),
+        "retrain": make_roc(*retrain),
+    }
     said = judge_membership(models, margin)
     if said.verdict == "not caught":
         assert abs(unlearned[0] - 0.5) + 1.645 * unlearned[1] <= margin + 1e-9
@@ -227,13 +235,13 @@ def test_what_each_word_takes(claims, exact, findings, waste):
         assert word in ("useless", "not forgotten")
 
 
-def test_a_copy_and_code_of_ones_own():
+def test_a_copy_and_the_users_own_code():
     assert reach_verdict(True, EXACT, [], None, copied=True).word == "not forgotten"
     assert reach_verdict(True, EXACT, [CAUGHT], None, own_code=True).word == "not forgotten"
     assert reach_verdict(True, EXACT, [BLIND], None, own_code=True).reasons[-1] == OWN
 
 
-def test_a_backdoor_gone_says_nothing_of_membership():
+def test_a_removed_backdoor_shows_nothing_about_membership():
     trigger = Finding("not caught", "gone", backdoor=True)
     assert reach_verdict(False, LEAKS, [trigger, BLIND], None).word == "inconclusive"
     assert reach_verdict(False, LEAKS, [trigger, FAILED], None).word == "not caught"
@@ -258,9 +266,9 @@ def test_a_rehearsal_counts_only_where_the_procedure_gave_the_weights():
     assert reach_verdict(True, None, [rehearsed, FAILED], None).word == "not caught"
 
 
-def test_an_attack_without_power_is_said_to_have_none():
+def test_an_attack_without_power_is_counted_as_such():
     said = reach_verdict(True, EXACT, [BLIND, BLIND, FAILED, UNSURE], None).reasons[-1]
-    assert said.startswith("Attacks are no part of this verdict: of 4")
+    assert said.startswith("Attacks do not count for this verdict: of 4")
     assert "1 catches the original and not this model" in said
     assert said.endswith("2 had no power here, 1 decided nothing.")
-    assert reach_verdict(True, EXACT, [], None).reasons[-1].endswith("none was able to contradict it.")
+    assert reach_verdict(True, EXACT, [], None).reasons[-1].endswith("none ran.")

@@ -34,6 +34,11 @@ def invoke(*arguments):
     return ended
 
 
+def write_nothing(runs, out):  # noqa: ARG001
+    """Stand in for the report where the same runs have been reported already."""
+    return []
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("commands")
@@ -48,7 +53,7 @@ def trained(tmp_path_factory):
 
 @pytest.fixture
 def run(trained, tmp_path_factory):
-    """The training, in a folder of its own, no request made of it yet."""
+    """A copy of the training, without any request so far."""
     folder = tmp_path_factory.mktemp("commands")
     return shutil.copytree(trained.parent, folder / "all") / "run"
 
@@ -111,19 +116,24 @@ def test_unlearn_an_unlearned_run(run, tmp_path):
     assert str(feduhb.open_run(tmp_path / "second").forgot) == "c01,c02"
 
 
-def test_compare_writes_both_runs_and_a_report(run, tmp_path):
+@pytest.mark.slow
+@pytest.mark.usefixtures("blank_figures")
+def test_compare_writes_both_runs_and_a_report(run, tmp_path, monkeypatch):
     said = invoke("compare", run, "--forget", "c00", "--rounds", 3, "--out", tmp_path / "both")
     assert "FedUHB" in said.stdout
     assert "Retrain" in said.stdout
     assert {"feduhb", "retrain", "report.html", "table.md", "curves.png"} <= {
         p.name for p in (tmp_path / "both").iterdir()
     }
+    monkeypatch.setattr("feduhb.report.write_report", write_nothing)
     again = invoke(
         "compare", run, "--forget", "c00", "--rounds", 3, "--out", tmp_path / "both", "--resume", "--json"
     )
     assert [each["run"] for each in json.loads(again.stdout)["runs"]] == ["original", "FedUHB", "Retrain"]
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("blank_figures")
 def test_report(run, tmp_path):
     answer = json.loads(invoke("report", run, "--out", tmp_path / "report", "--json").stdout)
     assert str(tmp_path / "report" / "report.html") in answer["written"]
@@ -148,15 +158,17 @@ def test_help_breaks_lines_where_the_terminal_does():
     assert join_lines(folded) == "One.\n\nTwo and three.\n\n\b\na = 1\nb = 2"
 
 
-def test_the_demo_tells_the_whole_story(tmp_path):
-    """Its own code on its own settings, but for less of everything; and its answer is what it was."""
+@pytest.mark.slow
+def test_the_demo_trains_unlearns_audits_and_reports(tmp_path, monkeypatch):
+    """The demo runs with smaller settings, and its answer is unchanged."""
     out = tmp_path / "demo"
     with slow.small_demo():
         answer = json.loads(invoke("demo", "--out", out, "--json").stdout)
+        monkeypatch.setattr("feduhb.report.write_report", write_nothing)
         said = invoke(
             "report", *(out / name for name in ("original", *demo.METHODS)), "--out", tmp_path / "again"
         )
-        assert "dirichlet:0.2, seed 1" in demo.introduction()
+        assert "dirichlet:0.2, seed 1" in demo.format_introduction()
     for name in ("original", "FedUHB", "Retrain", "FedEraser", "FedRecover"):
         assert name in said.stdout
     assert {"report.html", "curves.png", "movement.png", "backdoor.png"} <= {p.name for p in out.iterdir()}
@@ -169,12 +181,12 @@ def test_the_demo_does_not_clear_a_folder_that_is_not_its_own(tmp_path):
     RunFolder(tmp_path / "original").create("seed = 1")
     ended = CliRunner().invoke(app, ["demo", "--out", str(tmp_path)])
     assert ended.exit_code == 2
-    assert "is not empty and no earlier demo; choose another folder with --out, or empty it" in ended.stderr
+    assert "is not empty and not from a demo; choose another folder with --out" in ended.stderr
     assert (tmp_path / "thesis.tex").read_text() == "years of work"
 
 
-def test_the_whole_story_of_a_history(run, tmp_path):
-    """Kept by training, replayed by a method with a setting of its own, and erased with the request."""
+def test_a_history_is_kept_replayed_and_erased(run, tmp_path):
+    """Training keeps it, a method with a setting of its own replays it, and the request erases it."""
     kept = tmp_path / "kept"
     invoke("train", run.parent / "config.toml", "--out", kept, "--keep-history")
     history = feduhb.open_run(kept).history
@@ -189,8 +201,16 @@ def test_the_whole_story_of_a_history(run, tmp_path):
     assert "--set 'speed' is not NAME=NUMBER; write for example --set correction=0" in ended.stderr
 
 
-def test_the_demos_own_settings_tell_the_story():
-    """On its real data: the backdoor implants, leaves with the leavers, and the rule stops before the last round."""
+def test_keep_history_keeps_the_precision_of_the_config(tmp_path):
+    config = tmp_path / "config.toml"
+    config.write_text(CONFIG + 'keep_history = "float16"\n')
+    invoke("train", config, "--out", tmp_path / "run", "--keep-history")
+    assert RunFolder(tmp_path / "run").config()["train"]["keep_history"] == "float16"
+
+
+@pytest.mark.slow
+def test_the_demos_settings_show_a_backdoor_that_is_forgotten():
+    """On its real data the backdoor works, leaves with the leavers, and the rule stops before the last round."""
     from feduhb import demo
 
     how = demo.SETTINGS.train

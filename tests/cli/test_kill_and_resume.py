@@ -9,8 +9,9 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-import killing
 from feduhb.runs.folder import RunFolder
+
+pytestmark = pytest.mark.slow
 
 CONFIG = """
 seed = 5
@@ -27,15 +28,14 @@ clients_per_round = 4
 
 
 @pytest.fixture(scope="module")
-def feduhb():
+def feduhb(commands):
     """Run the command line in a process of its own, killed at its kill_at-th moment."""
-    with killing.started() as killer:
-        yield killer.feduhb
+    return commands.feduhb
 
 
 @pytest.fixture(scope="module")
 def whole(feduhb, tmp_path_factory):
-    """A trained run, an unlearning that was never killed, and how many moments it had."""
+    """A trained run, an unlearning that was never killed, and its number of moments."""
     folder = tmp_path_factory.mktemp("killed")
     (folder / "config.toml").write_text(CONFIG)
     assert feduhb("train", folder / "config.toml", "--out", folder / "run").returncode == 0
@@ -45,28 +45,28 @@ def whole(feduhb, tmp_path_factory):
         done = feduhb(*unlearn, "--out", folder / kind, kind=kind)
         assert done.returncode == 0, done.stderr
         moments[kind] = done.moments
-    assert torch.equal(weights(folder / "any"), weights(folder / "disk"))
+    assert torch.equal(read_weights(folder / "any"), read_weights(folder / "disk"))
     return folder, unlearn, moments
 
 
-def weights(folder):
+def read_weights(folder):
     return load_file(folder / "state.safetensors")["params"]
 
 
-def same_run(folder, reference):
-    """Same weights and same rounds; only the clock may differ."""
+def assert_same_run(folder, reference):
+    """Assert the same weights and rounds; only times may differ."""
     a, b = RunFolder(folder), RunFolder(reference)
     facts = [
         [(r.round, r.asked, r.answered, r.moved, r.threshold, r.stopped, r.scores) for r in each.rounds()]
         for each in (a, b)
     ]
-    assert torch.equal(weights(folder), weights(reference))
+    assert torch.equal(read_weights(folder), read_weights(reference))
     assert a.result()["weights_sha256"] == b.result()["weights_sha256"]
     assert facts[0] == facts[1]
 
 
-def rounds_done(folder):
-    """How many rounds the checkpoint stands after; 0 where there is none yet."""
+def count_rounds(folder):
+    """Return the number of rounds before the checkpoint; 0 if there is none yet."""
     path = folder / "state.safetensors"
     if not path.exists():
         return 0
@@ -81,10 +81,10 @@ def test_killed_at_ten_random_moments(feduhb, whole):
         out = folder / f"random-{number}"
         killed = feduhb(*unlearn, "--out", out, kill_at=random.Random(number).randrange(1, moments["any"]))
         assert killed.returncode == -signal.SIGKILL
-        reached.append(rounds_done(out))
+        reached.append(count_rounds(out))
         resumed = feduhb(*unlearn, "--out", out, "--resume")
         assert resumed.returncode == 0, resumed.stderr
-        same_run(out, folder / "any")
+        assert_same_run(out, folder / "any")
     total = len(RunFolder(folder / "any").rounds())
     assert sum(0 < done < total for done in reached) >= 7, f"kills fell after {reached} rounds of {total}"
 
@@ -105,7 +105,7 @@ def test_killed_again_and_again_around_its_writes(feduhb, whole):
         kills += 1
     assert kills >= 3
     assert feduhb(*unlearn, "--out", out, "--resume").returncode == 0
-    same_run(out, folder / "any")
+    assert_same_run(out, folder / "any")
     assert not list(out.glob("*.tmp"))
 
 

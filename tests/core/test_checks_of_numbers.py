@@ -88,7 +88,7 @@ class NoRounds:
     ("method", "says"),
     [
         (feduhb.FedUHB, "FedUHB is a class; give an instance of it: FedUHB()"),
-        (NoRounds(), "is not a method: it has no rounds; docs/design.md shows what one has"),
+        (NoRounds(), "is not a method: it has no rounds; inherit from feduhb.Method"),
     ],
 )
 def test_what_is_no_method_is_refused(method, says):

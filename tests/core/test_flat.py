@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from feduhb.core.flat import flatten, fresh, split, unflatten, with_params
+from feduhb.core.flat import draw_model, flatten, split, unflatten, with_params
 from feduhb.errors import ModelError
 
 
@@ -85,7 +85,7 @@ def test_tied_weights_count_once_and_stay_tied():
     """5 x 3 shared numbers and 5 of the bias are 20, not 35."""
     module = Tied()
     assert flatten(module).shape == (20,)
-    for held in (with_params(module, torch.arange(20.0)), fresh(module, 0)):
+    for held in (with_params(module, torch.arange(20.0)), draw_model(module, 0)):
         assert isinstance(held, Tied)
         assert held.out.weight is held.embed.weight
 
@@ -102,26 +102,26 @@ def test_with_params_leaves_the_module_alone():
 def test_parameters_that_do_not_fit(shape: tuple[int, ...]):
     with pytest.raises(ModelError) as error:
         split(torch.zeros(shape), linear())
-    assert str(error.value) == f"{list(shape)} parameters do not fit a module of 8; use the model of this run"
+    assert str(error.value) == f"weights {list(shape)} do not fit this module; it needs [8]"
 
 
 @each_module
 def test_the_same_seed_draws_the_same_and_another_another(make: Callable[[], nn.Module]):
     module = make()
-    first = flatten(fresh(module, 1))
-    assert torch.equal(first, flatten(fresh(module, 1)))
-    assert not torch.equal(first, flatten(fresh(module, 2)))
+    first = flatten(draw_model(module, 1))
+    assert torch.equal(first, flatten(draw_model(module, 1)))
+    assert not torch.equal(first, flatten(draw_model(module, 2)))
 
 
 @each_module
 def test_nothing_that_the_module_holds_survives(make: Callable[[], nn.Module]):
     """A module trained on a forgotten client and one full of 99 draw the same bits."""
     module = make()
-    drawn = flatten(fresh(module, 5))
+    drawn = flatten(draw_model(module, 5))
     with torch.no_grad():
         for p in module.parameters():
             p.fill_(99.0)
-    assert torch.equal(flatten(fresh(module, 5)), drawn)
+    assert torch.equal(flatten(draw_model(module, 5)), drawn)
     assert not (drawn == 99.0).any()
 
 
@@ -129,14 +129,14 @@ def test_nothing_that_the_module_holds_survives(make: Callable[[], nn.Module]):
 def test_the_source_is_not_changed(make: Callable[[], nn.Module]):
     module = make()
     before = copy.deepcopy(module.state_dict())
-    fresh(module, 5)
+    draw_model(module, 5)
     assert all(torch.equal(before[key], value) for key, value in module.state_dict().items())
 
 
 @each_module
 def test_a_factory_is_called_under_the_seed(make: Callable[[], nn.Module]):
-    assert torch.equal(flatten(fresh(make, 1)), flatten(fresh(make, 1)))
-    assert not torch.equal(flatten(fresh(make, 1)), flatten(fresh(make, 2)))
+    assert torch.equal(flatten(draw_model(make, 1)), flatten(draw_model(make, 1)))
+    assert not torch.equal(flatten(draw_model(make, 1)), flatten(draw_model(make, 2)))
 
 
 def test_a_factory_may_draw_as_it_likes():
@@ -147,22 +147,22 @@ def test_a_factory_may_draw_as_it_likes():
             super().__init__()
             self.scale = nn.Parameter(torch.rand(3))
 
-    assert torch.equal(flatten(fresh(Bare, 4)), flatten(fresh(Bare, 4)))
-    assert not torch.equal(flatten(fresh(Bare, 4)), flatten(fresh(Bare, 5)))
+    assert torch.equal(flatten(draw_model(Bare, 4)), flatten(draw_model(Bare, 4)))
+    assert not torch.equal(flatten(draw_model(Bare, 4)), flatten(draw_model(Bare, 5)))
 
 
 def test_a_draw_does_not_depend_on_what_was_drawn_before():
     module = linear()
-    first = flatten(fresh(module, 1))
+    first = flatten(draw_model(module, 1))
     torch.rand(17)
-    assert torch.equal(flatten(fresh(module, 1)), first)
+    assert torch.equal(flatten(draw_model(module, 1)), first)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_type_is_kept(dtype: torch.dtype):
     module = linear().to(dtype)
     assert flatten(module).dtype is dtype
-    assert flatten(fresh(module, 0)).dtype is dtype
+    assert flatten(draw_model(module, 0)).dtype is dtype
 
 
 class Forgetful(nn.Linear):
@@ -173,9 +173,9 @@ class Forgetful(nn.Linear):
 
 
 def test_a_reset_that_forgets_a_parameter_does_not_let_it_survive():
-    """The bias was trained with a forgotten client; to keep it silently is the leak we promise against."""
+    """The bias was trained with a forgotten client; keeping it would be a leak."""
     module = Forgetful(2, 1)
     with torch.no_grad():
         module.bias.fill_(99.0)
     with pytest.raises(ModelError, match="bias"):
-        fresh(module, 0)
+        draw_model(module, 0)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from feduhb.core.flat import check_module, flatten, fresh
+from feduhb.core.flat import check_module, draw_model, flatten
 from feduhb.errors import ModelError
 
 
@@ -36,12 +36,10 @@ def frozen() -> nn.Module:
 
 
 BUFFERS = (
-    "and statistics gathered there would outlive a forgotten client; "
+    "and statistics in them would outlive a forgotten client; "
     "use GroupNorm or LayerNorm, or make a constant in forward"
 )
-DRAWS = (
-    "draws random numbers that no client or round can be held to; remove it, or regularise with l2 instead"
-)
+DRAWS = "draws random numbers that depend on no seed of a client or round; remove it, or regularise with l2 instead"
 REFUSED = [
     pytest.param(
         lambda: nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)),
@@ -88,12 +86,12 @@ REFUSED = [
     ),
     pytest.param(
         lambda: nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double()),
-        "parameters have the types ['torch.float32', 'torch.float64']; convert the module to one float type",
+        "parameters have types ['torch.float32', 'torch.float64']; convert them to one float type",
         id="mixed types",
     ),
     pytest.param(
         lambda: nn.Linear(2, 2).to(torch.complex64),
-        "parameters have the types ['torch.complex64']; convert the module to one float type",
+        "parameters have types ['torch.complex64']; convert them to one float type",
         id="complex",
         marks=pytest.mark.filterwarnings("ignore:Complex modules"),
     ),
@@ -107,7 +105,7 @@ REFUSED = [
 
 @pytest.mark.parametrize(("make", "words"), REFUSED)
 def test_refused_with_the_layer_and_the_way_out(make, words: str):
-    for attempt in (lambda: check_module(make()), lambda: fresh(make(), 0), lambda: fresh(make, 0)):
+    for attempt in (lambda: check_module(make()), lambda: draw_model(make(), 0), lambda: draw_model(make, 0)):
         with pytest.raises(ModelError) as error:
             attempt()
         assert str(error.value) == words
@@ -118,7 +116,7 @@ def test_a_layer_that_cannot_be_drawn_anew(nested: bool):
     module = nn.ModuleDict({"gate": Bare()}) if nested else Bare()
     check_module(module)
     with pytest.raises(ModelError) as error:
-        fresh(module, 0)
+        draw_model(module, 0)
     which = "gate" if nested else "(the module itself)"
     assert str(error.value) == (
         f"layer {which} (Bare) has no reset_parameters, so a fresh model cannot be drawn; "
@@ -130,7 +128,7 @@ def test_a_refusal_leaves_the_global_generator_alone():
     module = Bare()
     before = torch.default_generator.get_state()
     with pytest.raises(ModelError):
-        fresh(module, 0)
+        draw_model(module, 0)
     assert torch.equal(torch.default_generator.get_state(), before)
 
 
@@ -149,13 +147,13 @@ def test_a_refusal_leaves_the_global_generator_alone():
 def test_accepted(make):
     module = make()
     check_module(module)
-    assert torch.equal(flatten(fresh(module, 0)), flatten(fresh(module, 0)))
+    assert torch.equal(flatten(draw_model(module, 0)), flatten(draw_model(module, 0)))
 
 
 def test_a_lazy_layer_is_refused_in_words():
     """Its shapes are not known until data has been seen; flattening it would end in torch's own words."""
     with pytest.raises(ModelError, match="LazyLinear"):
-        fresh(nn.Sequential(nn.LazyLinear(2)), 0)
+        draw_model(nn.Sequential(nn.LazyLinear(2)), 0)
 
 
 def test_every_layer_at_fault_is_named():
@@ -172,10 +170,10 @@ def test_every_layer_at_fault_is_named():
 def test_a_factory_that_hands_out_what_was_learned_is_refused():
     """The same module each time, or a copy of one: neither is drawn afresh."""
     net = nn.Linear(3, 2)
-    with pytest.raises(ModelError, match="the model's factory gives the same module each time"):
-        fresh(lambda: net, 0)
-    with pytest.raises(ModelError, match="the model's factory gives the same weights whatever the seed"):
-        fresh(lambda: copy.deepcopy(net), 0)
+    with pytest.raises(ModelError, match="the model's factory returns the same module each time"):
+        draw_model(lambda: net, 0)
+    with pytest.raises(ModelError, match="the model's factory returns the same weights for every seed"):
+        draw_model(lambda: copy.deepcopy(net), 0)
 
 
 def test_a_factory_that_starts_at_zero_is_fresh_enough():
@@ -185,4 +183,4 @@ def test_a_factory_that_starts_at_zero_is_fresh_enough():
             nn.init.zeros_(p)
         return module
 
-    assert not flatten(fresh(zeros, 0)).any()
+    assert not flatten(draw_model(zeros, 0)).any()

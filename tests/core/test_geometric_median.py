@@ -22,7 +22,7 @@ def of(points: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
 
 
 def excess(points: np.ndarray, weights: np.ndarray, z: np.ndarray) -> float:
-    """Give how far the pulls at z are from balance, as a share of all weight.
+    """Return the remaining pull at z as a share of the total weight.
 
     0 lies in the subdifferential of Σ n ‖u - z‖ iff ‖Σ_{u != z} n (u - z) / ‖u - z‖‖ is at most the weight
     that sits at z itself. Points nearer than 1e-6 of the spread count as being at z.

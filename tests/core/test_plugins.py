@@ -59,7 +59,7 @@ def test_a_package_that_cannot_be_imported_is_named(code, reason, tmp_path, monk
 def test_two_packages_under_one_name_are_refused(tmp_path, monkeypatch):
     for name in ("plug_one", "plug_two"):
         install_package(tmp_path, monkeypatch, name, "make = 1", f"[{GROUP}]\nsame = {name}:make\n")
-    words = rf"'same' is registered in {GROUP} by several packages \(plug_one 1.0, plug_two 1.0\); uninstall all but one"
+    words = rf"'same' is registered in {GROUP} by several packages \(plug_one 1.0, plug_two 1.0\); keep one"
     with pytest.raises(ConfigError, match=words):
         find_plugin(GROUP, "same")
 

@@ -53,7 +53,7 @@ def test_median_counts_every_client_once_whatever_it_holds():
 @quick
 @given(cases, st.sampled_from([0.0, 0.1, 0.2, 0.25, 0.34, 0.4, 0.49]))
 def test_trimmed_mean_is_scipys_wherever_that_trims(case: tuple[int, int, int], trim: float):
-    """Where the share is less than one client scipy trims nobody, and we one at each end."""
+    """If the share is less than one client, scipy trims none, and trimmed_mean one at each end."""
     values, blocks = drawn(*case)
     share = trim if trim == 0 or int(trim * case[1]) else 1 / case[1]
     expected = stats.trim_mean(values, share + 1e-12 * (share != trim), axis=0)
@@ -78,7 +78,7 @@ def test_trim_that_cannot_be(trim: float):
 
 
 def naive_krum(values: np.ndarray, hostile: int) -> int:
-    """Give the row with the smallest sum of squared distances to its C - f - 2 nearest, by plain loops."""
+    """Return the row with the smallest sum of squared distances to its C - f - 2 nearest rows, by plain loops."""
     count = len(values)
     scores = []
     for i in range(count):
@@ -129,8 +129,8 @@ def test_krum_gives_a_copy():
 @pytest.mark.parametrize(
     ("clients", "hostile", "words"),
     [
-        (2, None, "krum needs 3 answers for 0 hostile clients, but 2 came; ask more clients or use median"),
-        (6, 2, "krum needs 7 answers for 2 hostile clients, but 6 came; ask more clients or use median"),
+        (2, None, "krum needs 3 updates for 0 hostile clients, but received 2; use more clients, or median"),
+        (6, 2, "krum needs 7 updates for 2 hostile clients, but received 6; use more clients, or median"),
     ],
 )
 def test_krum_with_too_few_answers(clients: int, hostile: int | None, words: str):
@@ -152,7 +152,7 @@ def test_robust_rules_refuse_a_presummed_answer_in_words(rule: Aggregate):
         rule([total])
     name = getattr(rule, "__name__", "")
     assert str(error.value) == (
-        f"{name} needs every client's update, but this answer is pre-summed; "
+        f"{name} needs every client's update, but received only their sum; "
         "use weighted_mean under secure aggregation"
     )
 
@@ -162,7 +162,7 @@ def test_robust_rules_say_when_nobody_answered(rule: Aggregate):
     with pytest.raises(AggregationError) as error:
         rule([])
     name = getattr(rule, "__name__", "")
-    assert str(error.value) == f"{name} has nothing to work on: no client answered; check who takes part"
+    assert str(error.value) == f"{name} received no update to combine; check which clients take part"
 
 
 @pytest.mark.parametrize("rule", ROBUST)

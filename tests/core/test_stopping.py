@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -25,7 +26,7 @@ rules = st.builds(
 
 
 def naive(rule: DynamicStop, moved: list[float]) -> tuple[float, float] | None:
-    """Give δ[t] and max(ε, λ σ[t]) as the paper writes them; None where the rule may not speak."""
+    """Return δ[t] and max(ε, λ σ[t]) as the paper writes them; None while the rule does not apply."""
     if len(moved) < rule.min_rounds or (rule.window is not None and len(moved) < rule.window):
         return None
     delta = rule.momentum * np.array(moved)
@@ -158,7 +159,7 @@ def test_as_printed_fires_exactly_one_round_late_once_the_zero_has_left_the_wind
     moved: list[float], scale: float, window: int
 ):
     """A window that speaks after the zero has left it holds the same movements, one round later."""
-    rule = {printed: DynamicStop(scale, window, as_printed=printed) for printed in (False, True)}
+    rule = {printed: DynamicStop(scale, window=window, as_printed=printed) for printed in (False, True)}
     for n in range(max(window, 3), len(moved)):
         assert rule[False](moved[:n]) == rule[True](moved[: n + 1])
 
@@ -231,19 +232,19 @@ def test_a_run_that_blows_up_is_judged_not_crashed():
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"scale": -0.1}, "the stop rule's scale (lambda) is -0.1; give a number of 0 or more, such as 0.6"),
+        ({"scale": -0.1}, "the stop rule's scale (lambda) is -0.1; give 0 or more, such as 0.6"),
         (
             {"scale": math.nan},
-            "the stop rule's scale (lambda) is nan; give a number of 0 or more, such as 0.6",
+            "the stop rule's scale (lambda) is nan; give 0 or more, such as 0.6",
         ),
         (
             {"scale": math.inf},
-            "the stop rule's scale (lambda) is inf; give a number of 0 or more, such as 0.6",
+            "the stop rule's scale (lambda) is inf; give 0 or more, such as 0.6",
         ),
-        ({"window": 1}, "the stop rule's window is 1; give 2 rounds or more, or none for all rounds so far"),
-        ({"floor": -1.0}, "the stop rule's floor (epsilon) is -1.0; give a number of 0 or more"),
-        ({"momentum": 1.0}, "the stop rule's momentum is 1.0; give the method's: at least 0 and below 1"),
-        ({"momentum": -0.5}, "the stop rule's momentum is -0.5; give the method's: at least 0 and below 1"),
+        ({"window": 1}, "the stop rule's window is 1; give 2 or more, or leave it out"),
+        ({"floor": -1.0}, "the stop rule's floor (epsilon) is -1.0; give 0 or more"),
+        ({"momentum": 1.0}, "the stop rule's momentum is 1.0; give at least 0 and below 1"),
+        ({"momentum": -0.5}, "the stop rule's momentum is -0.5; give at least 0 and below 1"),
         ({"min_rounds": 0}, "the stop rule's min_rounds is 0; give 1 or more"),
     ],
 )
@@ -253,7 +254,8 @@ def test_settings_that_cannot_be(settings: dict[str, float], words: str):
     assert str(error.value) == words
 
 
-def test_the_front_door_passes_every_setting_on():
-    made = dynamic_stop(0.4, window=5, floor=0.1, momentum=0.5, min_rounds=4, as_printed=True)
-    assert made == DynamicStop(scale=0.4, window=5, floor=0.1, momentum=0.5, min_rounds=4, as_printed=True)
-    assert dynamic_stop() == DynamicStop()
+def test_the_public_name_takes_every_setting():
+    given = {"window": 5, "floor": 0.1, "momentum": 0.5, "min_rounds": 4, "as_printed": True}
+    assert asdict(dynamic_stop(0.4, **given)) == {"scale": 0.4, **given}
+    with pytest.raises(TypeError):
+        dynamic_stop(0.4, 5)  # pyright: ignore[reportCallIssue]

@@ -32,9 +32,9 @@ def test_updates_know_whether_they_are_summed():
 @pytest.mark.parametrize(
     ("clients", "values", "weights", "words"),
     [
-        ("ab", (3, 2), (3,), r"2 clients need values \[C, P\] or \[1, P\], not \[3, 2\]"),
-        ("ab", (2,), (2,), r"2 clients need values \[C, P\] or \[1, P\], not \[2\]"),
-        ("abc", (2, 2), (2,), r"3 clients need values \[C, P\] or \[1, P\], not \[2, 2\]"),
+        ("ab", (3, 2), (3,), r"values must be \[C, P\] or \[1, P\] with C = 2, not \[3, 2\]"),
+        ("ab", (2,), (2,), r"values must be \[C, P\] or \[1, P\] with C = 2, not \[2\]"),
+        ("abc", (2, 2), (2,), r"values must be \[C, P\] or \[1, P\] with C = 3, not \[2, 2\]"),
         ("ab", (2, 2), (1,), r"2 rows of values need as many weights, not \[1\]"),
         ("ab", (1, 2), (2,), r"1 rows of values need as many weights, not \[2\]"),
         ("ab", (2, 2), (2, 1), r"2 rows of values need as many weights, not \[2, 1\]"),

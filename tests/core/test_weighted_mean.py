@@ -122,5 +122,5 @@ def test_one_client_alone_is_its_own_mean_and_a_copy():
 def test_nothing_to_average(answers: list[Updates]):
     with pytest.raises(AggregationError) as error:
         weighted_mean(answers)
-    expected = "there is nothing to average: no client answered with any examples; check who takes part"
+    expected = "no client sent an update to average; check which clients take part"
     assert str(error.value) == expected

@@ -16,7 +16,7 @@ from typing import Any
 
 @dataclass
 class Shelf:
-    """What a server holds, how it behaves, and what it was asked for."""
+    """The files of a test server, its behaviour, and the requests that it received."""
 
     files: dict[str, bytes]  # by path
     ranges: bool = True  # whether it answers for a part
@@ -94,14 +94,14 @@ def serving(files: dict[str, bytes], **behaviour: Any) -> Generator[Shelf]:
 
 @contextmanager
 def nobody() -> Generator[str]:
-    """Give an address on the loopback that refuses connections: the port is taken, and nobody listens."""
+    """Return a loopback address that refuses connections: the port is bound, but nothing listens on it."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         yield f"http://127.0.0.1:{taken.getsockname()[1]}"
 
 
 def digests(files: dict[str, bytes]) -> dict[str, str]:
-    """Give the SHA-256 of files, as the tables hold them."""
+    """Return the SHA-256 of files by name."""
     return {name: sha256(content).hexdigest() for name, content in files.items()}
 
 

@@ -135,9 +135,7 @@ def test_nobody_carries_it():
 
 @pytest.mark.parametrize("share", [0.0, -0.5, 1.5, float("nan")])
 def test_impossible_share(share):
-    with refused(
-        ConfigError, f"the backdoor's share is {share}; give the share of examples to poison, such as 0.5"
-    ):
+    with refused(ConfigError, f"the backdoor's share is {share}; give a share above 0 and up to 1"):
         Backdoor(("a",), share=share)
 
 
@@ -151,7 +149,7 @@ def test_impossible_size(size):
 def test_data_that_is_no_images(shape):
     with refused(
         ConfigError,
-        f"a backdoor is a square on images [n, c, h, w], and this data is {list(shape)}; train without one",
+        f"a backdoor needs images [n, c, h, w], not {list(shape)}; train without one",
     ):
         PLANTED.stamp(torch.zeros(shape))
 

@@ -56,7 +56,7 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture(scope="module")
 def real() -> Path:
     given = os.environ.get("FEDUHB_DATA")
-    for folder in (*CIFAR10.folders, "."):
+    for folder in (CIFAR10.name, str(CIFAR10.unpacked), "."):
         if given and (Path(given) / folder / NAMES[0]).exists():
             return Path(given)
     pytest.skip("FEDUHB_DATA names no folder with CIFAR-10: put its six .bin files there to test them")
@@ -126,7 +126,7 @@ def test_nothing_anywhere(tmp_path):
 
 @pytest.mark.parametrize("named", ["argument", "environment"])
 def test_a_folder_without_it_is_refused_though_the_cache_has_it(named, tmp_path, monkeypatch):
-    """What somebody names is meant: nothing is fetched or taken from elsewhere in silence."""
+    """If the user names a folder, nothing is downloaded or read from elsewhere."""
     write(tmp_path / "cache" / "cifar10", batches(), monkeypatch)
     given = tmp_path / "given"
     given.mkdir()
@@ -145,7 +145,7 @@ def test_missing_file(tiny, name):
     (tiny / name).unlink()
     with refused(
         DataError,
-        f"{tiny / name} cannot be read (No such file or directory); put the original CIFAR-10 file there",
+        f"{tiny / name} cannot be read (No such file or directory); replace it",
     ):
         load_dataset("cifar10", tiny)
 

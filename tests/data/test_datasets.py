@@ -254,6 +254,6 @@ def test_a_data_set_of_another_package_that_cannot_be_used():
         load_dataset("broken")
     with refused(
         DataError,
-        "the data set 'wrong' of another package is NoneType; its function must return a feduhb.data.load.Dataset",
+        "the function of the data set 'wrong' returned a NoneType; it must return a feduhb.data.Dataset",
     ):
         load_dataset("wrong")

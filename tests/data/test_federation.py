@@ -134,7 +134,7 @@ def test_ids_that_will_do(name):
 
 
 def test_a_stranger_in_held_out():
-    with refused(DataError, "held_out names zoe, who is not among the clients; use the same ids"):
+    with refused(DataError, "held_out names zoe, which is not a client; use the ids of clients"):
         federation({"a": (X, Y)}, held_out={"zoe": (X, Y)})
 
 

@@ -236,7 +236,7 @@ def test_a_mirror_that_is_none(base, monkeypatch):
     monkeypatch.setenv("FEDUHB_MIRROR", base)
     with refused(
         ConfigError,
-        f"FEDUHB_MIRROR is {base!r}; give the http or https address of the folder that holds loose/",
+        f"FEDUHB_MIRROR is {base!r}; give the http or https address that holds loose/",
     ):
         read_cached_files(LOOSE)
 
@@ -259,7 +259,7 @@ def test_no_home(monkeypatch):
     for name in ("FEDUHB_CACHE", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(Path, "home", homeless)
-    with refused(DataError, "there is no home folder to keep data sets in; name a folder with FEDUHB_CACHE"):
+    with refused(DataError, "there is no home folder for downloads; name a folder with FEDUHB_CACHE"):
         find_cache_folder()
 
 

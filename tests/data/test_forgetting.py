@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -12,11 +12,11 @@ from data.wording import refused
 from feduhb.data.federation import Examples, Federation
 from feduhb.data.request import Request
 from feduhb.errors import RequestError
+from toys import quick
 
 X = torch.arange(60.0).reshape(20, 3)
 Y = torch.arange(20) % 4
 SIZES = {"a": 5, "b": 7, "c": 4}  # rows 0-4, 5-11, 12-15; rows 16-19 are for testing
-quick = settings(deadline=None, max_examples=60)
 
 
 def some(first: int, count: int) -> Examples:
@@ -149,13 +149,13 @@ def test_everything_else_goes_along():
 @pytest.mark.parametrize("forget", [["zoe"], "zoe", {"zoe": [0]}, ["a", "zoe"]])
 @pytest.mark.parametrize("ask", [Federation.without, Federation.forgotten])
 def test_unknown_client(ask, forget):
-    with refused(RequestError, "there is no client 'zoe' to forget; this federation has a, b, c"):
+    with refused(RequestError, "there is no client 'zoe'; the clients are a, b, c"):
         ask(federation(), forget)
 
 
 def test_a_long_list_of_clients_is_cut():
     many = federation(clients={f"c{i:02d}": some(i, 1) for i in range(11)})
-    with refused(RequestError, "this federation has c00, c01, c02, c03, c04, c05, c06, c07 and 3 more"):
+    with refused(RequestError, "the clients are c00, c01, c02, c03, c04, c05, c06, c07 and others"):
         many.without("zoe")
 
 
@@ -164,30 +164,30 @@ def test_a_long_list_of_clients_is_cut():
 def test_row_out_of_range(ask, row):
     with refused(
         RequestError,
-        f"client a has no row {row}: it holds 5 rows, counted from 0",
-        "less those already forgotten",
+        f"client a has no row {row}, or it was forgotten before: 5 rows remain",
+        "count rows from 0",
     ):
         ask(federation(), {"a": [0, row]})
 
 
 def test_row_already_forgotten():
-    with refused(RequestError, "client a has no row 3: it holds 4 rows"):
+    with refused(RequestError, "client a has no row 3, or it was forgotten before: 4 rows remain"):
         federation().without({"a": [3]}).without({"a": [2, 3]})
 
 
 def test_client_already_forgotten():
-    with refused(RequestError, "there is no client 'a' to forget; this federation has b, c"):
+    with refused(RequestError, "there is no client 'a'; the clients are b, c"):
         federation().without(["a"]).without(["a"])
 
 
 @pytest.mark.parametrize("ask", [Federation.without, Federation.forgotten])
 def test_unknown_class(ask):
-    with refused(RequestError, "nobody holds class 7; this federation has 0, 1, 2, 3"):
+    with refused(RequestError, "no client holds class 7; the classes are 0, 1, 2, 3"):
         ask(federation(), "class:1,class:7")
 
 
 def test_class_already_forgotten():
-    with refused(RequestError, "nobody holds class 1; this federation has 0, 2, 3"):
+    with refused(RequestError, "no client holds class 1; the classes are 0, 2, 3"):
         federation().without("class:1").without("class:1")
 
 
@@ -195,8 +195,8 @@ def test_class_already_forgotten():
 def test_nobody_would_remain(forget):
     with refused(
         RequestError,
-        "nobody would remain to retrain on; ",
-        "leave at least one client with examples, or delete the model instead",
+        "no client would remain to train on; ",
+        "keep at least one client with examples, or delete the model instead",
     ):
         federation().without(forget)
 
@@ -213,6 +213,6 @@ def test_targets_that_are_no_classes(targets, text):
     regression = Federation({"a": (X[:6], targets), "b": (X[:6], targets)}, (X[:6], targets), nn.Linear(3, 1))
     with refused(
         RequestError,
-        "a class can be forgotten only where targets are whole numbers; name clients or rows instead",
+        "the targets are not classes; name clients or rows to forget instead",
     ):
         regression.without(text)

@@ -79,17 +79,17 @@ def each(given: Tensor, y: Tensor) -> Tensor:
 
 
 def test_a_loss_that_is_no_single_number():
-    with refused(ModelError, "the loss gives [2] instead of one number; use its mean over the batch"):
+    with refused(ModelError, "the loss returns [2], not one number; use its mean over the batch"):
         federation(nn.Linear(3, 3), loss=each).fresh_model()
 
 
 def test_a_loss_of_one_example_each_is_found_by_one_test_example_too():
-    with refused(ModelError, "the loss gives [1] instead of one number; use its mean over the batch"):
+    with refused(ModelError, "the loss returns [1], not one number; use its mean over the batch"):
         federation(nn.Linear(3, 3), loss=each, count=1).fresh_model()
 
 
 def test_a_loss_that_is_no_tensor():
-    with refused(ModelError, "the loss gives"):
+    with refused(ModelError, "the loss returns"):
         federation(nn.Linear(3, 3), loss=lambda given, y: F.cross_entropy(given, y).item()).fresh_model()
 
 
@@ -108,7 +108,7 @@ class DrawingThenFailing(nn.Linear):
 def test_dropout_inside_forward_is_found():
     with refused(
         ModelError,
-        "the model's forward draws random numbers (dropout?), so no run could be held to a seed; remove that",
+        "the model's forward pass draws random numbers; remove dropout and the like",
     ):
         federation(Dropping(3, 3)).fresh_model()
 
@@ -187,7 +187,7 @@ def test_another_seed_model_loss_or_test_set_draws_again(changes):
 def test_another_loss_is_checked():
     made = federation(nn.Linear(3, 3))
     made.fresh_model()
-    with refused(ModelError, "the loss gives [2] instead of one number"):
+    with refused(ModelError, "the loss returns [2], not one number"):
         made.replace(loss=each).fresh_model()
 
 

@@ -61,7 +61,7 @@ def test_per_client_includes_the_held_out_part():
 
 @pytest.mark.parametrize("share", [1.0, 1.5, -0.1, float("nan")])
 def test_impossible_held_out_share(share):
-    with refused(ConfigError, f"held_out is {share}; give a share of at least 0 and below 1, such as 0.25"):
+    with refused(ConfigError, f"held_out is {share}; give at least 0 and below 1, such as 0.25"):
         digits(held_out=share)
 
 
@@ -151,9 +151,7 @@ def test_a_factory_is_not_passed_over_in_silence():
 
 
 def test_the_cnn_cannot_read_small_digits():
-    with refused(
-        ConfigError, "the cnn needs images of at least 16 x 16 pixels, not 8 x 8; use model = 'mlp'"
-    ):
+    with refused(ConfigError, "the cnn needs images of 16 x 16 or more, not 8 x 8; use 'mlp'"):
         digits(model="cnn")
 
 
@@ -170,7 +168,7 @@ def test_unknown_names():
 def test_a_backdoor_in_an_unknown_client(backdoor):
     with refused(
         RequestError,
-        "the backdoor names client 'c09', who is not in this federation of 5; use ids such as c00",
+        "the backdoor names client 'c09', which is not in this federation of 5 clients; use ids such as c00",
     ):
         digits(backdoor=backdoor)
 

@@ -125,7 +125,7 @@ def test_missing_file(tiny, name):
     (tiny / name).unlink()
     with refused(
         DataError,
-        f"{tiny / name} cannot be read (No such file or directory); put the original MNIST file there",
+        f"{tiny / name} cannot be read (No such file or directory); replace it",
     ):
         load_dataset("mnist", tiny)
 

@@ -201,7 +201,9 @@ def test_a_number_is_needed(spec):
 
 @pytest.mark.parametrize("k", ["1.5", "0.5", "99", "11"])
 def test_shards_need_a_whole_number_of_classes(k):
-    with refused(ConfigError, f"shards:{k} asks for {k} classes a client; give a whole number of 1 to 10"):
+    with refused(
+        ConfigError, f"shards:{k} cannot give each client {k} classes; write a whole number from 1 to 10"
+    ):
         partition_rows(Y, f"shards:{k}", 4)
 
 
@@ -220,7 +222,8 @@ def test_no_examples_each(size):
 @pytest.mark.parametrize("spec", ["iid", "dirichlet:0.5", "shards:2"])
 def test_more_clients_than_examples(spec):
     with refused(
-        DataError, "101 clients with 1 examples each need 101, but the data set has 100; ask for fewer"
+        DataError,
+        "101 clients with 1 examples each need 101 examples, but the data set has 100; lower clients or per_client",
     ):
         partition_rows(Y, spec, 101)
 
@@ -228,21 +231,22 @@ def test_more_clients_than_examples(spec):
 @pytest.mark.parametrize("spec", ["iid", "dirichlet:0.5", "shards:2"])
 def test_per_client_too_large(spec):
     with refused(
-        DataError, "4 clients with 26 examples each need 104, but the data set has 100; ask for fewer"
+        DataError,
+        "4 clients with 26 examples each need 104 examples, but the data set has 100; lower clients or per_client",
     ):
         partition_rows(Y, spec, 4, per_client=26)
 
 
 def test_a_class_too_small_for_its_quota():
     with refused(
-        DataError, "20 examples for everyone need 20 of class ", "but there are 10; lower per_client"
+        DataError, "per_client = 20 needs 20 examples of class ", "but there are 10; lower per_client"
     ):
         partition_rows(Y, "shards:1", 5, per_client=20)
 
 
 def test_a_class_too_small_for_its_holders():
     y = torch.tensor([0] + [1] * 20)
-    with refused(DataError, "class 0 has 1 examples for 4 clients; use fewer clients or fewer classes each"):
+    with refused(DataError, "class 0 has 1 examples for 4 clients; use fewer clients or classes"):
         partition_rows(y, "shards:2", 4)
 
 
@@ -256,6 +260,6 @@ def test_draws_that_always_leave_somebody_empty(monkeypatch):
     monkeypatch.setattr(module, "MOST_DRAWS", 5)
     with refused(
         DataError,
-        "dirichlet:0.001 left a client empty in 5 draws; use a larger A, fewer clients, or per_client",
+        "dirichlet:0.001 leaves a client without examples; use a larger number, fewer clients, or per_client",
     ):
         partition_rows(torch.zeros(100, dtype=torch.int64), "dirichlet:0.001", 20)

@@ -1,4 +1,4 @@
-"""The fast engine is held to the slow one, and each to itself."""
+"""The fast engine equals the slow one, and each equals itself."""
 
 import itertools
 
@@ -17,7 +17,7 @@ from feduhb.errors import ConfigError, DataError
 SEQUENCE = [*SIZES]
 
 
-def answers(engine, federation, epochs=2, clients=tuple(SEQUENCE), round=3):
+def train_all(engine, federation, epochs=2, clients=tuple(SEQUENCE), round=3):
     start = flatten(federation.fresh_model())
     blocks = list(engine.train(feduhb.Work(start, epochs), clients, round))
     assert tuple(itertools.chain.from_iterable(block.clients for block in blocks)) == tuple(clients)
@@ -35,8 +35,8 @@ def test_the_pool_equals_the_loop_on_ragged_federations(sizes, batch_size, epoch
     clients = {f"c{i}": size for i, size in enumerate(sizes)}
     federation = ragged(clients)
     local = feduhb.Local(batch_size=batch_size, lr=0.1, l2=l2)
-    slow, slow_weights = answers(feduhb.Loop(federation, local), federation, epochs, tuple(clients))
-    fast, fast_weights = answers(
+    slow, slow_weights = train_all(feduhb.Loop(federation, local), federation, epochs, tuple(clients))
+    fast, fast_weights = train_all(
         feduhb.Pool(federation, local, threads=2), federation, epochs, tuple(clients)
     )
     assert torch.equal(slow_weights, fast_weights)
@@ -49,11 +49,11 @@ def test_the_pool_equals_the_loop_on_ragged_federations(sizes, batch_size, epoch
 def test_the_pool_gives_the_same_bits_whatever_its_threads_and_blocks(dtype, epochs):
     federation = ragged(dtype=dtype)
     local = feduhb.Local(batch_size=8, lr=0.1)
-    first, _ = answers(feduhb.Pool(federation, local, threads=1, block=1), federation, epochs)
+    first, _ = train_all(feduhb.Pool(federation, local, threads=1, block=1), federation, epochs)
     for threads, block in [(1, 5), (2, 1), (2, 3), (4, 2), (7, 100)]:
         assert torch.equal(
             first,
-            answers(feduhb.Pool(federation, local, threads=threads, block=block), federation, epochs)[0],
+            train_all(feduhb.Pool(federation, local, threads=threads, block=block), federation, epochs)[0],
         )
 
 
@@ -62,13 +62,13 @@ def test_the_pool_gives_the_same_bits_whatever_its_threads_and_blocks(dtype, epo
 def test_the_loop_gives_the_same_bits_whatever_torchs_threads_and_its_blocks(dtype, epochs):
     federation = ragged(dtype=dtype)
     local = feduhb.Local(batch_size=8, lr=0.1)
-    first, _ = answers(feduhb.Loop(federation, local), federation, epochs)
+    first, _ = train_all(feduhb.Loop(federation, local), federation, epochs)
     before = torch.get_num_threads()
     try:
         for threads, block in [(1, 5), (2, 1), (4, 3)]:
             torch.set_num_threads(threads)
             assert torch.equal(
-                first, answers(feduhb.Loop(federation, local, block=block), federation, epochs)[0]
+                first, train_all(feduhb.Loop(federation, local, block=block), federation, epochs)[0]
             )
             assert torch.get_num_threads() == threads
     finally:
@@ -84,7 +84,7 @@ def test_the_papers_cnn_gives_the_same_bits_whatever_torchs_threads(maker):
     try:
         for threads in (1, 2, 4):
             torch.set_num_threads(threads)
-            found.append(answers(maker(federation, feduhb.Local()), federation, 1, ("c00", "c01"))[0])
+            found.append(train_all(maker(federation, feduhb.Local()), federation, 1, ("c00", "c01"))[0])
     finally:
         torch.set_num_threads(before)
     assert torch.equal(found[0], found[1])
@@ -108,26 +108,26 @@ def test_a_parameter_that_the_model_does_not_use_stays_where_it_is(l2):
     local, start = feduhb.Local(batch_size=4, lr=0.1, l2=l2), flatten(federation.fresh_model())
     for epochs, expected in ((0, l2 * start[-5:]), (2, torch.zeros(5))):
         for maker in (feduhb.Loop, feduhb.Pool, feduhb.Stacked):
-            found, _ = answers(maker(federation, local), federation, epochs, ("a",))
+            found, _ = train_all(maker(federation, local), federation, epochs, ("a",))
             assert torch.equal(found[0, -5:], expected)
             assert found[0, :-5].all()
 
 
 @pytest.mark.parametrize("maker", [feduhb.Loop, feduhb.Pool])
-def test_a_client_draws_the_same_whoever_else_takes_part(maker):
+def test_a_client_draws_the_same_whichever_clients_take_part_with_it(maker):
     federation = ragged()
     engine = maker(federation, feduhb.Local(batch_size=4, lr=0.1))
-    everyone, _ = answers(engine, federation)
+    everyone, _ = train_all(engine, federation)
     for row, client in enumerate(SEQUENCE):
-        assert torch.equal(everyone[row], answers(engine, federation, clients=(client,))[0][0])
+        assert torch.equal(everyone[row], train_all(engine, federation, clients=(client,))[0][0])
 
 
 @pytest.mark.parametrize("maker", [feduhb.Loop, feduhb.Pool])
 def test_rounds_and_clients_shuffle_differently(maker):
     federation = ragged(dog=tensors("cat", 13), cat=tensors("cat", 13))
     engine = maker(federation, feduhb.Local(batch_size=4, lr=0.1))
-    cat, dog = (answers(engine, federation, clients=(client,))[0] for client in ("cat", "dog"))
-    later = answers(engine, federation, clients=("cat",), round=4)[0]
+    cat, dog = (train_all(engine, federation, clients=(client,))[0] for client in ("cat", "dog"))
+    later = train_all(engine, federation, clients=("cat",), round=4)[0]
     assert not torch.equal(cat, dog)
     assert not torch.equal(cat, later)
 
@@ -135,9 +135,9 @@ def test_rounds_and_clients_shuffle_differently(maker):
 @pytest.mark.parametrize("maker", [feduhb.Loop, feduhb.Pool])
 def test_gradient_mode_answers_with_the_full_batch_gradient(maker, monkeypatch):
     """Chunked or not, with l2/2 ‖w‖² over every parameter."""
-    monkeypatch.setattr("feduhb.engines.local.CHUNK", 5)
+    monkeypatch.setattr("feduhb.engines.loop.CHUNK", 5)
     federation = ragged()
-    found, _ = answers(maker(federation, feduhb.Local(l2=0.3)), federation, epochs=0, clients=("dog",))
+    found, _ = train_all(maker(federation, feduhb.Local(l2=0.3)), federation, epochs=0, clients=("dog",))
     model = federation.fresh_model()
     x, y = federation.clients["dog"].all()
     penalty = sum(p.square().sum() for p in model.parameters()) * 0.3 / 2
@@ -150,8 +150,8 @@ def test_gradient_mode_answers_with_the_full_batch_gradient(maker, monkeypatch):
 def test_one_step_of_one_batch_is_lr_times_the_gradient(maker):
     federation = ragged()
     engine = maker(federation, feduhb.Local(batch_size=100, lr=0.25))
-    step, _ = answers(engine, federation, epochs=1, clients=("dog",))
-    gradient, _ = answers(engine, federation, epochs=0, clients=("dog",))
+    step, _ = train_all(engine, federation, epochs=1, clients=("dog",))
+    gradient, _ = train_all(engine, federation, epochs=0, clients=("dog",))
     torch.testing.assert_close(step, 0.25 * gradient, rtol=0, atol=1e-12)
 
 
@@ -195,7 +195,7 @@ def test_engines_say_what_they_are():
     assert feduhb.Loop(federation).about["threads"] == 1
 
 
-def test_an_unknown_engine_is_told_what_there_is():
+def test_an_unknown_engine_lists_the_known_ones():
     with pytest.raises(
         ConfigError,
         match="there is no engine 'warp'; choose one of auto, loop, pool, stacked, stacked:tf32, stacked:bf16",
@@ -207,6 +207,6 @@ def test_an_unknown_engine_is_told_what_there_is():
 def test_the_loop_on_a_gpu_matches_the_one_on_the_cpu():
     federation = ragged()
     local = feduhb.Local(batch_size=8, lr=0.1)
-    slow, _ = answers(feduhb.Loop(federation, local), federation)
-    fast, _ = answers(feduhb.Loop(federation, local, device="cuda"), federation)
+    slow, _ = train_all(feduhb.Loop(federation, local), federation)
+    fast, _ = train_all(feduhb.Loop(federation, local, device="cuda"), federation)
     torch.testing.assert_close(fast, slow, rtol=0, atol=1e-10)

@@ -1,4 +1,4 @@
-"""Convolutions by points give what direct ones do, to rounding, and only where they are sooner done."""
+"""Convolutions by points equal direct ones up to rounding, and are used only where they are cheaper."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from torch.nn.functional import conv2d
 import feduhb
 from feduhb.core.flat import flatten
 from feduhb.engines import points
-from feduhb.engines.points import ByPoints, axis, by_points, convolved, pays
-from feduhb.models import model_named
+from feduhb.engines.points import ByPoints, convolve, is_cheaper, make_axis, use_points
+from feduhb.models import make_model
 
 SECOND = (64, 32, 12, 12), (64, 32, 5, 5)  # the paper's second convolution on MNIST
 
 
-def drawn(*shape: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+def draw(*shape: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
     draw = torch.Generator().manual_seed(sum(shape))
     return torch.randn(shape, generator=draw, dtype=torch.float64).to(dtype).requires_grad_()
 
 
-def derived(outputs: torch.Tensor, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Outputs, and the gradients of their weighted sum."""
+def differentiate(outputs: torch.Tensor, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Return outputs, and the gradients of their weighted sum."""
     weights = torch.linspace(-1, 1, outputs.numel(), dtype=outputs.dtype).view_as(outputs)
     return [outputs, *torch.autograd.grad((outputs * weights).sum(), inputs)]
 
@@ -34,7 +34,7 @@ def derived(outputs: torch.Tensor, inputs: list[torch.Tensor]) -> list[torch.Ten
 @pytest.mark.parametrize("n", [3, 4, 5, 6, 11, 12, 28, 63])
 def test_one_axis_slides_the_taps_over_the_inputs(n):
     for r in {1, 2, 3, n // 2, n}:
-        turn, x, w = axis(n, r, torch.float64), drawn(n), drawn(r)
+        turn, x, w = make_axis(n, r, torch.float64), draw(n), draw(r)
         expected = torch.stack([(x[i : i + r] * w).sum() for i in range(n - r + 1)])
         found = turn.outputs @ ((turn.taps @ w) * (turn.inputs @ x))
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
@@ -42,9 +42,9 @@ def test_one_axis_slides_the_taps_over_the_inputs(n):
 
 @pytest.mark.parametrize(("n", "count"), [(3, 3), (4, 4), (5, 6), (12, 16), (14, 19), (28, 40)])
 def test_an_axis_takes_as_many_products_as_are_counted(n, count):
-    """Of every pair of points on the circle three, of the others one."""
-    assert points._points(n) == count
-    assert axis(n, 2, torch.float64).inputs.shape == (count, n)
+    """Three products for each pair of points on the circle, one for each other point."""
+    assert points._count_points(n) == count
+    assert make_axis(n, 2, torch.float64).inputs.shape == (count, n)
 
 
 @settings(max_examples=40, deadline=None, derandomize=True)
@@ -61,46 +61,46 @@ def test_images_and_gradients_are_those_of_a_direct_convolution(
     count, channels, kept, sides, taps, biased, last
 ):
     taps = tuple(map(min, taps, sides))
-    images, filters = drawn(count, channels, *sides), drawn(kept, channels, *taps)
+    images, filters = draw(count, channels, *sides), draw(kept, channels, *taps)
     if last:
         images = images.detach().contiguous(memory_format=torch.channels_last).requires_grad_()
-    bias = drawn(kept) if biased else None
+    bias = draw(kept) if biased else None
     inputs = [images, filters] if bias is None else [images, filters, bias]
-    expected = derived(conv2d(images, filters, bias), inputs)
-    found = derived(convolved(images, filters, bias), inputs)
+    expected = differentiate(conv2d(images, filters, bias), inputs)
+    found = differentiate(convolve(images, filters, bias), inputs)
     for mine, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-10)
 
 
 def test_second_derivatives_are_right_too():
     """A loss may hold gradients itself."""
-    given = drawn(2, 1, 4, 5), drawn(2, 1, 3, 2), drawn(2)
-    assert torch.autograd.gradgradcheck(convolved, given)
+    given = draw(2, 1, 4, 5), draw(2, 1, 3, 2), draw(2)
+    assert torch.autograd.gradgradcheck(convolve, given)
 
 
 @pytest.mark.parametrize("side", [12, 14, 28])
 def test_rounding_in_float32_is_about_that_of_a_direct_convolution(side):
-    images, filters = drawn(4, 32, side, side), drawn(16, 32, 5, 5)
+    images, filters = draw(4, 32, side, side), draw(16, 32, 5, 5)
     inputs = [images, filters]
-    exact = derived(conv2d(images, filters), inputs)
+    exact = differentiate(conv2d(images, filters), inputs)
     rounded = [tensor.detach().float().requires_grad_() for tensor in inputs]
-    direct = derived(conv2d(rounded[0], rounded[1]), rounded)
-    found = derived(convolved(rounded[0], rounded[1], None), rounded)
+    direct = differentiate(conv2d(rounded[0], rounded[1]), rounded)
+    found = differentiate(convolve(rounded[0], rounded[1], None), rounded)
     for mine, theirs, truth in zip(found, direct, exact, strict=True):
         assert (mine - truth).norm() < 4 * (theirs - truth).norm()
         assert (mine - truth).norm() < 2e-6 * truth.norm()
 
 
-def test_it_pays_for_the_papers_second_convolution_and_a_full_batch():
+def test_it_is_cheaper_for_the_papers_second_convolution_and_a_full_batch():
     images, filters = SECOND
-    assert pays(images, filters)
-    assert pays((64, 32, 14, 14), filters)
-    assert pays((64, 32, 8, 8), filters, (2, 2))
-    assert not pays((1, *images[1:]), filters)
-    assert not pays((64, 1, 28, 28), (32, 1, 5, 5))
-    assert not pays(images, (64, 32, 3, 3))
-    assert not pays(images, (64, 32, 1, 1))
-    assert not pays(images, (64, 32, 13, 13))
+    assert is_cheaper(images, filters)
+    assert is_cheaper((64, 32, 14, 14), filters)
+    assert is_cheaper((64, 32, 8, 8), filters, (2, 2))
+    assert not is_cheaper((1, *images[1:]), filters)
+    assert not is_cheaper((64, 1, 28, 28), (32, 1, 5, 5))
+    assert not is_cheaper(images, (64, 32, 3, 3))
+    assert not is_cheaper(images, (64, 32, 1, 1))
+    assert not is_cheaper(images, (64, 32, 13, 13))
 
 
 @pytest.mark.parametrize("padding", [0, 2, (0, 3)])
@@ -110,9 +110,9 @@ def test_a_layer_that_goes_by_points_stays_what_it_was(padding):
     seen: list[object] = []
     changed = copy.deepcopy(plain)
     changed[0].register_forward_hook(lambda *_: seen.append(_))
-    assert by_points(changed) is changed
+    assert use_points(changed) is changed
     assert type(changed[0]) is ByPoints
-    images = drawn(16, 32, 12, 12)
+    images = draw(16, 32, 12, 12)
     found = changed(images)
     assert len(seen) == 1
     assert found.is_contiguous(memory_format=torch.channels_last)
@@ -122,10 +122,10 @@ def test_a_layer_that_goes_by_points_stays_what_it_was(padding):
 
 
 @pytest.mark.parametrize("shape", [(2, 32, 12, 12), (32, 12, 12)], ids=["few", "one without a batch"])
-def test_what_does_not_pay_is_convolved_directly(shape):
+def test_what_is_not_cheaper_is_convolved_directly(shape):
     plain = nn.Conv2d(32, 64, 5)
-    changed = by_points(copy.deepcopy(plain))
-    images = drawn(*shape, dtype=torch.float32)
+    changed = use_points(copy.deepcopy(plain))
+    images = draw(*shape, dtype=torch.float32)
     assert torch.equal(changed(images), plain(images))
 
 
@@ -146,17 +146,17 @@ def test_what_does_not_pay_is_convolved_directly(shape):
 )  # fmt: skip
 def test_other_convolutions_are_left_alone(layer):
     kind = type(layer)
-    assert type(by_points(layer)) is kind
+    assert type(use_points(layer)) is kind
 
 
 def test_filters_that_do_not_fit_are_refused_as_ever():
     with pytest.raises(RuntimeError, match="Kernel size can't be greater"):
-        by_points(nn.Conv2d(32, 64, 13))(torch.zeros(64, 32, 12, 12))
+        use_points(nn.Conv2d(32, 64, 13))(torch.zeros(64, 32, 12, 12))
 
 
 def test_a_layer_that_stands_in_two_places_goes_by_points_in_both():
     shared = nn.Conv2d(32, 32, 5, padding=2)
-    model = by_points(nn.Sequential(shared, nn.ReLU(), shared))
+    model = use_points(nn.Sequential(shared, nn.ReLU(), shared))
     assert [type(model.get_submodule(name)) for name in "012"] == [ByPoints, nn.ReLU, ByPoints]
     assert len(list(model.parameters())) == 2
 
@@ -166,7 +166,7 @@ def in_float64(images: int) -> feduhb.Federation:
     clients = {
         client: (examples.all()[0].double(), examples.targets) for client, examples in known.clients.items()
     }
-    return feduhb.Federation(clients, clients["c00"], model_named("cnn", (1, 28, 28), 10).double())
+    return feduhb.Federation(clients, clients["c00"], make_model("cnn", (1, 28, 28), 10).double())
 
 
 @pytest.mark.parametrize("epochs", [0, 1])
@@ -177,9 +177,9 @@ def test_the_papers_cnn_trains_by_points_as_in_the_loop(epochs, monkeypatch):
 
     def watched(images, filters, bias):
         seen.append((len(images), len(filters)))
-        return convolved(images, filters, bias)
+        return convolve(images, filters, bias)
 
-    monkeypatch.setattr(points, "convolved", watched)
+    monkeypatch.setattr(points, "convolve", watched)
     local = feduhb.Local(lr=0.1)
     slow, fast = (
         torch.cat([block.values for block in engine(federation, local).train(work, ("c00", "c01"), 0)])

@@ -1,4 +1,4 @@
-"""The pool lets a ReLU wait until after pooling: other order, same bits."""
+"""The pool moves a ReLU behind the pooling: another order, the same bits."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 import feduhb
-from feduhb.core.flat import flatten, fresh
-from feduhb.engines.pool import postponed
-from feduhb.models import model_named
+from feduhb.core.flat import draw_model, flatten
+from feduhb.engines.pool import postpone_relu
+from feduhb.models import make_model
 
 
 def kinds(model: nn.Module) -> list[str]:
@@ -21,7 +21,7 @@ def kinds(model: nn.Module) -> list[str]:
 
 
 def pass_through(model: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
-    """What a model makes of a batch, and the gradients of weighted outputs by input and parameters."""
+    """Return a model's outputs for a batch, and the gradients of weighted outputs by input and parameters."""
     x = x.clone().requires_grad_()
     y = model(x)
     weights = torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view_as(y)
@@ -46,7 +46,7 @@ def test_outputs_and_gradients_keep_their_bits(seed, kernel, stride, padded, cei
         x = x.contiguous(memory_format=torch.channels_last)
     pool = nn.MaxPool2d(kernel, stride, padding=kernel // 2 if padded else 0, ceil_mode=ceil)
     plain = nn.Sequential(nn.ReLU(), pool, nn.Flatten())
-    changed = postponed(plain)
+    changed = postpone_relu(plain)
     assert kinds(changed) == ["MaxPool2d", "ReLU", "Flatten"]
     for before, after in zip(pass_through(plain, x), pass_through(changed, x), strict=True):
         assert torch.equal(before, after)
@@ -56,12 +56,12 @@ def test_numbers_that_are_none_pass_either_way():
     x = torch.tensor([[[[-1.0, float("nan")], [-2.0, -3.0]]]])
     plain = nn.Sequential(nn.ReLU(), nn.MaxPool2d(2))
     assert plain(x).isnan().all()
-    assert postponed(plain)(x).isnan().all()
+    assert postpone_relu(plain)(x).isnan().all()
 
 
 def test_the_papers_cnn_pools_first_and_keeps_its_bits_and_its_parameters_order():
-    plain = fresh(model_named("cnn", (1, 28, 28), 10), seed=0)
-    changed = postponed(copy.deepcopy(plain))
+    plain = draw_model(make_model("cnn", (1, 28, 28), 10), seed=0)
+    changed = postpone_relu(copy.deepcopy(plain))
     first = ["Conv2d", "MaxPool2d", "ReLU"]
     assert kinds(changed) == [*first, *first, "Flatten", "Linear", "ReLU", "Linear"]
     assert torch.equal(flatten(plain), flatten(changed))
@@ -79,15 +79,15 @@ def test_a_federation_trained_in_either_order_comes_to_the_same_bits(monkeypatch
         return torch.cat([u.values for u in feduhb.Pool(federation).train(work, ("c00", "c01"), 0)])
 
     def watched(model: nn.Module) -> nn.Module:
-        changed = postponed(model)
+        changed = postpone_relu(model)
         seen.append(kinds(changed))
         return changed
 
-    monkeypatch.setattr("feduhb.engines.pool.postponed", watched)
+    monkeypatch.setattr("feduhb.engines.pool.postpone_relu", watched)
     fast = answers()
     assert seen
     assert all(found[1] == "MaxPool2d" for found in seen)
-    monkeypatch.setattr("feduhb.engines.pool.postponed", lambda model: model)
+    monkeypatch.setattr("feduhb.engines.pool.postpone_relu", lambda model: model)
     assert torch.equal(fast, answers())
 
 
@@ -99,7 +99,7 @@ class Branching(nn.Sequential):
         return self[1](x).sum() + x.sum()
 
 
-def hooked(kind: str) -> nn.Module:
+def make_hooked(kind: str) -> nn.Module:
     model = nn.Sequential(nn.ReLU(), nn.MaxPool2d(2))
     getattr(model[0], f"register_{kind}")(lambda *_: None)
     return model
@@ -109,15 +109,15 @@ def hooked(kind: str) -> nn.Module:
     "model",
     [
         Branching(nn.ReLU(), nn.MaxPool2d(2)),
-        hooked("forward_hook"),
-        hooked("forward_pre_hook"),
-        hooked("full_backward_hook"),
-        hooked("full_backward_pre_hook"),
+        make_hooked("forward_hook"),
+        make_hooked("forward_pre_hook"),
+        make_hooked("full_backward_hook"),
+        make_hooked("full_backward_pre_hook"),
     ],
     ids=["own forward", "forward hook", "forward pre-hook", "backward hook", "backward pre-hook"],
 )
 def test_what_may_look_between_is_left_alone(model):
-    assert postponed(model) is model
+    assert postpone_relu(model) is model
 
 
 @pytest.mark.parametrize(
@@ -133,13 +133,13 @@ def test_what_may_look_between_is_left_alone(model):
     ids=lambda layers: "-".join(type(layer).__name__ for layer in layers),
 )
 def test_other_pairs_stay_in_their_order(layers):
-    assert list(postponed(nn.Sequential(*layers)).children()) == list(layers)
+    assert list(postpone_relu(nn.Sequential(*layers)).children()) == list(layers)
 
 
 def test_a_relu_passes_every_pooling_that_follows():
-    changed = postponed(nn.Sequential(nn.ReLU(), nn.MaxPool2d(2), nn.MaxPool2d(2), nn.Flatten()))
+    changed = postpone_relu(nn.Sequential(nn.ReLU(), nn.MaxPool2d(2), nn.MaxPool2d(2), nn.Flatten()))
     assert kinds(changed) == ["MaxPool2d", "MaxPool2d", "ReLU", "Flatten"]
 
 
 def test_a_chain_of_nothing_stays_one():
-    assert kinds(postponed(nn.Sequential())) == []
+    assert kinds(postpone_relu(nn.Sequential())) == []

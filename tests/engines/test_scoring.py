@@ -97,7 +97,7 @@ def test_the_evaluator_draws_nothing():
 
 
 @pytest.mark.parametrize("shape", [(4,), (4, 1), (4, 2)])
-def test_targets_that_are_no_labels_have_no_accuracy(shape):
+def test_targets_that_are_not_labels_have_no_accuracy(shape):
     def gap(given: Tensor, y: Tensor) -> Tensor:
         return (given.mean() - y.mean()).abs()
 
@@ -112,6 +112,6 @@ def test_regression_by_hand():
     assert make_evaluator(made)(torch.tensor([1.0, 0.0])) == {"test_loss": 2.0}
 
 
-def test_a_score_that_is_no_number_is_left_out():
+def test_a_score_that_is_not_a_number_is_left_out():
     found = make_evaluator(linear(torch.eye(2), torch.tensor([0, 1])))(torch.full((6,), math.nan))
     assert "test_loss" not in found

@@ -82,20 +82,20 @@ def test_half_a_success():
     assert make_evaluator(federation())(weak)["backdoor"] == 0.5
 
 
-def test_a_test_set_of_nothing_but_the_target_gives_no_number():
+def test_a_test_set_of_the_target_alone_has_no_score():
     only = federation().replace(test=(X[Y == TARGET], Y[Y == TARGET]))
     assert set(make_evaluator(only)(params(sees=1.0))) == {"test_loss", "test_accuracy"}
 
 
-def test_measured_on_whoever_remains():
+def test_the_remaining_clients_are_measured():
     after = federation().without("a")
     assert make_evaluator(after)(params(sees=1.0, fooled=1.0))["backdoor"] == 1.0
 
 
-def test_data_that_is_no_images():
+def test_data_that_is_not_images():
     flat = federation().replace(clients={"a": (X.flatten(1), Y)}, test=(X.flatten(1), Y))
     with refused(
         ConfigError,
-        "a backdoor is a square on images [n, c, h, w], and this data is [6, 16]; train without one",
+        "a backdoor needs images [n, c, h, w], not [6, 16]; train without one",
     ):
         make_evaluator(flat)

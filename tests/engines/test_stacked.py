@@ -1,4 +1,4 @@
-"""The stacked engine is held to the loop in float64, on both of its paths."""
+"""The stacked engine equals the loop in float64, on both of its paths."""
 
 import functools
 import itertools
@@ -18,24 +18,25 @@ from feduhb.engines import Loop, Stacked, make_engine, pick_engine
 from feduhb.errors import AnswerError, ConfigError
 
 
-def answers(engine, federation, epochs=2, clients=tuple(SIZES), round=3):
+def train_all(engine, federation, epochs=2, clients=tuple(SIZES), round=3):
     start = flatten(federation.fresh_model())
     blocks = list(engine.train(feduhb.Work(start, epochs), clients, round))
     assert tuple(itertools.chain.from_iterable(block.clients for block in blocks)) == tuple(clients)
     return torch.cat([block.values for block in blocks]), torch.cat([block.weights for block in blocks])
 
 
-def same(federation, local=None, *, epochs=2, clients=None, block=None, mapped=False):
-    """Hold the stacked engine to the loop; gives the engine."""
+def check_equals_loop(federation, local=None, *, epochs=2, clients=None, block=None, mapped=False):
+    """Check that the stacked engine equals the loop; return the engine."""
     clients = clients or tuple(federation.clients)
     engine = Stacked(federation, local, device="cpu", block=block, mapped=mapped)
-    slow, slow_weights = answers(Loop(federation, local), federation, epochs, clients)
-    fast, fast_weights = answers(engine, federation, epochs, clients)
+    slow, slow_weights = train_all(Loop(federation, local), federation, epochs, clients)
+    fast, fast_weights = train_all(engine, federation, epochs, clients)
     assert torch.equal(slow_weights, fast_weights)
     torch.testing.assert_close(fast, slow, rtol=0, atol=1e-10)
     return engine
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None, derandomize=True)
 @given(
     sizes=st.lists(st.integers(1, 40), min_size=1, max_size=6),
@@ -48,7 +49,7 @@ def same(federation, local=None, *, epochs=2, clients=None, block=None, mapped=F
 def test_it_equals_the_loop_on_ragged_federations(sizes, batch_size, epochs, l2, block, mapped):
     clients = {f"c{i}": size for i, size in enumerate(sizes)}
     local = feduhb.Local(batch_size=batch_size, lr=0.1, l2=l2)
-    same(ragged(clients), local, epochs=epochs, block=block, mapped=mapped)
+    check_equals_loop(ragged(clients), local, epochs=epochs, block=block, mapped=mapped)
 
 
 class Functional(nn.Module):
@@ -65,7 +66,7 @@ class Functional(nn.Module):
 
 
 class Residual(nn.Module):
-    """No chain: an input is used twice."""
+    """Not a chain: an input is used twice."""
 
     def __init__(self):
         super().__init__()
@@ -105,12 +106,12 @@ def with_model(model, **changes):
 @pytest.mark.parametrize("name", LAYERS)
 def test_every_layer_has_a_stacked_form_that_equals_the_loop(name):
     federation = with_model(nn.Sequential(*LAYERS[name]))
-    engine = same(federation, feduhb.Local(batch_size=5, lr=0.1, l2=0.05))
+    engine = check_equals_loop(federation, feduhb.Local(batch_size=5, lr=0.1, l2=0.05))
     assert engine.about["why"] == "layer by layer: every layer has a stacked form"
 
 
 def test_a_chain_written_by_hand_is_found_whatever_the_order_of_its_layers():
-    assert "layer by layer" in same(with_model(Functional()), feduhb.Local(batch_size=5)).why
+    assert "layer by layer" in check_equals_loop(with_model(Functional()), feduhb.Local(batch_size=5)).why
 
 
 @pytest.mark.parametrize(
@@ -122,13 +123,15 @@ def test_a_chain_written_by_hand_is_found_whatever_the_order_of_its_layers():
     ],
 )  # fmt: skip
 def test_any_other_model_is_mapped_and_the_engine_says_why(model, why):
-    engine = same(with_model(model), feduhb.Local(batch_size=5, lr=0.1, l2=0.05), epochs=1)
+    engine = check_equals_loop(with_model(model), feduhb.Local(batch_size=5, lr=0.1, l2=0.05), epochs=1)
     assert why in engine.about["why"]
 
 
 def test_a_layer_used_twice_is_mapped():
     shared = nn.Linear(12, 12)
-    engine = same(with_model(nn.Sequential(shared, nn.ReLU(), shared, nn.Flatten(), nn.Linear(144, 3))))
+    engine = check_equals_loop(
+        with_model(nn.Sequential(shared, nn.ReLU(), shared, nn.Flatten(), nn.Linear(144, 3)))
+    )
     assert "used twice" in engine.why
 
 
@@ -145,24 +148,24 @@ class Idle(nn.Module):
 @pytest.mark.parametrize("epochs", [0, 1])
 def test_a_parameter_that_the_model_does_not_use_stays_where_it_is(epochs, l2):
     """Even under l2: the loop's optimizer leaves a parameter without a gradient alone."""
-    same(with_model(Idle()), feduhb.Local(l2=l2), epochs=epochs)
+    check_equals_loop(with_model(Idle()), feduhb.Local(l2=l2), epochs=epochs)
 
 
 @pytest.mark.parametrize("mapped", [False, True])
-def test_a_loss_of_ones_own_is_weighted_by_example(mapped):
+def test_a_custom_loss_is_weighted_by_example(mapped):
     def squared(outputs, targets):
         return (outputs - functional.one_hot(targets, 3)).square().mean()
 
     federation = with_model(nn.Sequential(nn.Flatten(), nn.Linear(144, 3)), loss=squared)
     for epochs in (0, 2):
-        same(federation, feduhb.Local(batch_size=5, loss=squared), epochs=epochs, mapped=mapped)
+        check_equals_loop(federation, feduhb.Local(batch_size=5, loss=squared), epochs=epochs, mapped=mapped)
 
 
 @pytest.mark.parametrize(
     "loss",
     [lambda z, y: functional.cross_entropy(z, y, reduction="sum"), lambda z, y: z[y == y.max()].mean()],
 )
-def test_a_loss_that_is_no_mean_over_examples_is_refused(loss):
+def test_a_loss_that_is_not_a_mean_over_examples_is_refused(loss):
     with pytest.raises(ConfigError, match="use engine 'pool' or 'loop'"):
         Stacked(ragged(), feduhb.Local(loss=loss), device="cpu")
 
@@ -176,14 +179,14 @@ def test_a_model_that_mixes_the_examples_of_a_batch_is_refused():
         Stacked(with_model(Mixing(144, 3)), device="cpu")
 
 
-def test_answers_come_in_the_order_asked_a_block_at_a_time():
+def test_answers_come_in_the_order_of_the_clients_one_block_at_a_time():
     federation = ragged()
     engine = Stacked(federation, feduhb.Local(batch_size=4), device="cpu", block=2)
     asked = ("elk", "ant", "dog", "bee", "cat")
     blocks = list(engine.train(feduhb.Work(flatten(federation.fresh_model()), 1), asked, 0))
     assert [block.clients for block in blocks] == [("elk", "ant"), ("dog", "bee"), ("cat",)]
     assert [block.weights.tolist() for block in blocks] == [[8, 1], [24, 5], [13]]
-    same(federation, feduhb.Local(batch_size=4), clients=asked, block=2)
+    check_equals_loop(federation, feduhb.Local(batch_size=4), clients=asked, block=2)
 
 
 def test_clients_with_tensors_of_their_own_and_clients_who_share_train_alike():
@@ -194,10 +197,10 @@ def test_clients_with_tensors_of_their_own_and_clients_who_share_train_alike():
     model = nn.Sequential(nn.Flatten(), nn.Linear(144, 3)).double()
     one, other = (feduhb.Federation(c, tensors("test", 5), model, seed=7) for c in (whole, apart))
     first, second = (
-        answers(Stacked(f, device="cpu", block=2), f, clients=("c0", "c1", "c2"))[0] for f in (one, other)
+        train_all(Stacked(f, device="cpu", block=2), f, clients=("c0", "c1", "c2"))[0] for f in (one, other)
     )
     torch.testing.assert_close(first, second, rtol=0, atol=1e-14)
-    same(one, block=2)
+    check_equals_loop(one, block=2)
 
 
 def test_only_a_block_is_ever_held(monkeypatch):
@@ -210,7 +213,7 @@ def test_only_a_block_is_ever_held(monkeypatch):
     stream = engine.train(feduhb.Work(flatten(federation.fresh_model()), 1), tuple(federation.clients), 0)
     assert next(stream).values.shape[0] == 4
     assert len(trained) == 1
-    assert engine._running().network.end().shape[0] == 4
+    assert engine._get_runner().network.end().shape[0] == 4
 
 
 def test_the_block_is_chosen_from_free_memory(monkeypatch):
@@ -221,19 +224,19 @@ def test_the_block_is_chosen_from_free_memory(monkeypatch):
     )  # of conv, relu, pool, conv, relu, flatten, linear
     each = 4 * 4 * (numbers + 64 * outputs)
     for fitting, block in [(1, 1), (3, 3), (1000, 16)]:
-        monkeypatch.setattr("feduhb.engines.stacked.free_memory", lambda _, n=fitting: 2 * n * each)
+        monkeypatch.setattr("feduhb.engines.stacked.count_free_bytes", lambda _, n=fitting: 2 * n * each)
         assert Stacked(federation, device="cpu").block == block
-    monkeypatch.setattr("feduhb.engines.stacked.free_memory", lambda _: 0)
+    monkeypatch.setattr("feduhb.engines.stacked.count_free_bytes", lambda _: 0)
     assert Stacked(federation, device="cpu").block == 1
 
 
 def test_two_runs_give_the_same_bits_and_rounds_do_not_leak_into_each_other():
     federation = ragged(dtype=torch.float32)
     used = Stacked(federation, feduhb.Local(batch_size=4), device="cpu")
-    answers(used, federation, 3, round=9)
-    answers(used, federation, 1, clients=("dog", "bee"), round=2)
+    train_all(used, federation, 3, round=9)
+    train_all(used, federation, 1, clients=("dog", "bee"), round=2)
     fresh = Stacked(federation, feduhb.Local(batch_size=4), device="cpu")
-    assert torch.equal(answers(used, federation)[0], answers(fresh, federation)[0])
+    assert torch.equal(train_all(used, federation)[0], train_all(fresh, federation)[0])
 
 
 def test_training_leaves_the_model_the_start_and_torchs_random_state_alone():
@@ -246,7 +249,7 @@ def test_training_leaves_the_model_the_start_and_torchs_random_state_alone():
     assert torch.equal(flatten(federation.fresh_model()), kept)
 
 
-def test_it_says_what_it_is():
+def test_it_describes_itself():
     federation = ragged(dtype=torch.float32)
     engine = Stacked(federation, feduhb.Local(batch_size=9, lr=0.2, l2=0.1), device="cpu", block=2)
     assert engine.about == {
@@ -262,7 +265,7 @@ def test_it_says_what_it_is():
     [
         ({"precision": "fp8"}, "there is no precision 'fp8'; choose one of float32, tf32, bf16"),
         ({"precision": "tf32"}, "precision tf32 needs a GPU and a float32 model"),
-        ({"block": 0}, "needs 1 client a block or more, not 0"),
+        ({"block": 0}, "has 0 clients per block; give 1 or more"),
         ({"device": "meta"}, "runs on cuda or cpu, not on meta"),
     ],
 )
@@ -278,11 +281,12 @@ def test_a_failing_client_is_named_as_closely_as_a_block_can(monkeypatch):
     def broken(*_):
         raise RuntimeError("no such thing")
 
-    monkeypatch.setattr(engine._running(), "run", broken)
+    monkeypatch.setattr(engine._get_runner(), "run", broken)
     with pytest.raises(
-        AnswerError, match=r"client ant or one up to cat could not train in round 3 \(no such thing\)"
+        AnswerError,
+        match=r"client ant, or another one up to cat, could not train in round 3 \(no such thing\)",
     ):
-        answers(engine, federation)
+        train_all(engine, federation)
 
 
 def test_it_is_made_by_name_with_its_precision():
@@ -320,4 +324,4 @@ def test_running_out_of_memory_says_which_block_to_try(monkeypatch):
     engine = Stacked(federation, device="cpu", block=4)
     monkeypatch.setattr(engine, "_answers", full)
     with pytest.raises(ConfigError, match=r"ran out with 4 clients at once; give a smaller block: .*block=2"):
-        answers(engine, federation)
+        train_all(engine, federation)

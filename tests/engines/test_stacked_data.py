@@ -1,4 +1,4 @@
-"""Whoever holds which data, in whatever order in memory: the stacked engine reads what the loop reads, or refuses in the same words."""
+"""The stacked engine reads the same data as the loop, in any memory layout, or raises the same error."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from federations import ragged, tensors
 from feduhb.core.flat import flatten
 from feduhb.data.federation import Examples
 from feduhb.engines import Loop, Stacked
-from feduhb.engines.stacking.shelf import Shelf, shared
+from feduhb.engines.stacked.data import ExampleStore, are_tensors_shared
 from feduhb.errors import AnswerError, ConfigError
 
 CPU = torch.device("cpu")
@@ -23,16 +23,16 @@ def federation(clients, model=None, **changes):
     return feduhb.Federation(clients, tensors("test", 5), model, seed=7, **changes)
 
 
-def answers(engine, epochs=1, clients=None, round=3):
+def train_all(engine, epochs=1, clients=None, round=3):
     work = feduhb.Work(flatten(engine.federation.fresh_model()), epochs)
     asked = tuple(clients or engine.federation.clients)
     return torch.cat([block.values for block in engine.train(work, asked, round)])
 
 
-def same(world, *, epochs=1, **settings):
+def check_equals_loop(world, *, epochs=1, **settings):
     local = feduhb.Local(batch_size=7, lr=0.1, l2=0.05)
-    found = answers(Stacked(world, local, device="cpu", **settings), epochs)
-    torch.testing.assert_close(found, answers(Loop(world, local), epochs), rtol=0, atol=1e-10)
+    found = train_all(Stacked(world, local, device="cpu", **settings), epochs)
+    torch.testing.assert_close(found, train_all(Loop(world, local), epochs), rtol=0, atol=1e-10)
 
 
 @st.composite
@@ -48,12 +48,13 @@ def views(draw, size):
 several = st.integers(1, 12).flatmap(lambda size: st.lists(views(size), min_size=2, max_size=4))
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(clients=several, epochs=st.integers(0, 2), block=st.integers(1, 4), mapped=st.booleans())
 def test_clients_who_view_one_storage_in_their_own_ways_train_as_on_the_loop(clients, epochs, block, mapped):
-    """Of one length, so that it is the way alone that tells them apart."""
+    """All have one length, so that only their views distinguish them."""
     world = federation({f"c{i}": examples for i, examples in enumerate(clients)})
-    same(world, epochs=epochs, block=block, mapped=mapped)
+    check_equals_loop(world, epochs=epochs, block=block, mapped=mapped)
 
 
 VIEWS = {
@@ -66,106 +67,106 @@ VIEWS = {
 
 
 @pytest.mark.parametrize("name", VIEWS)
-def test_views_that_begin_at_the_same_place_are_told_apart(name):
+def test_views_that_begin_at_the_same_place_are_distinguished(name):
     clients = dict(zip("ab", (Examples.of(*pair) for pair in VIEWS[name]), strict=True))
-    assert not shared(clients)
-    shelf = Shelf(clients, CPU)
+    assert not are_tensors_shared(clients)
+    store = ExampleStore(clients, CPU)
     for client, examples in clients.items():
         x, y = examples.all()
-        assert torch.equal(shelf.x[shelf.rows[client]], x)
-        assert torch.equal(shelf.y[shelf.rows[client]], y)
-    same(federation(clients))
+        assert torch.equal(store.x[store.rows[client]], x)
+        assert torch.equal(store.y[store.rows[client]], y)
+    check_equals_loop(federation(clients))
 
 
-def test_views_of_another_type_are_told_apart():
+def test_views_of_another_type_are_distinguished():
     """Whole numbers and the same bits read as fractions begin at one place and step alike."""
     x, y = X[:4], torch.arange(4)
     clients = {"a": Examples.of(x, y), "b": Examples.of(x, y.view(torch.float64))}
-    assert not shared(clients)
+    assert not are_tensors_shared(clients)
 
 
-def test_a_shelf_lies_in_memory_row_by_row_for_kernels_read_it_so():
+def test_a_store_lies_in_memory_row_by_row_as_kernels_read_it():
     images = torch.rand(6, 3, 4, 4).contiguous(memory_format=torch.channels_last)
-    shelf = Shelf({"a": Examples.of(images, torch.arange(12)[::2])}, CPU)
-    assert shelf.x.is_contiguous()
-    assert shelf.y.is_contiguous()
-    assert torch.equal(shelf.x, images)
-    assert shelf.y.tolist() == [0, 2, 4, 6, 8, 10]
+    store = ExampleStore({"a": Examples.of(images, torch.arange(12)[::2])}, CPU)
+    assert store.x.is_contiguous()
+    assert store.y.is_contiguous()
+    assert torch.equal(store.x, images)
+    assert store.y.tolist() == [0, 2, 4, 6, 8, 10]
 
 
-def test_rows_counted_from_the_end_are_of_ones_own_data():
+def test_rows_counted_from_the_end_belong_to_the_client():
     clients = {"a": Examples.of(X[:4], Y[:4], torch.tensor([-1, 0])), "b": (X[4:9], Y[4:9])}
-    assert Shelf(federation(clients).clients, CPU).rows["a"].tolist() == [3, 0]
-    same(federation(clients))
+    assert ExampleStore(federation(clients).clients, CPU).rows["a"].tolist() == [3, 0]
+    check_equals_loop(federation(clients))
 
 
 @pytest.mark.parametrize("row", [4, -5])
-def test_rows_beyond_ones_own_data_are_refused_by_name(row):
-    """The next client's examples stand there."""
+def test_rows_beyond_the_clients_data_are_refused_by_name(row):
+    """The store holds the next client's examples there."""
     clients = {"a": (X[9:12], Y[9:12]), "b": Examples.of(X[:4], Y[:4], torch.tensor([1, row])), "c": (X[4:9], Y[4:9])}  # fmt: skip
     world = federation(clients)
     for made in (Loop, Stacked):
         with pytest.raises(AnswerError, match=f"client b could not train in round .* {row} is out of bounds"):
-            answers(made(world))
-    with pytest.raises(IndexError, match=f"row {row} is out of bounds, for its data have 4"):
-        Shelf(world.clients, CPU).check("b", None)
+            train_all(made(world))
+    with pytest.raises(IndexError, match=f"row {row} is out of bounds: the client has 4 examples"):
+        ExampleStore(world.clients, CPU).check("b", None)
 
 
-def kept(engine):
-    """Let it hold all examples for good, as on a GPU with room for them."""
-    engine._keeps = True
+def keep_all(engine):
+    """Let an engine keep all examples, as on a GPU with room for them."""
+    engine._keeps_all = True
     return engine
 
 
-def halved(world):
+def halve(world):
     world.clients["b"].x.mul_(0.5)
 
 
-def relabelled(world):
+def relabel(world):
     world.clients["b"].y.copy_((world.clients["b"].y + 1) % 3)
 
 
-def others(world):
+def change_rows(world):
     world.clients["b"].rows.copy_(world.clients["b"].rows.flip(0).clone() - 1)
 
 
-def replaced(world):
+def replace_client(world):
     world.clients["b"] = Examples.of(X[50:57].clone(), Y[50:57])
 
 
-SHELVES = {
+STORES = {
     "shared": lambda x, y: {"a": Examples.of(x, y, torch.arange(9)), "b": Examples.of(x, y, torch.arange(9, 20))},
     "apart": lambda x, y: {"a": (x[:9].clone(), y[:9].clone()), "b": (x[9:].clone(), y[9:].clone())},
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("change", [halved, relabelled, others, replaced])
-@pytest.mark.parametrize("shelf", SHELVES)
+@pytest.mark.parametrize("change", [halve, relabel, change_rows, replace_client])
+@pytest.mark.parametrize("store", STORES)
 @pytest.mark.parametrize("turned", [False, True])
-def test_data_that_change_between_rounds_are_read_as_they_are(turned, shelf, change):
+def test_data_that_change_between_rounds_are_read_as_they_are(turned, store, change):
     x, y = X[:20].clone(), Y[:20].clone()
-    world = federation(SHELVES[shelf](x.transpose(2, 3) if turned else x, y))
-    engine = kept(Stacked(world, device="cpu"))
-    before = answers(engine)
-    first = engine._held
-    assert torch.equal(answers(engine), before)
-    assert engine._held is first
+    world = federation(STORES[store](x.transpose(2, 3) if turned else x, y))
+    engine = keep_all(Stacked(world, device="cpu"))
+    before = train_all(engine)
+    first = engine._kept
+    assert torch.equal(train_all(engine), before)
+    assert engine._kept is first
     change(world)
-    after = answers(engine)
+    after = train_all(engine)
     assert not torch.equal(after, before)
-    torch.testing.assert_close(after, answers(Loop(world)), rtol=0, atol=1e-10)
+    torch.testing.assert_close(after, train_all(Loop(world)), rtol=0, atol=1e-10)
 
 
-def test_data_made_in_inference_mode_can_be_shelved():
+def test_data_made_in_inference_mode_can_be_stored():
     with torch.inference_mode():
         x, y = X[:9] * 1, Y[:9] * 1
-    same(federation({"a": (x, y)}))
+    check_equals_loop(federation({"a": (x, y)}))
 
 
 @pytest.mark.parametrize("bad", [7, -1])
 @pytest.mark.parametrize("loss", [nn.functional.cross_entropy, nn.CrossEntropyLoss()])
 @pytest.mark.parametrize("mapped", [False, True])
-def test_a_label_that_is_no_class_is_refused_in_the_loops_words(mapped, loss, bad):
+def test_a_label_that_is_not_a_class_is_refused_in_the_loops_words(mapped, loss, bad):
     y = Y[:30].clone()
     y[16] = bad  # among the examples that go through the model on trial
     world = federation({"ant": (X[:5], Y[:5]), "bee": (X[:30], y), "cat": (X[5:9], Y[5:9])}, loss=loss)
@@ -176,28 +177,28 @@ def test_a_label_that_is_no_class_is_refused_in_the_loops_words(mapped, loss, ba
             AnswerError,
             match=rf"client bee could not train in round 3 \(Target {bad} is out of bounds\.\); look at",
         ):
-            answers(engine)
-    left = [answers(engine, clients=("ant", "cat")) for engine in engines]
+            train_all(engine)
+    left = [train_all(engine, clients=("ant", "cat")) for engine in engines]
     torch.testing.assert_close(left[0], left[1], rtol=0, atol=1e-10)
 
 
-def test_labels_are_checked_on_the_shelf_and_once_a_client(monkeypatch):
+def test_labels_are_checked_in_the_store_once_per_client(monkeypatch):
     """A GPU's kernel compares a label with each class and would find none; nothing is looked at again in later rounds."""
     x, y = X[:20], Y[:20].clone()
     y[15] = 3
     clients = {"a": Examples.of(x, y, torch.arange(9)), "b": Examples.of(x, y, torch.arange(9, 20))}
-    shelf = Shelf(clients, CPU)
+    store = ExampleStore(clients, CPU)
     with pytest.raises(IndexError, match=r"Target 3 is out of bounds\."):
-        shelf.check("b", 3)
-    shelf.check("b", None)  # not every target is a label
+        store.check("b", 3)
+    store.check("b", None)  # not every target is a label
     looked = []
     world = federation({"a": clients["a"], "c": Examples.of(x, y, torch.arange(3))})
     engine = Stacked(world, device="cpu")
     ends = torch.aminmax
     monkeypatch.setattr(torch, "aminmax", lambda numbers: (looked.append(1), ends(numbers))[1])
-    answers(engine)
+    train_all(engine)
     assert len(looked) == 4  # rows and labels of two clients
-    answers(engine, epochs=0)
+    train_all(engine, epochs=0)
     assert len(looked) == 4
 
 
@@ -221,7 +222,7 @@ def test_a_layer_that_writes_into_its_input_does_no_harm(mapped):
     )  # fmt: skip
     x = X.clone()
     world = federation({"a": (x, Y), "b": (x[:3], Y[:3])}, nn.Sequential(*layers).double())
-    same(world, epochs=2, mapped=mapped)
+    check_equals_loop(world, epochs=2, mapped=mapped)
     assert torch.equal(x, X)
 
 
@@ -230,9 +231,9 @@ def test_many_clients_with_tensors_of_their_own_are_not_compared_again_for_every
     world = ragged({f"c{i}": 2 for i in range(40)})
     engine = Stacked(world, device="cpu", block=4)
     asked = []
-    key = feduhb.engines.stacking.shelf._key
+    key = feduhb.engines.stacked.data._key
     monkeypatch.setattr(
-        "feduhb.engines.stacking.shelf._key", lambda examples: (asked.append(1), key(examples))[1]
+        "feduhb.engines.stacked.data._key", lambda examples: (asked.append(1), key(examples))[1]
     )
-    answers(engine, epochs=0)
+    train_all(engine, epochs=0)
     assert len(asked) <= 2 * 40 + 2

@@ -1,4 +1,4 @@
-"""The kernels on a GPU: held to plain torch in float64, to the loop, and to themselves. Skipped where there is none."""
+"""The kernels on a GPU equal plain torch in float64, the loop, and themselves. Skipped without a GPU."""
 
 import copy
 
@@ -12,16 +12,15 @@ from federations import ragged, tensors
 from feduhb.core.flat import flatten
 from feduhb.data.federation import Examples
 from feduhb.engines import Loop, Stacked
-from feduhb.engines.kernels import conv, language
-from feduhb.engines.kernels.tiling import Geometry
-from feduhb.engines.stacking.fusing import fused_layers
-from feduhb.engines.stacking.layers import layers_of
-from feduhb.engines.stacking.networks import Layered
-from feduhb.engines.stacking.tracing import traced
+from feduhb.engines.stacked.fused import make_fused_layers
+from feduhb.engines.stacked.layers import make_layers, trace
+from feduhb.engines.stacked.networks import LayeredNetwork
+from feduhb.engines.triton import HAS_TRITON, convolution
+from feduhb.engines.triton.convolution import Geometry
 from feduhb.errors import AnswerError
 
 pytestmark = pytest.mark.skipif(
-    not torch.cuda.is_available() or language.triton is None, reason="needs a GPU and Triton"
+    not (torch.cuda.is_available() and HAS_TRITON), reason="needs a GPU and Triton"
 )
 TOLERANCE = {"float32": 2e-5, "tf32": 5e-3, "bf16": 5e-2}  # of a layer's answers, relative
 GEOMETRIES = [
@@ -52,7 +51,7 @@ def test_convolutions_equal_torchs_in_float64(g, precision):
 
     x, w = some(3, g.batch, g.height, g.width, g.cin), some(3, g.cout, g.depth) / g.depth**0.5
     b = some(3, g.cout)
-    y, which, last = conv.forward(x, w, b.float(), g, dot, batch_last=True)
+    y, which, last = convolution.forward(x, w, b.float(), g, dot, batch_last=True)
     assert last is not None
     assert torch.equal(last.movedim(-1, 1), y)
     xs = x.double().permute(0, 1, 4, 2, 3).requires_grad_()
@@ -68,8 +67,8 @@ def test_convolutions_equal_torchs_in_float64(g, precision):
     if precision == "float32":
         gradients = torch.autograd.grad(out, [xs, ws, bs], dp.permute(0, 4, 3, 1, 2).double())
         turned = w.view(3, g.cout, g.kh * g.kw, g.cin).permute(0, 2, 3, 1).contiguous()
-        dx = conv.to_input(conv.spread(dp, which, g), turned, g, dot)
-        dw, db = conv.to_filters(x.permute(0, 2, 3, 4, 1).contiguous(), dp, which, g, dot)
+        dx = convolution.input_gradient(convolution.unpool(dp, which, g), turned, g, dot)
+        dw, db = convolution.filter_gradients(x.permute(0, 2, 3, 4, 1).contiguous(), dp, which, g, dot)
         assert relative(dx.permute(0, 4, 3, 1, 2), gradients[0]) < 1e-3
         assert relative(dw.sum(0).view(window).permute(0, 1, 4, 2, 3), gradients[1]) < 1e-3
         assert relative(db.sum(0), gradients[2]) < 1e-3
@@ -103,8 +102,8 @@ def test_fused_layers_step_like_plain_ones_and_leave_finished_clients_alone(name
     on = torch.tensor([1.0, 1.0, 0.0], device=device)
     local, start = feduhb.Local(lr=0.1, l2=l2), flatten(net)
     exact = copy.deepcopy(net).double()
-    plain = Layered(exact, layers_of(traced(exact), 4, device), local)
-    fused = Layered(net, fused_layers(traced(net), 4, device, precision, x[0]), local)
+    plain = LayeredNetwork(exact, make_layers(trace(exact), 4, device), local)
+    fused = LayeredNetwork(net, make_fused_layers(trace(net), 4, device, precision, x[0]), local)
     plain.begin(start.double())
     fused.begin(start)
     for _ in range(2):
@@ -120,7 +119,7 @@ def test_fused_layers_step_like_plain_ones_and_leave_finished_clients_alone(name
     assert torch.equal(found[3], start)
 
 
-def answers(engine, federation, epochs, round=3):
+def train_all(engine, federation, epochs, round=3):
     start = flatten(ragged(dtype=torch.float32).fresh_model())  # a float64 module would draw other numbers
     work = feduhb.Work(start.to(next(federation.fresh_model().parameters()).dtype), epochs)
     return torch.cat([block.values for block in engine.train(work, tuple(federation.clients), round)])
@@ -131,13 +130,16 @@ def answers(engine, federation, epochs, round=3):
 @pytest.mark.parametrize("block", [2, None])
 def test_ragged_federations_train_as_on_the_loop(epochs, mapped, block):
     local = feduhb.Local(batch_size=4, lr=0.1, l2=0.05)
-    exact = answers(Loop(ragged(), local), ragged(), epochs)
+    exact = train_all(Loop(ragged(), local), ragged(), epochs)
     single = ragged(dtype=torch.float32)
-    found = answers(Stacked(single, local, mapped=mapped, block=block), single, epochs)
+    found = train_all(Stacked(single, local, mapped=mapped, block=block), single, epochs)
     assert relative(found, exact) < 1e-3
     double = ragged()
     torch.testing.assert_close(
-        answers(Stacked(double, local, mapped=mapped, block=block), double, epochs), exact, rtol=0, atol=1e-10
+        train_all(Stacked(double, local, mapped=mapped, block=block), double, epochs),
+        exact,
+        rtol=0,
+        atol=1e-10,
     )
 
 
@@ -146,10 +148,11 @@ def test_two_runs_give_the_same_bits_and_rounds_do_not_leak_into_each_other(prec
     federation = ragged({f"c{i}": 10 + 37 * i for i in range(9)}, dtype=torch.float32)
     local = feduhb.Local(batch_size=16, lr=0.1)
     first = Stacked(federation, local, precision=precision)
-    answers(first, federation, 2, round=7)
-    answers(first, federation, 5, round=8)
+    train_all(first, federation, 2, round=7)
+    train_all(first, federation, 5, round=8)
     assert torch.equal(
-        answers(first, federation, 2), answers(Stacked(federation, local, precision=precision), federation, 2)
+        train_all(first, federation, 2),
+        train_all(Stacked(federation, local, precision=precision), federation, 2),
     )
 
 
@@ -163,7 +166,7 @@ def test_answers_come_to_where_the_parameters_are():
 
 
 def test_images_that_lie_channels_last_train_as_on_the_loop():
-    """The kernel that fetches batches reads examples row by row."""
+    """The kernel that gathers batches reads examples row by row."""
     draw = torch.Generator().manual_seed(0)
     x = torch.rand(40, 3, 8, 8, generator=draw).contiguous(memory_format=torch.channels_last)
     y, parts = torch.arange(80)[::2] % 3, torch.arange(40).split([9, 31])
@@ -178,10 +181,10 @@ def test_images_that_lie_channels_last_train_as_on_the_loop():
     assert relative(fast, slow.double()) < 1e-3
 
 
-def test_a_label_that_is_no_class_is_refused_before_a_kernel_sees_it():
+def test_a_label_that_is_not_a_class_is_refused_before_a_kernel_sees_it():
     x, y = tensors("cat", 6, dtype=torch.float32)
     federation = ragged({"ant": 3}, dtype=torch.float32, cat=(x, y + 7))
     with pytest.raises(
         AnswerError, match=r"client cat could not train in round 3 \(Target \d is out of bounds\.\)"
     ):
-        answers(Stacked(federation), federation, 1)
+        train_all(Stacked(federation), federation, 1)

@@ -1,4 +1,4 @@
-"""A loss is tried on every target that occurs: the stacked engine takes means over examples and nothing else."""
+"""A trial runs the loss on every target that occurs: the stacked engine accepts only means over examples."""
 
 import functools
 
@@ -14,9 +14,9 @@ from federations import tensors
 from feduhb.core.flat import flatten
 from feduhb.data.federation import Examples
 from feduhb.engines import Loop, Stacked
-from feduhb.engines.stacking import sample, trial
-from feduhb.engines.stacking.sample import occurring, spread
-from feduhb.engines.stacking.trial import check_mean
+from feduhb.engines.stacked import data, trial
+from feduhb.engines.stacked.data import sample_examples, sample_targets
+from feduhb.engines.stacked.trial import check_mean
 from feduhb.errors import ConfigError
 from toys import quick
 
@@ -25,14 +25,14 @@ X, Y = tensors("some", 40)
 SORTED = Y.sort().values  # so that the first examples of each client are of one class
 
 
-def clients_of(y, x=X):
-    """Three clients, the largest with one class in front."""
+def split_clients(y, x=X):
+    """Return three clients, the largest with one class in front."""
     return {"ant": (x[:25], y[:25]), "bee": (x[25:39], y[25:39]), "cat": (x[39:], y[39:])}
 
 
 def federation(y, loss, *, outputs=3, model=None):
     model = model or nn.Sequential(nn.Flatten(), nn.Linear(144, outputs))
-    return feduhb.Federation(clients_of(y), (X, y), model.double(), seed=7, loss=loss)
+    return feduhb.Federation(split_clients(y), (X, y), model.double(), seed=7, loss=loss)
 
 
 def entropy(**settings):
@@ -128,7 +128,7 @@ def test_pixels_left_out_are_refused_unless_every_image_lacks_as_many():
     y[:, 0, 0] = -100
     model = nn.Conv2d(1, 2, 3, padding=1)
     Stacked(federation(y, functional.cross_entropy, model=model), device="cpu")
-    places, _ = spread(held(range(25), range(25, 39), [39]), trial.FEW)
+    places, _ = sample_examples(make_clients(range(25), range(25, 39), [39]), trial.FEW)
     assert 12 not in places
     y[12, :9] = -100
     with pytest.raises(ConfigError, match=REFUSED):
@@ -167,7 +167,7 @@ def test_numbers_left_out_are_refused_or_train_as_on_the_loop(name, usual, odd, 
     for target, count in zip(y, lacking, strict=True):
         target[torch.randperm(6, generator=draw)[:count]] = mark
     y = y.reshape(40, *shape)
-    world = feduhb.Federation(clients_of(y, x), (x, y), model().double(), seed=7, loss=loss)
+    world = feduhb.Federation(split_clients(y, x), (x, y), model().double(), seed=7, loss=loss)
     local = feduhb.Local(batch_size=6, lr=0.1, loss=loss)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trial, "VALUES", most)
@@ -191,7 +191,7 @@ def test_a_model_that_mixes_examples_is_found_out_though_the_first_are_alike():
 
     x = X.clone()
     x[:20] = 0
-    world = feduhb.Federation(clients_of(Y, x), (x, Y), Mixing(144, 3).double(), seed=7)
+    world = feduhb.Federation(split_clients(Y, x), (x, Y), Mixing(144, 3).double(), seed=7)
     with pytest.raises(ConfigError, match="or the model mixes them"):
         Stacked(world, device="cpu")
 
@@ -231,14 +231,14 @@ def test_a_loss_that_torch_cannot_map_is_refused_with_the_reason():
         check_mean(chosen, torch.ones(2, 3), torch.tensor([0, 1, 2]))
 
 
-def test_targets_that_are_no_numbers_are_not_the_losss_fault():
+def test_targets_that_are_nan_do_not_count_against_the_loss():
     targets = torch.tensor([0.5, torch.nan, 2.0, torch.inf])
     check_mean(functional.mse_loss, torch.zeros(2), targets)
     with pytest.raises(ConfigError, match=REFUSED):
         check_mean(functools.partial(functional.mse_loss, reduction="sum"), torch.zeros(2), targets)
 
 
-def test_targets_that_a_loss_refuses_are_left_to_those_who_ask_for_them():
+def test_targets_that_a_loss_rejects_are_left_out_of_the_trial():
     outputs = torch.zeros(2, 3)
     check_mean(functional.cross_entropy, outputs, torch.tensor([9, 0, 1, -7, 2]))
     check_mean(functional.cross_entropy, outputs, torch.tensor([9]))
@@ -246,8 +246,8 @@ def test_targets_that_a_loss_refuses_are_left_to_those_who_ask_for_them():
         check_mean(entropy(ignore_index=1), outputs, torch.tensor([9, 0, 1, -7, 2]))
 
 
-def held(*targets, rows=None):
-    """Clients with these targets; the input is the target's first number."""
+def make_clients(*targets, rows=None):
+    """Return clients with these targets; the input is the target's first number."""
     made = {}
     for i, y in enumerate(map(torch.as_tensor, targets)):
         made[f"c{i}"] = Examples.of(y.reshape(len(y), -1)[:, :1], y, rows)
@@ -255,41 +255,41 @@ def held(*targets, rows=None):
 
 
 def test_examples_are_spread_over_all_clients():
-    x, y = spread(held([0, 1, 2], [3], [4, 5, 6, 7, 8]), 5)
+    x, y = sample_examples(make_clients([0, 1, 2], [3], [4, 5, 6, 7, 8]), 5)
     assert x.flatten().tolist() == y.tolist() == [0, 2, 4, 6, 8]
-    assert spread(held([4], [3]), 8)[1].tolist() == [4, 3]
+    assert sample_examples(make_clients([4], [3]), 8)[1].tolist() == [4, 3]
     backwards = torch.tensor([2, 0])
-    assert spread(held([0, 1, 2], [7, 8, 9], rows=backwards), 4)[1].tolist() == [2, 0, 9, 7]
+    assert sample_examples(make_clients([0, 1, 2], [7, 8, 9], rows=backwards), 4)[1].tolist() == [2, 0, 9, 7]
 
 
 @quick
 @given(labels=st.lists(st.lists(st.integers(-3, 9), min_size=1, max_size=12), min_size=1, max_size=5))
 def test_every_label_occurs_once(labels):
-    found = occurring(held(*labels), 100).tolist()
+    found = sample_targets(make_clients(*labels), 100).tolist()
     assert sorted(found) == sorted({label for own in labels for label in own})
 
 
 def test_of_too_many_values_the_commonest_and_both_ends_are_met():
     y = [5, 5, 5, -9, 1, 1, 2, 3, 40]
-    assert sorted(occurring(held(y[:4], y[4:]), 2).tolist()) == [-9, 1, 5, 40]
+    assert sorted(sample_targets(make_clients(y[:4], y[4:]), 2).tolist()) == [-9, 1, 5, 40]
     missing = torch.nan
     fractions = torch.tensor([0.5, missing, 0.1, missing, 0.7, 0.5, missing])
-    assert occurring(held(fractions), 1).nan_to_num(9.0).tolist() == pytest.approx([9.0, 0.1])
+    assert sample_targets(make_clients(fractions), 1).nan_to_num(9.0).tolist() == pytest.approx([9.0, 0.1])
 
 
 def test_of_targets_with_many_numbers_whole_ones_are_given():
     y = [[0, 0], [0, 1], [1, 1], [2, 1]]
-    assert occurring(held(y), 10).tolist() == y
+    assert sample_targets(make_clients(y), 10).tolist() == y
     y = [[0, 0], [0, 1], [0, 1], [1, 1], [0, 1], [0, 0], [0, 1]]
-    assert occurring(held(y), 1).tolist() == [[0, 0], [1, 1]]
-    assert occurring(held(y), 2).tolist() == [[0, 0], [1, 1], [0, 1]]
+    assert sample_targets(make_clients(y), 1).tolist() == [[0, 0], [1, 1]]
+    assert sample_targets(make_clients(y), 2).tolist() == [[0, 0], [1, 1], [0, 1]]
 
 
 @quick
 @given(rows=st.integers(1, 60), high=st.integers(1, 6), most=st.integers(1, 4), seed=st.integers(0, 99))
 def test_those_with_the_most_and_the_fewest_of_each_common_value_are_given(rows, high, most, seed):
     everyone = torch.randint(0, high, (rows, 9), generator=torch.Generator().manual_seed(seed))
-    found = occurring(held(everyone), most)
+    found = sample_targets(make_clients(everyone), most)
     values, counts = everyone.unique(return_counts=True)
     common = values[counts.argsort(descending=True, stable=True)[:most]].tolist()
     for value in {*common, int(values[0]), int(values[-1])}:
@@ -298,7 +298,7 @@ def test_those_with_the_most_and_the_fewest_of_each_common_value_are_given(rows,
     assert min(rows, most) <= len(found) <= min(rows, 3 * most + 4)
 
 
-def test_only_so_many_numbers_are_looked_at_but_some_of_every_client(monkeypatch):
-    monkeypatch.setattr(sample, "LOOKED", 5)
-    found = occurring(held(range(10), range(20, 24), [77]), 100)
+def test_a_limited_number_of_targets_is_read_from_every_client(monkeypatch):
+    monkeypatch.setattr(data, "MOST_NUMBERS", 5)
+    found = sample_targets(make_clients(range(10), range(20, 24), [77]), 100)
     assert found.tolist() == [0, 3, 6, 9, 20, 23, 77]

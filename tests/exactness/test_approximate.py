@@ -22,15 +22,6 @@ every_engine = pytest.mark.parametrize("engine", ENGINES)
 sampling = pytest.mark.parametrize("sampled", [None, 3])
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """On a busy machine two threads wait for each other longer than they work."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def noise(size):
     draw = torch.Generator().manual_seed(99)
     x = torch.randn(size, 1, 12, 12, generator=draw, dtype=torch.float64)

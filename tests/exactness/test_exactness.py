@@ -135,6 +135,7 @@ def test_forgetting_in_two_steps_equals_forgetting_at_once():
     assert str(once.forgot) == str(twice.forgot) == "bee,dog:0+3"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mnist-5k", "digits"])
 def test_inputs_are_scaled_by_constants_so_no_statistic_of_forgotten_data_survives(name):
     """Same as for every data set: pixels land exactly on the grid 2 k / white - 1."""
@@ -144,6 +145,7 @@ def test_inputs_are_scaled_by_constants_so_no_statistic_of_forgotten_data_surviv
     assert float((steps - steps.round()).abs().max()) < 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["loop", "pool"])
 def test_the_papers_cnn_in_float32(engine):
     """The model and the precision that people use, on real images, leavers replaced by noise and left out."""
@@ -165,12 +167,14 @@ def test_the_papers_cnn_in_float32(engine):
 def test_shuffles_keyed_by_position_are_caught(monkeypatch):
     """The leak that others made: a client's shuffle depends on its place in the list, so it changes when somebody leaves."""
     import feduhb.engines.loop as loop
-    from feduhb.engines.local import batches
+    from feduhb.engines.loop import draw_batches
 
     def by_position(federation, local):
         places = {client: str(i) for i, client in enumerate(sorted(federation.clients))}
         monkeypatch.setattr(
-            loop, "batches", lambda n, size, seed, client, *at: batches(n, size, seed, places[client], *at)
+            loop,
+            "draw_batches",
+            lambda n, size, seed, client, *at: draw_batches(n, size, seed, places[client], *at),
         )
         return feduhb.Loop(federation, local)
 

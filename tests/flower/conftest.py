@@ -1,5 +1,5 @@
-"""Nothing here cuts the power or trains anything large; whoever is silent is not waited for long."""
+"""Fixtures that make these tests fast: short waits for locks and silent clients."""
 
-from quiet import no_waiting_for_others, no_waiting_for_the_disk, one_thread
+from quiet import no_waiting_for_others
 
-__all__ = ["no_waiting_for_others", "no_waiting_for_the_disk", "one_thread"]
+__all__ = ["no_waiting_for_others"]

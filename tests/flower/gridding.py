@@ -1,4 +1,4 @@
-"""A grid in one process: each message is handled at once by the client's own app, or by what a test puts in its place."""
+"""A grid in one process: each message is handled at once by the client's app, or by a handler of the test."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ LINK = 1  # the SuperLink's own node id
 Handler = Callable[[Message, Context], Message | None]
 
 
-def new_key() -> bytes:
-    """A public key as the SuperLink keeps it, unlike any other."""
-    return _public(ec.generate_private_key(ec.SECP384R1()))
+def make_key() -> bytes:
+    """Return a new public key in the SuperLink's format."""
+    return _encode(ec.generate_private_key(ec.SECP384R1()))
 
 
-def key_of(seat: int) -> bytes:
-    """The key of a seat: the same whenever a test runs, since batches are drawn by its id."""
-    return _public(ec.derive_private_key(seat, ec.SECP384R1()))
+def derive_key(seat: int) -> bytes:
+    """Return the key of a seat; it is always the same, because batches are drawn by its id."""
+    return _encode(ec.derive_private_key(seat, ec.SECP384R1()))
 
 
-def _public(key: ec.EllipticCurvePrivateKey) -> bytes:
+def _encode(key: ec.EllipticCurvePrivateKey) -> bytes:
     return key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
 
 
 @dataclass
 class Seat:
-    """One node: what it runs, and how the SuperLink knows it."""
+    """One node: its app, and its key and name at the SuperLink."""
 
     app: Handler
     config: dict[str, Any]
@@ -53,7 +53,7 @@ UNUSED = "feduhb asks a grid for its nodes, pushes and pulls, and nothing else"
 
 @dataclass
 class Stage(Grid):
-    """Nodes by id, and all that was sent to them."""
+    """A grid with its nodes by id and all messages that were sent to them."""
 
     seats: dict[int, Seat] = field(default_factory=dict)
     sent: list[tuple[int, str, dict[str, Any]]] = field(default_factory=list)
@@ -83,9 +83,9 @@ class Stage(Grid):
         ]
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        return [self._handled(message) for message in messages]  # pyright: ignore[reportReturnType] (None, as the real one)
+        return [self._handle(message) for message in messages]  # pyright: ignore[reportReturnType] (None, as the real one)
 
-    def _handled(self, message: Message) -> str | None:
+    def _handle(self, message: Message) -> str | None:
         number = f"m{next(iter(self.numbers))}"
         self.before(message)
         node = message.metadata.dst_node_id
@@ -111,36 +111,36 @@ class Stage(Grid):
     def send_and_receive(self, *_: Any, **__: Any) -> Iterable[Message]:
         raise AssertionError(UNUSED)
 
-    def trained(self) -> set[int]:
-        """The nodes that ever got a training message."""
+    def list_trained(self) -> set[int]:
+        """Return the nodes that received a train message."""
         return {node for node, kind, _ in self.sent if kind == "train"}
 
 
-def app_of(federation: Federation, **options: Any) -> ClientApp:
-    """The ClientApp of a federation in this process: a partition is a client, in the order of their names."""
+def make_app(federation: Federation, **options: Any) -> ClientApp:
+    """Return the ClientApp of a federation in this process; partitions are clients in the order of their names."""
     names = sorted(federation.clients)
 
-    def data(context: Context) -> Any:
+    def load(context: Context) -> Any:
         return federation.clients[names[int(context.node_config["partition-id"])]]
 
-    return client_app(model=federation.model, data=data, loss=federation.loss, **options)
+    return client_app(model=federation.model, data=load, loss=federation.loss, **options)
 
 
-def staged(
+def make_grid(
     federation: Federation, *, keyed: bool = False, apps: Mapping[str, Handler] | None = None, **options: Any
 ) -> Stage:
-    """A grid of a federation's clients; ``apps`` puts others in the place of some."""
-    app, names = app_of(federation, **options), sorted(federation.clients)
+    """Return a grid of a federation's clients; ``apps`` replaces the apps of some clients."""
+    app, names = make_app(federation, **options), sorted(federation.clients)
     seats: dict[int, Seat] = {}
     for i, name in enumerate(names):
         seats[100 + i] = Seat((apps or {}).get(name, app), {"partition-id": i, "num-partitions": len(names)})
         if keyed:
-            seats[100 + i].key, seats[100 + i].name = key_of(100 + i), name
+            seats[100 + i].key, seats[100 + i].name = derive_key(100 + i), name
     return Stage(seats)
 
 
-def answering(app: Handler, change: Callable[[RecordDict], RecordDict | None]) -> Handler:
-    """A client whose training answers are changed on the way; None says nothing at all."""
+def change_answers(app: Handler, change: Callable[[RecordDict], RecordDict | None]) -> Handler:
+    """Return an app whose train answers are changed; the answer None is not sent."""
 
     def handle(message: Message, context: Context) -> Message | None:
         reply = app(message, context)

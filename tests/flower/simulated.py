@@ -1,6 +1,6 @@
-"""An app for Flower's own simulation: 20 clients of mnist-5k, three of whom can be told to send nonsense.
+"""An app for Flower's own simulation: 20 clients of mnist-5k, three of which can send bad answers.
 
-Run as a program it simulates both stories and leaves what came out in the folder it is given.
+Run as a program, it simulates both cases and writes the results to the given folder.
 """
 
 from __future__ import annotations
@@ -26,18 +26,20 @@ CULPRITS = {"c03": "nan", "c04": "shape", "c05": "norm"}
 
 
 @cache
-def federation() -> feduhb.Federation:
-    """The federation that both the simulation and the test load."""
+def load_federation() -> feduhb.Federation:
+    """Return the federation of the simulation and of the test."""
     return feduhb.load("mnist-5k", clients=CLIENTS, partition="dirichlet:0.5", seed=SEED)
 
 
-def data(context: Context) -> Any:
-    """A partition is a client, in the order of their names."""
-    return federation().clients[sorted(federation().clients)[int(context.node_config["partition-id"])]]
+def load_data(context: Context) -> Any:
+    """Return the data of a partition; partitions are clients in the order of their names."""
+    return load_federation().clients[
+        sorted(load_federation().clients)[int(context.node_config["partition-id"])]
+    ]
 
 
-def spoilt(update: ArrayRecord, how: str) -> ArrayRecord:
-    """Make nonsense of an update."""
+def spoil(update: ArrayRecord, how: str) -> ArrayRecord:
+    """Return an update with NaN, a wrong shape or a huge norm."""
     values = {name: array.numpy().copy() for name, array in update.items()}
     first = next(iter(values))
     if how == "nan":
@@ -52,13 +54,13 @@ client = flower.introduced(ClientApp())
 
 @client.train()
 def train(message: Message, context: Context) -> Message:
-    """Train as our own client app does, and spoil the answer where the message says so."""
-    reply = flower.client_app(model=federation().model, data=data)(message, context)
+    """Train as our own client app does, and spoil the answer if the message asks for it."""
+    reply = flower.client_app(model=load_federation().model, data=load_data)(message, context)
     config = message.content["config"]
     how = CULPRITS.get(str(config["client"])) if config.get("spoil") else None
     if how is None:
         return reply
-    update = spoilt(reply.content.array_records["update"], how)
+    update = spoil(reply.content.array_records["update"], how)
     return Message(RecordDict({"update": update, "metrics": reply.content["metrics"]}), reply_to=message)
 
 
@@ -69,7 +71,7 @@ server = ServerApp()
 def main(grid: Grid, context: Context) -> None:  # noqa: ARG001
     """Unlearn twice: with honest clients, and with three that are not."""
     out, told = Path(os.environ["FEDUHB_SIMULATED"]), {}
-    arrays = flower.fresh_arrays(federation().model, SEED)
+    arrays = flower.fresh_arrays(load_federation().model, SEED)
     stories = (("honest", ROUNDS, None), ("spoilt", 2, ConfigRecord({"spoil": True})))
     for name, rounds, config in stories:
         strategy = flower.FedUHB(LEAVERS, epochs=1, seed=SEED, stop=feduhb.never, timeout=120)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -28,6 +29,7 @@ from flower.hospital_runs import (
     state_path,
     unlearn_in_process,
 )
+from forking import ForkServer
 from hospitals.server import EPOCHS, LOCAL
 from loopback import FederationError
 from loopback.federation import COMPLETED, CONNECTION
@@ -35,6 +37,7 @@ from loopback.keys import make_node_key
 from loopback.network import isolate_network
 from loopback.processes import kill_serverapp
 
+pytestmark = pytest.mark.deployment
 LEAVER, STAYS, DIES = "hospital-c", "hospital-a", "hospital-b"
 BACK = "hospital-d"  # the leaver, when it comes back under another name
 ROWS = (*range(10), 12)  # of DIES
@@ -53,8 +56,24 @@ def hospitals(network, tmp_path_factory):
     folder = tmp_path_factory.mktemp("hospitals")
     federation = story.prepare(folder)
     federation.prefix = network.prefix if network else ()
-    with federation:
-        yield federation
+    modules = (
+        "feduhb.flower",
+        "hospitals.data",
+        "torch._dynamo",  # every optimiser imports it
+        *(f"flwr.{name}" for name in ("cli.app", "superlink.cli", "supernode.cli")),
+    )
+    with ForkServer(*modules, prefix=federation.prefix, environment=federation.environment) as server:
+        fork_commands(federation, server, folder / "bin")
+        with federation:
+            yield federation
+
+
+def fork_commands(federation, server, folder):
+    """Fork `flwr`, the ServerApps and the ClientApps off a process that has imported torch and Flower: they are many."""
+    federation.run_flwr = partial(server.run, "flwr.cli.app:app", cwd=federation.folder)
+    server.write_program(folder / "flwr-clientapp", "flwr.supernode.cli:flwr_clientapp")
+    server.write_program(folder / "flwr-serverapp", "flwr.superlink.cli:flwr_serverapp")
+    federation.environment["PATH"] = f"{folder}{os.pathsep}{federation.environment['PATH']}"
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +117,7 @@ def test_the_leavers_own_log_shows_no_training_message_while_it_stays_connected(
     assert hospitals.list_messages(STAYS, told.erasure).count("train") == ROUNDS
 
 
-def test_the_leaver_was_told_and_its_cache_is_gone(hospitals, told):
+def test_the_leaver_received_the_message_and_deleted_its_cache(hospitals, told):
     assert "query" in [kind.partition(".")[0] for kind in hospitals.list_messages(LEAVER, told.erasure)]
     caches = {name: (hospitals.folder / "data" / f"{name}.cache").exists() for name in hospitals.members}
     assert caches == {STAYS: True, DIES: True, LEAVER: False}
@@ -131,7 +150,7 @@ def test_after_the_erasure_nothing_that_the_leaver_sent_is_in_the_superlinks_dat
 
 
 @pytest.mark.usefixtures("told")
-def test_a_second_erasure_brings_nobody_back_whom_the_first_one_took_away(hospitals):
+def test_a_second_erasure_does_not_bring_the_first_leaver_back(hospitals):
     again = story.submit(
         hospitals, "unlearned-twice", rounds=1, forget=DIES, replaces="unlearned", **{"min-clients": 1}
     )
@@ -169,7 +188,7 @@ def test_a_serverapp_that_was_killed_goes_on_after_its_last_finished_round(hospi
 def test_a_superlink_that_was_killed_comes_back_with_its_database_and_nothing_checkpointed_is_lost(
     hospitals, told
 ):
-    """The run goes on: the ServerApp is no child of the SuperLink. Were it lost, it would be handed in again."""
+    """The run continues, because the ServerApp is not a child of the SuperLink. If it is lost, it is submitted again."""
     settings = {"rounds": ROUNDS, "forget": LEAVER, "timeout": TIMEOUT, "min-replies": 2}
     run = story.submit(hospitals, "cut", **settings)
     before = wait_for_first_round(hospitals, "cut")
@@ -230,7 +249,7 @@ def request_rows(hospitals, rows):
 
 @pytest.fixture(scope="module")
 def rowless(hospitals, told):  # noqa: ARG001
-    """Some rows of a hospital are forgotten, after the leaver; give what both held before."""
+    """Some rows of a hospital are forgotten, after the leaver; return what both held before."""
     before = {name: read_row_keys(hospitals, name) for name in (STAYS, DIES)}
     hospitals.wait_for_run(
         story.submit(hospitals, "rowless", rounds=1, forget=f"{DIES}:0-9+12", replaces="unlearned")
@@ -239,7 +258,7 @@ def rowless(hospitals, told):  # noqa: ARG001
 
 
 def test_rows_that_are_forgotten_go_out_of_the_hospitals_own_data(hospitals, rowless):
-    """They are named in its messages and in nobody else's; it continues to take part with the rest."""
+    """Only its own messages name the rows, and it continues to take part with the others."""
     (record,) = read_rounds(hospitals, "rowless")
     assert set(record.answered) == {client_ids(hospitals)[name] for name in (STAYS, DIES)}
     assert read_row_keys(hospitals, DIES) == [key for key in rowless[DIES] if key not in ROWS]
@@ -257,7 +276,7 @@ def test_the_model_without_these_rows_is_that_of_the_loop_which_never_had_them(h
 
 @pytest.mark.usefixtures("rowless")
 def test_a_key_that_was_unregistered_is_not_registered_again(hospitals):
-    """So in a database that lasts nobody ever has a second node id."""
+    """In a persistent database no client ever has a second node id."""
     (node,) = (node for node, name in hospitals.names.items() if name == LEAVER)
     hospitals.call_flwr("supernode", "unregister", node, CONNECTION)
     with pytest.raises(FederationError, match="already in use"):
@@ -268,7 +287,7 @@ def test_a_key_that_was_unregistered_is_not_registered_again(hospitals):
 
 @pytest.fixture(scope="module")
 def returned(hospitals, rowless):  # noqa: ARG001
-    """The SuperLink begins with a new database and everybody is registered anew; give the node ids they had before.
+    """The SuperLink begins with a new database and all clients are registered again; yield the node ids they had before.
 
     Nothing else in Flower 1.41 gives a known key another node id. The leaver's key comes back under another name, and a new
     key under the leaver's.
@@ -287,7 +306,7 @@ def returned(hospitals, rowless):  # noqa: ARG001
 def test_a_leaver_that_comes_back_under_a_new_node_id_is_not_asked_nor_is_a_new_key_under_its_name(
     hospitals, returned
 ):
-    """Both are connected and the run saw them; those who stayed have new node ids as well, and are asked."""
+    """Both are connected and the run saw them. The remaining clients also have new node ids, and are asked."""
     ids = {name: hospitals.client_id(name) for name in hospitals.members}
     assert ids[BACK] in read_rounds(hospitals, "trained")[0].asked
     now = {name: node for node, name in hospitals.names.items()}
@@ -325,7 +344,7 @@ with contextlib.suppress(OSError): socket.getaddrinfo("api.flower.ai", 443)
 
 
 @pytest.mark.usefixtures("told")
-def test_nobody_tried_to_leave_loopback(network):
+def test_no_program_tried_to_leave_loopback(network):
     if network is None:
         why = "a network namespace needs root, unshare, nsenter and mount"
         pytest.fail(why) if os.environ.get("FEDUHB_CI") else pytest.skip(why)

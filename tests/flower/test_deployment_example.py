@@ -1,4 +1,4 @@
-"""The example as a person uses it: the script, Ctrl-C, the simulation, and what the guide says to type."""
+"""The example as a person uses it: the script, Ctrl-C, the simulation, and the commands of the guide."""
 
 from __future__ import annotations
 
@@ -32,32 +32,28 @@ GUIDE = (Path(__file__).parents[2] / "docs" / "flower.md").read_text()
 
 @pytest.fixture
 def terminal():
-    """Programs start with a terminal's signals, even where the tests run in the background and would hand on that they are ignored."""
-    usual = {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: signal.SIG_DFL}
-    before = {number: signal.signal(number, handler) for number, handler in usual.items()}
+    """Let programs start with a terminal's Ctrl-C, even where the tests run in the background and ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
+    signal.signal(signal.SIGINT, before)
 
 
+@pytest.mark.deployment
 @pytest.mark.usefixtures("terminal")
-def test_scripts_that_are_told_to_end_stop_everything_they_started(tmp_path):
-    """By Ctrl-C, and by a terminal that closes; a supervisor's SIGTERM goes the same way."""
-    numbers = (signal.SIGINT, signal.SIGHUP)
-    with contextlib.ExitStack() as stack:
-        scripts = [stack.enter_context(script(tmp_path / number.name)) for number in numbers]
-        for running, number in zip(scripts, numbers, strict=True):
-            assert next(iter(running.stdout or ())).startswith("up on 127.0.0.1:")
-            started = list_descendants(running.pid)
-            running.send_signal(number)
-            assert running.wait(60) == 128 + number
-            assert have_ended(started)
-            for program, count in (("flower-superlink", 1), ("flower-superexec", 4), ("flower-supernode", 3)):
-                assert sum(f"/{program} " in words for words in started.values()) == count
+def test_a_script_that_receives_a_signal_stops_everything_it_started(tmp_path):
+    """By Ctrl-C; a terminal that closes and a supervisor's SIGTERM are handled by the same function."""
+    with start_script(tmp_path) as running:
+        assert next(iter(running.stdout or ())).startswith("up on 127.0.0.1:")
+        started = list_descendants(running.pid)
+        running.send_signal(signal.SIGINT)
+        assert running.wait(60) == 128 + signal.SIGINT
+        assert have_ended(started)
+        for program, count in (("flower-superlink", 1), ("flower-superexec", 4), ("flower-supernode", 3)):
+            assert sum(f"/{program} " in words for words in started.values()) == count
 
 
 @contextlib.contextmanager
-def script(folder):
+def start_script(folder):
     command = [sys.executable, EXAMPLE / "story.py", "--out", folder]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
         try:
@@ -66,6 +62,7 @@ def script(folder):
             running.terminate()
 
 
+@pytest.mark.deployment
 def test_the_example_in_a_simulation(tmp_path, monkeypatch):
     """The very apps of the deployment; Ray listens on loopback, and Flower's SuperLink does not stay behind."""
     with story.prepare(tmp_path, simulation=True) as hospitals:
@@ -105,8 +102,8 @@ def test_the_app_folder_holds_settings_and_no_code():
     assert set(app["components"].values()) == {"hospitals.server:app", "hospitals.client:app"}
 
 
-def commands(program):
-    """Every command of the guide that runs a program, in words."""
+def read_commands(program):
+    """Return every command of the guide that runs a program, as a list of words."""
     joined = "\n".join(re.findall(r"```sh\n(.*?)```", GUIDE, re.DOTALL)).replace("\\\n", " ")
     lines = (line.partition(" #")[0] for line in joined.splitlines())
     return [words for line in lines if (words := shlex.split(line)) and words[0] == program]
@@ -127,13 +124,13 @@ def test_the_guide_names_the_options_that_are_tested(program, started, tmp_path,
     monkeypatch.setattr(hospitals, "wait_for_log", lambda *_: None)
     monkeypatch.setattr(hospitals, "register", lambda _: None)
     hospitals.start()
-    (written,) = commands(program)
+    (written,) = read_commands(program)
     assert launched[started][0] == program
     assert {w for w in written if w.startswith("--")} == {w for w in launched[started] if w.startswith("--")}
 
 
 def test_the_guides_keys_and_certificates_can_be_made_as_written(tmp_path):
-    for words in (*commands("openssl"), *commands("ssh-keygen")):
+    for words in (*read_commands("openssl"), *read_commands("ssh-keygen")):
         subprocess.run(words, cwd=tmp_path, check=True, capture_output=True)
     assert {"ca.crt", "server.crt", "server.key", "superexec.secret", "hospital-a", "hospital-a.pub"} <= {
         path.name for path in tmp_path.iterdir()
@@ -149,21 +146,21 @@ def test_the_guides_keys_and_certificates_can_be_made_as_written(tmp_path):
 
 
 def test_the_guides_superlink_listens_on_loopback_and_only_the_members_come_from_outside():
-    """Whoever reaches the SuperLink's port may give it orders."""
+    """A program that reaches the SuperLink's port can control it."""
     (superlink,), (superexec,), (supernode,) = map(
-        commands, ("flower-superlink", "flower-superexec", "flower-supernode")
+        read_commands, ("flower-superlink", "flower-superexec", "flower-supernode")
     )
-    inside = f"127.0.0.1:{after(superlink, '--port')}"
-    assert after(superlink, "--host") == "127.0.0.1"
-    assert after(superexec, "--runtime-api-address") == inside
+    inside = f"127.0.0.1:{find_value(superlink, '--port')}"
+    assert find_value(superlink, "--host") == "127.0.0.1"
+    assert find_value(superexec, "--runtime-api-address") == inside
     assert f'address = "{inside}"' in GUIDE
     assert f"proxy_pass https://{inside};" in GUIDE
-    host, _, port = after(supernode, "--superlink").partition(":")
+    host, _, port = find_value(supernode, "--superlink").partition(":")
     assert host != "127.0.0.1"
     assert f"listen {port} ssl;" in GUIDE
 
 
-def after(words, option):
+def find_value(words, option):
     return words[words.index(option) + 1]
 
 
@@ -179,7 +176,7 @@ def test_what_the_guide_makes_with_keys_and_patients_in_it_is_for_one_users_eyes
 
 
 def test_the_guide_sets_what_keeps_the_programs_quiet():
-    exported = {word for words in commands("export") for word in words[1:]}
+    exported = {word for words in read_commands("export") for word in words[1:]}
     assert exported == {f"{name}={value}" for name, value in QUIET.items()}
 
 

@@ -1,4 +1,4 @@
-"""The programs of a federation on loopback: one start per folder, no limit on a living run, words for every failure."""
+"""The programs of a federation on loopback: one start per folder, no time limit on a run, an error message for every failure."""
 
 from __future__ import annotations
 
@@ -70,7 +70,8 @@ def test_what_a_killed_start_left_behind_is_named_by_process_id_and_keeps_the_fo
         assert second.programs["superlink"].is_running
 
 
-def test_a_start_that_is_refused_stops_nothing_and_says_so_without_a_traceback(sleeping):
+@pytest.mark.slow
+def test_a_refused_start_stops_nothing_and_prints_no_traceback(sleeping):
     command = (sys.executable, EXAMPLE / "story.py", "--out", sleeping.folder)
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.returncode == 1
@@ -106,12 +107,12 @@ def scripted(sleeping, tmp_path):
     return sleeping
 
 
-def says(federation, status):
+def set_status(federation, status):
     (federation.folder / "status").write_text(json.dumps({"success": True, "runs": [{"status": status}]}))
 
 
 class Clock:
-    """A quarter of an hour goes by between two looks; a run ends at the fifth."""
+    """A clock that advances by 15 minutes between two looks; the run ends at the fifth."""
 
     def __init__(self, federation):
         self.federation, self.looks = federation, 0
@@ -122,41 +123,41 @@ class Clock:
     def sleep(self, _):
         self.looks += 1
         if self.looks == 5:
-            says(self.federation, COMPLETED)
+            set_status(self.federation, COMPLETED)
             (self.federation.folder / "ended").touch()
 
 
 def test_a_run_is_waited_for_as_long_as_it_lives(scripted, monkeypatch):
     clock = Clock(scripted)
     monkeypatch.setattr(federation_module, "time", clock)
-    says(scripted, "running")
+    set_status(scripted, "running")
     scripted.wait_for_run(7)
     assert clock.looks >= 5
     with pytest.raises(FederationError, match="waited 300 s for a wonder"):
         scripted.wait_until(lambda: False, "a wonder")
 
 
-def test_a_run_that_ended_badly_is_told_with_its_status(scripted):
-    says(scripted, "finished:failed")
+def test_a_failed_run_is_an_error_with_its_status(scripted):
+    set_status(scripted, "finished:failed")
     (scripted.folder / "ended").touch()
     with pytest.raises(FederationError, match="run 7 ended as finished:failed"):
         scripted.wait_for_run(7)
 
 
 def test_a_run_whose_superlink_has_died_is_not_waited_for(scripted):
-    says(scripted, "running")
+    set_status(scripted, "running")
     scripted.programs["superlink"].kill()
     with pytest.raises(FederationError, match="superlink ended while waiting for run 7 to end"):
         scripted.wait_for_run(7)
 
 
-def test_a_superlink_that_does_not_answer_is_told_in_words(scripted, monkeypatch):
+def test_a_superlink_that_does_not_answer_is_an_error(scripted, monkeypatch):
     monkeypatch.setattr(federation_module, "PATIENCE", 0.1)
     with pytest.raises(FederationError, match=r"flwr hang .*had no answer after 0 s; read the logs in"):
         scripted.call_flwr("hang")
 
 
-def test_a_missing_program_is_told_with_what_to_install(tmp_path, monkeypatch):
+def test_a_missing_program_is_an_error_that_names_the_package(tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda _: None)
     with pytest.raises(FederationError, match=r"ssh-keygen is not installed.*apt-get install openssh-client"):
         make_node_key(tmp_path / "key")
@@ -164,7 +165,7 @@ def test_a_missing_program_is_told_with_what_to_install(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("host", "seen"), [("127.0.0.1", "127.0.0.1"), ("", "0.0.0.0")])  # noqa: S104
 def test_where_a_process_listens_is_seen(host, seen):
-    """The control of what is said of Ray."""
+    """The control of the test about Ray."""
     before = list_listening_addresses(os.getpid())
     with socket.create_server((host, 0)):
         assert list_listening_addresses(os.getpid()) == before | {seen}

@@ -1,4 +1,4 @@
-"""The example's data, where what remains does not depend on who was forgotten; and the runs that its audit opens."""
+"""The example's data, in which the remaining rows do not depend on forgotten ones, and the runs that its audit opens."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def files(tmp_path_factory):
     return folder
 
 
-def with_noise(file, rows):
+def add_noise(file, rows):
     """Put noise in the place of some patients."""
     with np.load(file) as held:
         x, y = held["x"].copy(), held["y"].copy()
@@ -38,7 +38,7 @@ def test_inputs_of_those_who_remain_do_not_depend_on_the_forgotten_nor_on_who_is
     (x, y), held_out = data.read(files / f"{name}.npz")
     remain = [row for row in range(len(x)) if row not in FORGOTTEN]
     everyone_held_out = range(len(x), len(x) + len(held_out[0]))
-    (noisy, labels), _ = data.read(with_noise(files / f"{name}.npz", [*FORGOTTEN, *everyone_held_out]))
+    (noisy, labels), _ = data.read(add_noise(files / f"{name}.npz", [*FORGOTTEN, *everyone_held_out]))
     assert torch.equal(noisy[remain], x[remain])
     assert torch.equal(labels[remain], y[remain])
     assert not torch.equal(noisy[FORGOTTEN], x[FORGOTTEN])
@@ -57,7 +57,7 @@ def test_erasing_rows_gives_the_model_of_a_hospital_that_had_noise_in_their_plac
     for noise in (False, True):
         whole = audit.build_federation(files, {name: name for name in data.HOSPITALS})
         if noise:
-            other = data.read(with_noise(files / "hospital-b.npz", FORGOTTEN))[0]
+            other = data.read(add_noise(files / "hospital-b.npz", FORGOTTEN))[0]
             whole = whole.replace(
                 clients={**whole.clients, "hospital-b": feduhb.data.federation.Examples.of(*other)}
             )

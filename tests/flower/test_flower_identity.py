@@ -1,4 +1,4 @@
-"""A client is its key, or in simulation its partition; a node id is nobody."""
+"""A client is identified by its key, or in simulation by its partition, never by its node id."""
 
 import re
 import shutil
@@ -12,23 +12,23 @@ import feduhb
 from federations import ragged
 from feduhb import flower
 from feduhb.errors import AnswerError, ConfigError, DataError, RequestError
-from flower.gridding import Seat, new_key, staged
+from flower.gridding import Seat, make_grid, make_key
 
 LOCAL = feduhb.Local(batch_size=8, lr=0.05)
 NAMES = ("ant", "bee", "cat", "dog", "elk")
 FEDERATION = ragged()
 
 
-def start():
+def draw_start():
     return flower.fresh_arrays(FEDERATION.model, FEDERATION.seed)
 
 
-def strategy(forget, **more):
+def make_strategy(forget, **more):
     settings = {"epochs": 1, "stop": feduhb.never, "seed": 7, "local": LOCAL, "timeout": 0.6, **more}
     return flower.FedUHB(forget, **settings)
 
 
-def ids(grid):
+def list_ids(grid):
     return {seat.name: flower.key_id(seat.key) for seat in grid.seats.values()}
 
 
@@ -51,8 +51,8 @@ def test_a_key_has_one_id_in_every_format(tmp_path):
     assert len(flower.key_id(public)) == 36
 
 
-def test_two_keys_have_two_ids_and_requests_can_spell_them():
-    a, b = flower.key_id(new_key()), flower.key_id(new_key())
+def test_two_keys_have_two_ids_that_requests_can_contain():
+    a, b = flower.key_id(make_key()), flower.key_id(make_key())
     assert a != b
     assert feduhb.Request.parse(f"{a},{b}:0-3").clients == (a,)
 
@@ -60,9 +60,9 @@ def test_two_keys_have_two_ids_and_requests_can_spell_them():
 @pytest.mark.parametrize(
     "nonsense", [b"", b"hello", b"-----BEGIN PUBLIC KEY-----\n!\n-----END PUBLIC KEY-----", b"ssh-rsa AAAA"]
 )
-def test_what_is_no_key_is_refused(nonsense):
+def test_bytes_that_are_not_a_key_are_refused(nonsense):
     with pytest.raises(
-        ConfigError, match=r"this is not a public key; give the \.pub file that ssh-keygen wrote"
+        ConfigError, match=r"this is not a public key; pass the \.pub file that ssh-keygen wrote"
     ):
         flower.key_id(nonsense)
 
@@ -72,214 +72,216 @@ def test_a_key_file_that_is_not_there(tmp_path):
         flower.key_id(tmp_path / "gone.pub")
 
 
-def test_in_deployment_clients_are_keys_and_nobody_is_asked_who_it_is():
-    grid = staged(FEDERATION, keyed=True)
-    outcome = strategy(["bee"]).start(grid, start(), 2)
-    assert set(outcome.rounds[0].asked) == {key for name, key in ids(grid).items() if name != "bee"}
+def test_in_deployment_clients_are_identified_by_keys_alone():
+    grid = make_grid(FEDERATION, keyed=True)
+    outcome = make_strategy(["bee"]).start(grid, draw_start(), 2)
+    assert set(outcome.rounds[0].asked) == {key for name, key in list_ids(grid).items() if name != "bee"}
     assert {kind for _, kind, _ in grid.sent} == {"train", "query.feduhb_leave"}
-    assert outcome.names == {key: name for name, key in ids(grid).items()}
-    assert 101 not in grid.trained()
+    assert outcome.names == {key: name for name, key in list_ids(grid).items()}
+    assert 101 not in grid.list_trained()
 
 
-def test_the_log_speaks_of_registered_names(caplog):
-    grid = staged(FEDERATION, keyed=True)
+def test_the_log_uses_registered_names(caplog):
+    grid = make_grid(FEDERATION, keyed=True)
     grid.seats[104].app = lambda *_: None
     with caplog.at_level("INFO", logger="flwr.feduhb"):
-        strategy("bee").start(grid, start(), 1)
+        make_strategy("bee").start(grid, draw_start(), 1)
     told = [record.getMessage() for record in caplog.records]
-    elk = ids(grid)["elk"]
-    assert f"round 1: elk ({elk}) is left out: no answer within 0.6 s" in told
+    elk = list_ids(grid)["elk"]
+    assert f"round 1: elk ({elk}) is left out: no answer within 0.6 s; look at its SuperNode's log" in told
     (line,) = (line for line in told if line.startswith("round 1 of 1: 3 of 4 answered ("))
     assert set(line.partition("(")[2].partition(")")[0].split(", ")) == {"ant", "cat", "dog"}
 
 
 @pytest.mark.parametrize("spelled", ["name", "id"])
 def test_a_leaver_may_be_named_by_its_registered_name_or_its_key(spelled):
-    grid = staged(FEDERATION, keyed=True)
-    forget = "bee" if spelled == "name" else ids(grid)["bee"]
-    strategy(forget).start(grid, start(), 1)
-    assert grid.trained() == {100, 102, 103, 104}
+    grid = make_grid(FEDERATION, keyed=True)
+    forget = "bee" if spelled == "name" else list_ids(grid)["bee"]
+    make_strategy(forget).start(grid, draw_start(), 1)
+    assert grid.list_trained() == {100, 102, 103, 104}
 
 
 def test_a_leaver_that_comes_back_under_a_new_node_id_is_not_asked():
-    grid = staged(FEDERATION, keyed=True)
+    grid = make_grid(FEDERATION, keyed=True)
 
     def restarted(message):
         if 101 in grid.seats and message.metadata.message_type == "train":
             grid.seats[555] = grid.seats.pop(101)
 
     grid.before = restarted
-    outcome = strategy("bee").start(grid, start(), 3)
+    outcome = make_strategy("bee").start(grid, draw_start(), 3)
     assert 555 in grid.seats
-    assert grid.trained() == {100, 102, 103, 104}
+    assert grid.list_trained() == {100, 102, 103, 104}
     assert len(outcome.rounds) == 3
 
 
 def test_a_leaver_that_registers_another_key_under_its_name_is_not_asked_either():
-    grid = staged(FEDERATION, keyed=True)
+    grid = make_grid(FEDERATION, keyed=True)
 
     def renewed(message):
         if 101 in grid.seats and message.metadata.message_type == "train":
-            grid.seats[555] = Seat(grid.seats.pop(101).app, {}, new_key(), "bee")
+            grid.seats[555] = Seat(grid.seats.pop(101).app, {}, make_key(), "bee")
 
     grid.before = renewed
-    strategy("bee").start(grid, start(), 3)
-    assert grid.trained() == {100, 102, 103, 104}
+    make_strategy("bee").start(grid, draw_start(), 3)
+    assert grid.list_trained() == {100, 102, 103, 104}
 
 
-def test_what_a_node_says_of_itself_counts_for_nothing_where_it_has_a_key():
-    grid = staged(FEDERATION, keyed=True)
-    grid.seats[101].config["partition-id"] = 0  # the leaver says that it is another
+def test_the_partition_of_a_node_with_a_key_is_ignored():
+    grid = make_grid(FEDERATION, keyed=True)
+    grid.seats[101].config["partition-id"] = 0  # the leaver claims to be another client
     grid.seats[101].name = ""
-    strategy(flower.key_id(grid.seats[101].key)).start(grid, start(), 1)
-    assert grid.trained() == {100, 102, 103, 104}
+    make_strategy(flower.key_id(grid.seats[101].key)).start(grid, draw_start(), 1)
+    assert grid.list_trained() == {100, 102, 103, 104}
 
 
 def test_a_node_without_a_key_among_those_with_one_takes_no_part():
-    grid = staged(FEDERATION, keyed=True)
+    grid = make_grid(FEDERATION, keyed=True)
     grid.seats[104].key = b"something else"
-    outcome = strategy("bee").start(grid, start(), 1)
-    assert grid.trained() == {100, 102, 103}
+    outcome = make_strategy("bee").start(grid, draw_start(), 1)
+    assert grid.list_trained() == {100, 102, 103}
     assert len(outcome.rounds[0].asked) == 3
 
 
 def test_a_remaining_client_that_restarts_is_missed_for_a_round_and_is_still_itself():
-    grid = staged(FEDERATION, keyed=True)
-    elk = ids(grid)["elk"]
+    grid = make_grid(FEDERATION, keyed=True)
+    elk = list_ids(grid)["elk"]
 
     def restarted(message):
         if 104 in grid.seats and message.metadata.message_type == "train":
             grid.seats[777] = grid.seats.pop(104)
 
     grid.before = restarted
-    outcome = strategy("bee").start(grid, start(), 3)
+    outcome = make_strategy("bee").start(grid, draw_start(), 3)
     assert outcome.left_out == {0: {elk: "the message could not be delivered"}}
     assert [elk in record.answered for record in outcome.rounds] == [False, True, True]
 
 
-def test_names_that_nobody_has_are_refused_with_those_there_are():
-    grid = staged(FEDERATION, keyed=True)
+def test_an_unknown_name_is_refused_with_the_known_ones():
+    grid = make_grid(FEDERATION, keyed=True)
     with pytest.raises(
         RequestError, match=r"there is no client 'bea' to forget; connected: .*ant \(key-[0-9a-f]{32}\)"
     ):
-        strategy("bea").start(grid, start(), 1)
+        make_strategy("bea").start(grid, draw_start(), 1)
     assert grid.sent == []
 
 
-def test_a_name_that_two_have_is_refused():
-    grid = staged(FEDERATION, keyed=True)
+def test_a_name_of_two_clients_is_refused():
+    grid = make_grid(FEDERATION, keyed=True)
     grid.seats[100].name = "bee"
-    with pytest.raises(RequestError, match=r"2 clients are registered as 'bee': key-.*; name one by its key"):
-        strategy("bee").start(grid, start(), 1)
+    with pytest.raises(
+        RequestError, match=r"2 clients are registered as 'bee': key-.*; name the one to forget by its key"
+    ):
+        make_strategy("bee").start(grid, draw_start(), 1)
 
 
 def test_a_leaver_that_is_not_connected_is_named_by_its_key_and_kept_out_when_it_comes():
-    grid = staged(FEDERATION, keyed=True)
+    grid = make_grid(FEDERATION, keyed=True)
     grid.seats[101].online = False
-    with pytest.raises(RequestError, match=r"One that is not connected is named by its key"):
-        strategy("bee").start(grid, start(), 1)
+    with pytest.raises(RequestError, match=r"Name a client that is not connected by its key"):
+        make_strategy("bee").start(grid, draw_start(), 1)
 
     def arrives(_):
         grid.seats[101].online = True
 
     grid.before = arrives
-    strategy(ids(grid)["bee"]).start(grid, start(), 2)
-    assert grid.trained() == {100, 102, 103, 104}
+    make_strategy(list_ids(grid)["bee"]).start(grid, draw_start(), 2)
+    assert grid.list_trained() == {100, 102, 103, 104}
 
 
 def test_the_training_remembers_the_names_of_those_who_are_away(tmp_path):
-    grid = staged(FEDERATION, keyed=True)
+    grid = make_grid(FEDERATION, keyed=True)
     first = tmp_path / "first"
-    flower.Train(epochs=1, seed=7, local=LOCAL, timeout=5, checkpoint=first).start(grid, start(), 1)
+    flower.Train(epochs=1, seed=7, local=LOCAL, timeout=5, checkpoint=first).start(grid, draw_start(), 1)
     grid.seats[101].online = False
-    outcome = strategy("bee", trained=first).start(grid, start(), 1)
-    assert ids(grid)["bee"] not in outcome.rounds[0].asked
+    outcome = make_strategy("bee", trained=first).start(grid, draw_start(), 1)
+    assert list_ids(grid)["bee"] not in outcome.rounds[0].asked
 
 
 def test_a_newcomer_takes_part_from_the_next_round_on():
-    grid = staged(FEDERATION, keyed=True)
+    grid = make_grid(FEDERATION, keyed=True)
     grid.seats[104].online = False
 
     def arrives(message):
         grid.seats[104].online |= message.metadata.message_type == "train"
 
     grid.before = arrives
-    outcome = strategy("bee").start(grid, start(), 2)
+    outcome = make_strategy("bee").start(grid, draw_start(), 2)
     assert [len(record.asked) for record in outcome.rounds] == [3, 4]
 
 
 def test_in_simulation_each_is_asked_once_which_partition_it_holds():
-    grid = staged(FEDERATION)
-    outcome = strategy("c01").start(grid, start(), 3)
+    grid = make_grid(FEDERATION)
+    outcome = make_strategy("c01").start(grid, draw_start(), 3)
     assert [node for node, kind, _ in grid.sent if kind == "query.feduhb_who"] == [100, 101, 102, 103, 104]
     assert outcome.rounds[0].asked == ("c00", "c02", "c03", "c04")
 
 
-def test_in_simulation_everyone_is_waited_for(monkeypatch):
-    grid, looks = staged(FEDERATION), []
+def test_a_simulation_waits_for_all_clients(monkeypatch):
+    grid, looks = make_grid(FEDERATION), []
 
     def nodes():
         looks.append(1)
         return [100, 101, 102, 103, 104] if len(looks) > 7 else [100, 101]
 
     monkeypatch.setattr(grid, "get_node_ids", nodes)
-    assert len(strategy("c01", timeout=5).start(grid, start(), 1).rounds[0].asked) == 4
+    assert len(make_strategy("c01", timeout=5).start(grid, draw_start(), 1).rounds[0].asked) == 4
 
 
-def test_whoever_is_still_missing_after_the_timeout_is_an_error():
-    grid = staged(FEDERATION, keyed=True)
+def test_too_few_clients_after_the_timeout_is_an_error():
+    grid = make_grid(FEDERATION, keyed=True)
     with pytest.raises(
         AnswerError,
-        match=r"4 clients who take part are connected after 0.6 s, but 5 are needed \(.*\); start the others",
+        match=r"4 remaining clients are connected after 0.6 s, but 5 are needed \(.*\); start the others",
     ):
-        strategy("bee", min_clients=5).start(grid, start(), 1)
+        make_strategy("bee", min_clients=5).start(grid, draw_start(), 1)
 
 
-def test_nobody_would_remain():
-    with pytest.raises(RequestError, match="nobody would remain to retrain on"):
-        strategy(["c00", "c01", "c02", "c03", "c04"]).start(staged(FEDERATION), start(), 1)
+def test_a_request_for_all_clients_is_refused():
+    with pytest.raises(RequestError, match="no client would remain to train on"):
+        make_strategy(["c00", "c01", "c02", "c03", "c04"]).start(make_grid(FEDERATION), draw_start(), 1)
 
 
-def test_partitions_that_cannot_be():
-    with pytest.raises(ConfigError, match="3 partitions are named, but there are 5; name each"):
-        strategy("a", partitions=("a", "b", "c")).start(staged(FEDERATION), start(), 1)
-    grid = staged(FEDERATION)
+def test_wrong_partitions_are_refused():
+    with pytest.raises(ConfigError, match="3 partitions are named, but there are 5; name each of them"):
+        make_strategy("a", partitions=("a", "b", "c")).start(make_grid(FEDERATION), draw_start(), 1)
+    grid = make_grid(FEDERATION)
     grid.seats[104].config["partition-id"] = 9
-    with pytest.raises(AnswerError, match="a node says that it holds partition 9 of 5"):
-        strategy("c01").start(grid, start(), 1)
+    with pytest.raises(AnswerError, match="a node reports partition 9 of 5"):
+        make_strategy("c01").start(grid, draw_start(), 1)
     grid.seats[104].config["partition-id"] = 3
-    with pytest.raises(AnswerError, match="two nodes say that they hold the same partition"):
-        strategy("c01").start(grid, start(), 1)
+    with pytest.raises(AnswerError, match="two nodes hold the same partition"):
+        make_strategy("c01").start(grid, draw_start(), 1)
 
 
 @pytest.mark.parametrize("name", ["site:1", "a,b", "a+b", "class", " a", "", "a\nb", 3])
-def test_partitions_that_no_request_could_spell_are_refused_before_anybody_is_asked(name):
-    grid = staged(FEDERATION)
+def test_names_that_a_request_cannot_contain_are_refused_before_any_message(name):
+    grid = make_grid(FEDERATION)
     with pytest.raises(DataError, match=f"{re.escape(repr(name))} cannot be a client's id"):
-        strategy("b", partitions=("b", name, "c", "d", "e")).start(grid, start(), 1)
+        make_strategy("b", partitions=("b", name, "c", "d", "e")).start(grid, draw_start(), 1)
     assert grid.sent == []
 
 
 def test_partitions_of_one_name_are_refused():
-    with pytest.raises(ConfigError, match="two partitions are called 'b'; give each a name of its own"):
-        strategy("a", partitions=("a", "b", "c", "b", "e")).start(staged(FEDERATION), start(), 1)
+    with pytest.raises(ConfigError, match="two partitions are named 'b'; give each a different name"):
+        make_strategy("a", partitions=("a", "b", "c", "b", "e")).start(make_grid(FEDERATION), draw_start(), 1)
 
 
-def test_an_app_that_does_not_know_the_question_is_told_how_to_answer():
-    grid = staged(FEDERATION, apps={"bee": ClientApp()})
+def test_an_app_without_the_query_causes_an_error_that_names_the_remedy():
+    grid = make_grid(FEDERATION, apps={"bee": ClientApp()})
     with pytest.raises(
-        AnswerError, match=r"add the answer to your own: app = feduhb.flower.introduced\(app\)"
+        AnswerError, match=r"add the report to your own app: app = feduhb.flower.introduced\(app\)"
     ):
-        strategy("c01").start(grid, start(), 1)
-    grid = staged(FEDERATION, apps={"bee": flower.introduced(ClientApp())})
-    assert len(strategy("c01").start(grid, start(), 1).rounds) == 1
+        make_strategy("c01").start(grid, draw_start(), 1)
+    grid = make_grid(FEDERATION, apps={"bee": flower.introduced(ClientApp())})
+    assert len(make_strategy("c01").start(grid, draw_start(), 1).rounds) == 1
 
 
-def test_leaving_deletes_nothing_of_those_who_stay(tmp_path):
-    grid = staged(FEDERATION, cache=tmp_path)
-    flower.Train(epochs=1, seed=7, local=LOCAL, timeout=5).start(grid, start(), 1)
+def test_leaving_deletes_nothing_of_the_remaining_clients(tmp_path):
+    grid = make_grid(FEDERATION, cache=tmp_path)
+    flower.Train(epochs=1, seed=7, local=LOCAL, timeout=5).start(grid, draw_start(), 1)
     assert {path.name for path in tmp_path.iterdir()} == {f"partition-{i}" for i in range(5)}
-    strategy(["c01"]).start(grid, start(), 1)
+    make_strategy(["c01"]).start(grid, draw_start(), 1)
     assert {path.name for path in tmp_path.iterdir()} == {
         "partition-0",
         "partition-2",
@@ -288,18 +290,22 @@ def test_leaving_deletes_nothing_of_those_who_stay(tmp_path):
     }
 
 
-def test_leavers_may_be_left_in_peace(tmp_path):
-    grid = staged(FEDERATION, cache=tmp_path)
-    flower.Train(epochs=1, seed=7, local=LOCAL, timeout=5).start(grid, start(), 1)
-    strategy(["c01"], tell_leavers=False).start(grid, start(), 1)
+def test_tell_leavers_can_be_switched_off(tmp_path):
+    grid = make_grid(FEDERATION, cache=tmp_path)
+    flower.Train(epochs=1, seed=7, local=LOCAL, timeout=5).start(grid, draw_start(), 1)
+    make_strategy(["c01"], tell_leavers=False).start(grid, draw_start(), 1)
     assert (tmp_path / "partition-1" / "examples.safetensors").exists()
     assert "query.feduhb_leave" not in {kind for _, kind, _ in grid.sent}
 
 
-def test_a_leaver_shifts_nobodys_draws():
+def test_a_leaver_does_not_change_the_draws_of_others():
     """The model without a client is the same whether it was ever there."""
-    with_it = strategy("c04").start(staged(FEDERATION), start(), 2)
+    with_it = make_strategy("c04").start(make_grid(FEDERATION), draw_start(), 2)
     smaller = FEDERATION.without(["elk"])
-    never_there = flower.Train(epochs=1, seed=7, local=LOCAL, timeout=5).start(staged(smaller), start(), 1)
-    assert torch.equal(with_it.params, strategy("c04").start(staged(FEDERATION), start(), 2).params)
+    never_there = flower.Train(epochs=1, seed=7, local=LOCAL, timeout=5).start(
+        make_grid(smaller), draw_start(), 1
+    )
+    assert torch.equal(
+        with_it.params, make_strategy("c04").start(make_grid(FEDERATION), draw_start(), 2).params
+    )
     assert never_there.rounds[0].moved == with_it.rounds[0].moved

@@ -1,4 +1,4 @@
-"""The server's mathematics is that of `feduhb.methods`: every strategy gives the bits of the in-process run."""
+"""Every strategy gives the bits of the in-process run with the same method."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ from feduhb.errors import ConfigError
 from feduhb.flower.wire import OURS
 from feduhb.runs.loop import run
 from feduhb.stopping import StopRule
-from flower.gridding import staged
+from flower.gridding import make_grid
 
 LOCAL = feduhb.Local(batch_size=4, lr=0.05)
 NAMES = ("ant", "bee", "cat", "dog", "elk")
@@ -24,15 +24,15 @@ def federation():
     return ragged()
 
 
-def arrays(federation):
+def draw_start(federation):
     return flower.fresh_arrays(federation.model, federation.seed)
 
 
-def told(federation, **more):
+def make_settings(federation, **more):
     return {"seed": federation.seed, "local": LOCAL, "partitions": NAMES, "timeout": 5, **more}
 
 
-def in_process(federation, method, rounds, stop: StopRule = feduhb.never):
+def run_in_process(federation, method, rounds, stop: StopRule = feduhb.never):
     state, records = method.init(flatten(federation.fresh_model())), []
     for new, record in run(
         method, feduhb.Loop(federation, LOCAL), list(federation.clients), state, rounds=rounds, stop=stop
@@ -43,10 +43,10 @@ def in_process(federation, method, rounds, stop: StopRule = feduhb.never):
 
 
 def test_feduhb_is_the_in_process_run_bit_for_bit(federation):
-    outcome = flower.FedUHB(["bee"], momentum=0.5, epochs=2, stop=feduhb.never, **told(federation)).start(
-        staged(federation), arrays(federation), 4
-    )
-    wanted, records = in_process(federation.without(["bee"]), feduhb.FedUHB(momentum=0.5, epochs=2), 4)
+    outcome = flower.FedUHB(
+        ["bee"], momentum=0.5, epochs=2, stop=feduhb.never, **make_settings(federation)
+    ).start(make_grid(federation), draw_start(federation), 4)
+    wanted, records = run_in_process(federation.without(["bee"]), feduhb.FedUHB(momentum=0.5, epochs=2), 4)
     assert torch.equal(outcome.params, wanted)
     assert [r.moved for r in outcome.rounds] == [r.moved for r in records]
     assert {r.asked for r in outcome.rounds} == {("ant", "cat", "dog", "elk")}
@@ -54,36 +54,42 @@ def test_feduhb_is_the_in_process_run_bit_for_bit(federation):
 
 
 def test_training_and_retraining(federation):
-    trained = flower.Train(epochs=1, **told(federation)).start(staged(federation), arrays(federation), 3)
-    assert torch.equal(trained.params, in_process(federation, feduhb.Retrain(epochs=1), 3)[0])
-    again = flower.Retrain(["ant"], epochs=1, **told(federation)).start(
-        staged(federation), arrays(federation), 3
+    trained = flower.Train(epochs=1, **make_settings(federation)).start(
+        make_grid(federation), draw_start(federation), 3
     )
-    assert torch.equal(again.params, in_process(federation.without(["ant"]), feduhb.Retrain(epochs=1), 3)[0])
+    assert torch.equal(trained.params, run_in_process(federation, feduhb.Retrain(epochs=1), 3)[0])
+    again = flower.Retrain(["ant"], epochs=1, **make_settings(federation)).start(
+        make_grid(federation), draw_start(federation), 3
+    )
+    assert torch.equal(
+        again.params, run_in_process(federation.without(["ant"]), feduhb.Retrain(epochs=1), 3)[0]
+    )
 
 
 def test_full_batch_gradients(federation):
-    outcome = flower.FedUHB("bee", epochs=0, step_size=0.1, stop=feduhb.never, **told(federation)).start(
-        staged(federation), arrays(federation), 3
-    )
-    wanted, _ = in_process(federation.without(["bee"]), feduhb.FedUHB(step_size=0.1, epochs=0), 3)
-    assert torch.equal(outcome.params, wanted)
-
-
-def test_a_robust_rule(federation):
     outcome = flower.FedUHB(
-        "bee", epochs=1, aggregate=feduhb.median, stop=feduhb.never, **told(federation)
-    ).start(staged(federation), arrays(federation), 2)
-    wanted, _ = in_process(federation.without(["bee"]), feduhb.FedUHB(epochs=1, aggregate=feduhb.median), 2)
+        "bee", epochs=0, step_size=0.1, stop=feduhb.never, **make_settings(federation)
+    ).start(make_grid(federation), draw_start(federation), 3)
+    wanted, _ = run_in_process(federation.without(["bee"]), feduhb.FedUHB(step_size=0.1, epochs=0), 3)
     assert torch.equal(outcome.params, wanted)
 
 
-def test_the_stop_rule_ends_a_run_and_says_why(federation):
-    stop = feduhb.dynamic_stop(100.0)
-    outcome = flower.FedUHB("bee", epochs=1, stop=stop, **told(federation)).start(
-        staged(federation), arrays(federation), 9
+def test_a_robust_aggregation_rule(federation):
+    outcome = flower.FedUHB(
+        "bee", epochs=1, aggregate=feduhb.median, stop=feduhb.never, **make_settings(federation)
+    ).start(make_grid(federation), draw_start(federation), 2)
+    wanted, _ = run_in_process(
+        federation.without(["bee"]), feduhb.FedUHB(epochs=1, aggregate=feduhb.median), 2
     )
-    _, records = in_process(federation.without(["bee"]), feduhb.FedUHB(epochs=1), 9, stop)
+    assert torch.equal(outcome.params, wanted)
+
+
+def test_the_stop_rule_ends_a_run_with_a_reason(federation):
+    stop = feduhb.dynamic_stop(100.0)
+    outcome = flower.FedUHB("bee", epochs=1, stop=stop, **make_settings(federation)).start(
+        make_grid(federation), draw_start(federation), 9
+    )
+    _, records = run_in_process(federation.without(["bee"]), feduhb.FedUHB(epochs=1), 9, stop)
     assert len(outcome.rounds) == len(records) == 3
     assert outcome.stopped.startswith("movement ")
     assert outcome.rounds[-1].stopped == records[-1].stopped
@@ -96,11 +102,11 @@ def test_auto_is_the_papers_rule_with_the_methods_momentum():
 
 
 def test_rows_travel_to_their_client_alone_and_are_dropped_there(federation):
-    grid, request = staged(federation), {"cat": [0, 5], "dog": [3]}
-    outcome = flower.FedUHB(request, epochs=2, stop=feduhb.never, **told(federation)).start(
-        grid, arrays(federation), 3
+    grid, request = make_grid(federation), {"cat": [0, 5], "dog": [3]}
+    outcome = flower.FedUHB(request, epochs=2, stop=feduhb.never, **make_settings(federation)).start(
+        grid, draw_start(federation), 3
     )
-    wanted, _ = in_process(federation.without(request), feduhb.FedUHB(epochs=2), 3)
+    wanted, _ = run_in_process(federation.without(request), feduhb.FedUHB(epochs=2), 3)
     assert torch.equal(outcome.params, wanted)
     rows = {
         (node, tuple(config.get("forget-rows", ()))) for node, kind, config in grid.sent if kind == "train"
@@ -109,15 +115,16 @@ def test_rows_travel_to_their_client_alone_and_are_dropped_there(federation):
 
 
 def test_a_class_is_dropped_by_everyone(federation):
-    outcome = flower.FedUHB("class:1", epochs=1, stop=feduhb.never, **told(federation)).start(
-        staged(federation), arrays(federation), 2
+    outcome = flower.FedUHB("class:1", epochs=1, stop=feduhb.never, **make_settings(federation)).start(
+        make_grid(federation), draw_start(federation), 2
     )
     remaining = federation.without("class:1")
-    assert torch.equal(outcome.params, in_process(remaining, feduhb.FedUHB(epochs=1), 2)[0])
+    assert torch.equal(outcome.params, run_in_process(remaining, feduhb.FedUHB(epochs=1), 2)[0])
     absent = set(federation.clients) - set(remaining.clients)
     assert set(outcome.left_out.get(0, {})) == absent
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "method"),
     [
@@ -126,12 +133,14 @@ def test_a_class_is_dropped_by_everyone(federation):
     ],
 )
 def test_methods_that_replay_a_history(federation, strategy, method, tmp_path):
-    grid, first = staged(federation), tmp_path / "first"
-    flower.Train(epochs=2, checkpoint=first, keep_history=True, **told(federation)).start(
-        grid, arrays(federation), 6
+    grid, first = make_grid(federation), tmp_path / "first"
+    flower.Train(epochs=2, checkpoint=first, keep_history=True, **make_settings(federation)).start(
+        grid, draw_start(federation), 6
     )
     settings = {key: getattr(method, key) for key in method.__slots__ if key not in {"history", "clients"}}
-    outcome = strategy(["bee"], trained=first, **settings, **told(federation)).start(grid, arrays(federation))
+    outcome = strategy(["bee"], trained=first, **settings, **make_settings(federation)).start(
+        grid, draw_start(federation)
+    )
 
     trained = feduhb.train(
         federation, 6, epochs=2, batch_size=4, lr=0.05, engine="loop", out=tmp_path / "own", keep_history=True
@@ -143,13 +152,13 @@ def test_methods_that_replay_a_history(federation, strategy, method, tmp_path):
 
 def test_sampling_is_seeded_by_client_and_round_and_never_takes_a_leaver(federation):
     outcome = flower.FedUHB(
-        "bee", epochs=1, clients_per_round=2, stop=feduhb.never, **told(federation)
-    ).start(grid := staged(federation), arrays(federation), 6)
+        "bee", epochs=1, clients_per_round=2, stop=feduhb.never, **make_settings(federation)
+    ).start(grid := make_grid(federation), draw_start(federation), 6)
     remaining = sorted(federation.without("bee").clients)
     assert [set(r.asked) for r in outcome.rounds] == [
         set(sample_clients(7, t, remaining, 2)) for t in range(6)
     ]
-    assert 101 not in grid.trained()
+    assert 101 not in grid.list_trained()
 
 
 def test_scores_come_from_the_server_and_from_the_clients(federation):
@@ -159,8 +168,8 @@ def test_scores_come_from_the_server_and_from_the_clients(federation):
         seen.append(number)
         return MetricRecord({"norm": float(sum((a.numpy() ** 2).sum() for a in given.values()))})
 
-    outcome = flower.Train(epochs=1, evaluate_every=2, **told(federation)).start(
-        staged(federation), arrays(federation), 3, evaluate_fn=evaluate
+    outcome = flower.Train(epochs=1, evaluate_every=2, **make_settings(federation)).start(
+        make_grid(federation), draw_start(federation), 3, evaluate_fn=evaluate
     )
     assert seen == [0, 1, 2, 3] == sorted(outcome.evaluate_metrics_serverapp)
     assert set(outcome.evaluate_metrics_clientapp) == {2}
@@ -170,40 +179,40 @@ def test_scores_come_from_the_server_and_from_the_clients(federation):
     assert outcome.evaluate_metrics_serverapp[3]["norm"] == pytest.approx(norm)
 
 
-def test_scores_that_are_no_numbers_stay_out_of_the_records(federation, tmp_path):
+def test_scores_that_are_not_numbers_stay_out_of_the_records(federation, tmp_path):
     def evaluate(number, _):
         return MetricRecord({"loss": float("nan"), "each": [1.0, 2.0], "count": number})
 
-    outcome = flower.Train(epochs=1, checkpoint=tmp_path, **told(federation)).start(
-        staged(federation), arrays(federation), 1, evaluate_fn=evaluate
+    outcome = flower.Train(epochs=1, checkpoint=tmp_path, **make_settings(federation)).start(
+        make_grid(federation), draw_start(federation), 1, evaluate_fn=evaluate
     )
     assert outcome.rounds[0].scores == {"count": 1.0}
     assert outcome.evaluate_metrics_serverapp[1]["each"] == [1.0, 2.0]
 
 
 @pytest.mark.parametrize("key", ["lr", "epochs", "seed", "round", "client", "answer", "forget-rows"])
-def test_what_the_strategy_says_itself_cannot_be_said_otherwise(federation, key):
-    grid = staged(federation)
-    with pytest.raises(ConfigError, match=f"train_config says {key}, which the strategy says itself"):
-        flower.Train(**told(federation)).start(
-            grid, arrays(federation), 1, train_config=ConfigRecord({"mine": 1, key: 1})
+def test_train_config_cannot_set_what_the_strategy_sends(federation, key):
+    grid = make_grid(federation)
+    with pytest.raises(ConfigError, match=f"train_config sets {key}, which the strategy sends itself"):
+        flower.Train(**make_settings(federation)).start(
+            grid, draw_start(federation), 1, train_config=ConfigRecord({"mine": 1, key: 1})
         )
     assert grid.sent == []
 
 
-def test_our_keys_are_all_that_a_message_says(federation):
-    grid = staged(federation)
-    flower.FedUHB("class:1,cat:0", epochs=1, stop=feduhb.never, **told(federation)).start(
-        grid, arrays(federation), 1, train_config=ConfigRecord({"mine": 1})
+def test_a_train_message_holds_our_keys_and_train_config(federation):
+    grid = make_grid(federation)
+    flower.FedUHB("class:1,cat:0", epochs=1, stop=feduhb.never, **make_settings(federation)).start(
+        grid, draw_start(federation), 1, train_config=ConfigRecord({"mine": 1})
     )
     said = {key for _, kind, config in grid.sent if kind == "train" for key in config}
     assert said == {*OURS, "mine"}
 
 
-def test_another_loop_cannot_drive_it(federation):
+def test_another_loop_cannot_drive_a_strategy(federation):
     strategy = flower.FedUHB("bee")
-    with pytest.raises(ConfigError, match="FedUHB owns its loop and cannot be wrapped; call its start"):
-        strategy.configure_train(1, arrays(federation), ConfigRecord(), staged(federation))
+    with pytest.raises(ConfigError, match="FedUHB runs its own loop and cannot be wrapped; call its start"):
+        strategy.configure_train(1, draw_start(federation), ConfigRecord(), make_grid(federation))
 
 
 @pytest.mark.parametrize(
@@ -219,7 +228,7 @@ def test_another_loop_cannot_drive_it(federation):
         ({"evaluate_every": -1}, "evaluate_every is -1; give 0 or more"),
     ],
 )
-def test_settings_that_cannot_be_are_refused_when_made(settings, words):
+def test_wrong_settings_are_refused_when_a_strategy_is_made(settings, words):
     with pytest.raises(ConfigError, match=words):
         flower.FedUHB("bee", **settings)
 
@@ -233,7 +242,7 @@ def test_settings_that_cannot_be_are_refused_when_made(settings, words):
         ({"max_examples": 0.0}, "max_examples is 0.0; give a positive number"),
     ],
 )
-def test_settings_that_cannot_be_are_refused_at_the_start(federation, settings, words):
-    strategy = flower.FedUHB("bee", **{**told(federation), **settings})
+def test_wrong_limits_are_refused_at_the_start(federation, settings, words):
+    strategy = flower.FedUHB("bee", **{**make_settings(federation), **settings})
     with pytest.raises(ConfigError, match=words):
-        strategy.start(staged(federation), arrays(federation), 1)
+        strategy.start(make_grid(federation), draw_start(federation), 1)

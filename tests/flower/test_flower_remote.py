@@ -1,4 +1,4 @@
-"""`feduhb.train` and `feduhb.unlearn` over a grid: the same runs, folders and words as in process."""
+"""`feduhb.train` and `feduhb.unlearn` over a grid: the same runs, folders and errors as in process."""
 
 import pytest
 import torch
@@ -8,83 +8,85 @@ from federations import ragged
 from feduhb import flower
 from feduhb.errors import AnswerError, DataError, RequestError, RunFolderError
 from feduhb.runs.history import DiskHistory
-from flower.gridding import answering, app_of, staged
+from flower.gridding import change_answers, make_app, make_grid
+
+pytestmark = pytest.mark.slow
 
 NAMES = ("ant", "bee", "cat", "dog", "elk")
 FEDERATION = ragged()
 SETTINGS = {"epochs": 1, "batch_size": 8, "lr": 0.05}
 
 
-def remote(grid, **more):
+def connect(grid, **more):
     settings = {"seed": 7, "partitions": NAMES, "timeout": 5, **more}
     return flower.connected(grid, FEDERATION.test, FEDERATION.model, **settings)
 
 
-def trained_here(out=None, **more):
+def train_here(out=None, **more):
     return feduhb.train(FEDERATION, 4, engine="loop", out=out, **SETTINGS, **more)
 
 
-def trained_there(grid, out=None, **more):
-    far = remote(grid)
+def train_there(grid, out=None, **more):
+    far = connect(grid)
     return feduhb.train(far, 4, engine=far.engine, out=out, **SETTINGS, **more)
 
 
-def test_training_is_that_of_the_process():
-    here, there = trained_here(), trained_there(staged(FEDERATION))
+def test_training_equals_the_in_process_run():
+    here, there = train_here(), train_there(make_grid(FEDERATION))
     assert torch.equal(there.params, here.params)
     assert [r.scores for r in there.rounds] == [r.scores for r in here.rounds]
 
 
 @pytest.mark.parametrize("forget", [["bee", "elk"], {"dog": [0, 7, 9]}, "class:2", "bee,dog:0-3"])
-def test_unlearning_is_too(forget):
-    grid = staged(FEDERATION)
-    here = feduhb.unlearn(trained_here(), forget, rounds=3, stop=feduhb.never)
-    there = feduhb.unlearn(trained_there(grid), forget, rounds=3, stop=feduhb.never)
+def test_unlearning_equals_the_in_process_run(forget):
+    grid = make_grid(FEDERATION)
+    here = feduhb.unlearn(train_here(), forget, rounds=3, stop=feduhb.never)
+    there = feduhb.unlearn(train_there(grid), forget, rounds=3, stop=feduhb.never)
     assert torch.equal(there.params, here.params)
 
 
 def test_two_requests_one_after_the_other():
-    here = feduhb.unlearn(feduhb.unlearn(trained_here(), {"dog": [0]}, rounds=2), {"dog": [5]}, rounds=2)
-    there = trained_there(staged(FEDERATION))
+    here = feduhb.unlearn(feduhb.unlearn(train_here(), {"dog": [0]}, rounds=2), {"dog": [5]}, rounds=2)
+    there = train_there(make_grid(FEDERATION))
     there = feduhb.unlearn(feduhb.unlearn(there, {"dog": [0]}, rounds=2), {"dog": [5]}, rounds=2)
     assert torch.equal(there.params, here.params)
 
 
 def test_a_leaver_gets_no_training_message_from_then_on():
-    grid = staged(FEDERATION)
-    run = trained_there(grid)
+    grid = make_grid(FEDERATION)
+    run = train_there(grid)
     grid.sent.clear()
     feduhb.unlearn(run, ["bee"], rounds=2)
-    assert grid.trained() == {100, 102, 103, 104}
+    assert grid.list_trained() == {100, 102, 103, 104}
 
 
 def test_by_registered_name_in_deployment():
-    grid = staged(FEDERATION, keyed=True)
-    run = trained_there(grid)
+    grid = make_grid(FEDERATION, keyed=True)
+    run = train_there(grid)
     grid.sent.clear()
     unlearned = feduhb.unlearn(run, ["bee"], rounds=2)
-    assert grid.trained() == {100, 102, 103, 104}
+    assert grid.list_trained() == {100, 102, 103, 104}
     assert flower.key_id(grid.seats[101].key) not in unlearned.rounds[0].asked
 
 
 def test_what_was_forgotten_before_stays_forgotten():
-    grid = staged(FEDERATION)
-    far = remote(grid, forget="bee,dog:0-3")
+    grid = make_grid(FEDERATION)
+    far = connect(grid, forget="bee,dog:0-3")
     run = feduhb.train(far, 3, engine=far.engine, **SETTINGS)
     here = feduhb.train(FEDERATION.without("bee,dog:0-3"), 3, engine="loop", **SETTINGS)
     assert torch.equal(run.params, here.params)
 
 
 def test_folders_histories_and_replays(tmp_path):
-    grid = staged(FEDERATION)
-    run = trained_there(grid, tmp_path / "first", keep_history=True)
+    grid = make_grid(FEDERATION)
+    run = train_there(grid, tmp_path / "first", keep_history=True)
     unlearned = feduhb.unlearn(run, ["bee"], method=feduhb.FedEraser(epochs=1), out=tmp_path / "without")
-    here = trained_here(tmp_path / "here", keep_history=True)
+    here = train_here(tmp_path / "here", keep_history=True)
     assert torch.equal(
         unlearned.params, feduhb.unlearn(here, ["bee"], method=feduhb.FedEraser(epochs=1)).params
     )
     assert DiskHistory(tmp_path / "first" / "history").rounds == []
-    opened = feduhb.open_run(tmp_path / "first", remote(grid))
+    opened = feduhb.open_run(tmp_path / "first", connect(grid))
     assert torch.equal(opened.params, run.params)
 
 
@@ -93,11 +95,11 @@ def test_a_run_is_resumed(tmp_path):
         if record.round == 1:
             raise KeyboardInterrupt
 
-    far = remote(staged(FEDERATION))
+    far = connect(make_grid(FEDERATION))
     with pytest.raises(KeyboardInterrupt):
         feduhb.train(far, 4, engine=far.engine, out=tmp_path / "run", show=stop, **SETTINGS)
     again = feduhb.train(far, 4, engine=far.engine, out=tmp_path / "run", resume=True, **SETTINGS)
-    assert torch.equal(again.params, trained_here().params)
+    assert torch.equal(again.params, train_here().params)
 
 
 @pytest.mark.parametrize(
@@ -114,25 +116,25 @@ def test_a_run_is_not_resumed_with_other_rows_or_classes_forgotten(first, then, 
     def stop(_):
         raise KeyboardInterrupt
 
-    far = remote(staged(FEDERATION), forget=first)
+    far = connect(make_grid(FEDERATION), forget=first)
     with pytest.raises(KeyboardInterrupt):
         feduhb.train(far, 4, engine=far.engine, out=tmp_path / "run", show=stop, **SETTINGS)
-    grid = staged(FEDERATION)
-    other = remote(grid, forget=then)
+    grid = make_grid(FEDERATION)
+    other = connect(grid, forget=then)
     with pytest.raises(
-        RunFolderError, match=r"was begun with other data of client (ant|dog); resume it with"
+        RunFolderError, match=r"was started with different data of client (ant|dog); resume it with"
     ):
         feduhb.train(other, 4, engine=other.engine, out=tmp_path / "run", resume=True, **SETTINGS)
-    assert grid.trained() == set()
-    again = remote(staged(FEDERATION), forget=first)
+    assert grid.list_trained() == set()
+    again = connect(make_grid(FEDERATION), forget=first)
     assert (
         len(feduhb.train(again, 4, engine=again.engine, out=tmp_path / "run", resume=True, **SETTINGS).rounds)
         == 4
     )
 
 
-def test_a_fingerprint_says_what_each_was_told_to_drop():
-    far = remote(staged(FEDERATION))
+def test_a_fingerprint_names_what_each_client_must_drop():
+    far = connect(make_grid(FEDERATION))
     assert set(far.fingerprints().values()) == {"remote, 0 rows forgotten"}
     found = far.without("bee,dog:0-2+5,class:1").without({"dog": [3]}).fingerprints()
     assert found["dog"] == "remote, 5 rows forgotten: dog:0-3+5,class:1"
@@ -144,11 +146,13 @@ WRONG = "key-" + "0" * 32
 
 
 @pytest.mark.parametrize("forget", [[WRONG], {WRONG: [0]}])
-def test_a_mistyped_key_is_refused_before_anybody_is_asked(forget, tmp_path):
-    grid = staged(FEDERATION, keyed=True)
-    run = trained_there(grid, tmp_path / "first", keep_history=True)
+def test_a_mistyped_key_is_refused_before_any_message(forget, tmp_path):
+    grid = make_grid(FEDERATION, keyed=True)
+    run = train_there(grid, tmp_path / "first", keep_history=True)
     grid.sent.clear()
-    words = rf"nobody with the key {WRONG} took part or was ever seen here; see that it is spelled right: feduhb.flower.key_id"
+    words = (
+        f"no client with the key {WRONG} took part or was ever connected; check the key: feduhb.flower.key_id"
+    )
     with pytest.raises(RequestError, match=words):
         feduhb.unlearn(run, forget, rounds=2, out=tmp_path / "without")
     assert grid.sent == []
@@ -158,60 +162,60 @@ def test_a_mistyped_key_is_refused_before_anybody_is_asked(forget, tmp_path):
 
 @pytest.mark.parametrize("spelled", ["name", "key"])
 def test_a_leaver_that_has_gone_is_known_by_name_and_key(spelled):
-    grid = staged(FEDERATION, keyed=True)
+    grid = make_grid(FEDERATION, keyed=True)
     bee = flower.key_id(grid.seats[101].key)
-    run = trained_there(grid)
+    run = train_there(grid)
     del grid.seats[101]
     unlearned = feduhb.unlearn(run, ["bee" if spelled == "name" else bee], rounds=2)
     assert bee not in unlearned.rounds[0].asked
     assert feduhb.unlearn(unlearned, [bee], rounds=2).rounds[0].asked == unlearned.rounds[0].asked
 
 
-def test_a_key_that_an_earlier_request_took_away_need_not_be_known():
-    grid = staged(FEDERATION, keyed=True)
-    far = remote(grid, forget=[WRONG])
+def test_a_key_of_an_earlier_request_need_not_be_known():
+    grid = make_grid(FEDERATION, keyed=True)
+    far = connect(grid, forget=[WRONG])
     run = feduhb.train(far, 1, engine=far.engine, **SETTINGS)
     assert len(feduhb.unlearn(run, [WRONG, "bee"], rounds=1).rounds[0].asked) == 4
 
 
-def test_bad_answers_are_left_out_here_too():
-    def poisoned(_):
+def test_bad_answers_are_left_out():
+    def fail(_):
         raise RuntimeError
 
-    grid = staged(FEDERATION, apps={"cat": answering(app_of(FEDERATION), poisoned)})
-    run = trained_there(grid)
+    grid = make_grid(FEDERATION, apps={"cat": change_answers(make_app(FEDERATION), fail)})
+    run = train_there(grid)
     assert run.rounds[0].answered == ("ant", "bee", "dog", "elk")
     assert torch.equal(
         run.params, feduhb.train(FEDERATION.without("cat"), 4, engine="loop", **SETTINGS).params
     )
 
 
-def test_the_clients_examples_are_not_here():
-    far = remote(staged(FEDERATION))
+def test_the_server_cannot_read_the_clients_examples():
+    far = connect(make_grid(FEDERATION))
     for look in (lambda e: e.all(), lambda e: e.targets, lambda e: e.batch(torch.tensor([0]))):
-        with pytest.raises(DataError, match="the clients' examples are not here but with the clients"):
+        with pytest.raises(DataError, match="the examples are not on the server but with the clients"):
             look(far.clients["ant"])
     assert repr(far) == "Remote(5 clients with their own data, 20 examples for testing, seed 7)"
 
 
-def test_requests_that_cannot_be():
-    far = remote(staged(FEDERATION))
+def test_impossible_requests_are_refused():
+    far = connect(make_grid(FEDERATION))
     with pytest.raises(RequestError, match="there is no client 'bea' to forget"):
         far.without("bea")
-    with pytest.raises(RequestError, match="nobody would remain"):
+    with pytest.raises(RequestError, match="no client would remain"):
         far.without(list(NAMES))
     with pytest.raises(AnswerError, match="6 are needed"):
-        remote(staged(FEDERATION), min_clients=6, timeout=0.3)
+        connect(make_grid(FEDERATION), min_clients=6, timeout=0.3)
 
 
-def test_an_audit_that_needs_the_data_says_that_it_is_elsewhere():
-    run = trained_there(staged(FEDERATION))
-    with pytest.raises(DataError, match="what needs them, such as a membership attack, must run there"):
+def test_an_audit_that_needs_the_data_is_refused():
+    run = train_there(make_grid(FEDERATION))
+    with pytest.raises(DataError, match="run what needs them, such as a membership attack, there"):
         feduhb.audit(feduhb.unlearn(run, ["bee"], rounds=2), run)
 
 
 def test_what_remains_of_a_remote_federation_shares_its_fresh_model():
-    far = remote(staged(FEDERATION))
+    far = connect(make_grid(FEDERATION))
     less = far.without(["bee"])
     assert far.is_remote
     assert less.is_remote

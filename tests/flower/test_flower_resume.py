@@ -1,4 +1,4 @@
-"""A checkpoint of our own: whatever dies, a run that is submitted again ends as if nothing had happened."""
+"""Checkpoints: a run that is killed and submitted again ends with the same weights."""
 
 import json
 import shutil
@@ -18,7 +18,9 @@ from feduhb.report import write_report
 from feduhb.runs.checkpoint import digest_weights
 from feduhb.runs.folder import RunFolder
 from feduhb.runs.history import DiskHistory
-from flower.gridding import answering, app_of, staged
+from flower.gridding import change_answers, make_app, make_grid
+
+pytestmark = pytest.mark.slow
 
 LOCAL = feduhb.Local(batch_size=8, lr=0.05)
 NAMES = ("ant", "bee", "cat", "dog", "elk")
@@ -26,24 +28,24 @@ FEDERATION = ragged()
 
 
 class Killed(BaseException):
-    """What no handler catches."""
+    """An exception that no handler catches."""
 
 
-def start(seed=7):
+def draw_start(seed=7):
     return flower.fresh_arrays(FEDERATION.model, seed)
 
 
-def told(**more):
+def make_settings(**more):
     return {"epochs": 1, "seed": 7, "local": LOCAL, "partitions": NAMES, "timeout": 5, **more}
 
 
-def unlearning(folder, forget="bee", **more):
-    return flower.FedUHB(forget, checkpoint=folder, stop=feduhb.never, **told(**more))
+def make_unlearning(folder, forget="bee", **more):
+    return flower.FedUHB(forget, checkpoint=folder, stop=feduhb.never, **make_settings(**more))
 
 
-def killed_in_round(number):
-    """A grid whose server is killed while it sends the messages of a round, one of them sent."""
-    grid, count = staged(FEDERATION), []
+def kill_in_round(number):
+    """Return a grid whose server is killed in a round after it has sent one message."""
+    grid, count = make_grid(FEDERATION), []
 
     def before(message):
         if message.metadata.message_type == "train" and message.content["config"]["round"] == number:
@@ -56,27 +58,27 @@ def killed_in_round(number):
 
 
 def train_first(folder, rounds=6, **more):
-    return flower.Train(checkpoint=folder, keep_history=True, **told(**more)).start(
-        staged(FEDERATION), start(), rounds
+    return flower.Train(checkpoint=folder, keep_history=True, **make_settings(**more)).start(
+        make_grid(FEDERATION), draw_start(), rounds
     )
 
 
 @pytest.mark.parametrize("number", [0, 1, 3])
-def test_a_run_that_was_killed_goes_on_after_its_last_finished_round(number, tmp_path):
-    calm = unlearning(None).start(staged(FEDERATION), start(), 5)
+def test_a_killed_run_continues_after_its_last_finished_round(number, tmp_path):
+    calm = make_unlearning(None).start(make_grid(FEDERATION), draw_start(), 5)
     with pytest.raises(Killed):
-        unlearning(tmp_path).start(killed_in_round(number), start(), 5)
-    grid = staged(FEDERATION)
-    again = unlearning(tmp_path).start(grid, start(), 5)
+        make_unlearning(tmp_path).start(kill_in_round(number), draw_start(), 5)
+    grid = make_grid(FEDERATION)
+    again = make_unlearning(tmp_path).start(grid, draw_start(), 5)
     assert torch.equal(again.params, calm.params)
     assert [r.moved for r in again.rounds] == [r.moved for r in calm.rounds]
     trained = [config["round"] for _, kind, config in grid.sent if kind == "train"]
     assert sorted(set(trained)) == list(range(number, 5))
 
 
-def test_a_run_goes_on_though_its_leaver_has_gone_for_good(tmp_path):
-    """Its name is known from the first submission, so that the request is still the same."""
-    grid = staged(FEDERATION, keyed=True)
+def test_a_run_continues_without_its_leaver(tmp_path):
+    """The first submission wrote its name down, so the request still resolves."""
+    grid = make_grid(FEDERATION, keyed=True)
     more = {
         "epochs": 1,
         "seed": 7,
@@ -92,39 +94,41 @@ def test_a_run_goes_on_though_its_leaver_has_gone_for_good(tmp_path):
 
     grid.before = killed
     with pytest.raises(Killed):
-        flower.FedUHB("bee", **more).start(grid, start(), 3)
+        flower.FedUHB("bee", **more).start(grid, draw_start(), 3)
     grid.before = lambda _: None
     del grid.seats[101]
-    assert len(flower.FedUHB("bee", **more).start(grid, start(), 3).rounds) == 3
+    assert len(flower.FedUHB("bee", **more).start(grid, draw_start(), 3).rounds) == 3
 
 
 def test_killed_between_record_and_checkpoint(tmp_path):
-    calm = unlearning(None).start(staged(FEDERATION), start(), 3)
+    calm = make_unlearning(None).start(make_grid(FEDERATION), draw_start(), 3)
     with pytest.raises(Killed):
-        unlearning(tmp_path).start(killed_in_round(2), start(), 3)
+        make_unlearning(tmp_path).start(kill_in_round(2), draw_start(), 3)
     folder = RunFolder(tmp_path)
     folder.append(calm.rounds[2])
-    again = unlearning(tmp_path).start(staged(FEDERATION), start(), 3)
+    again = make_unlearning(tmp_path).start(make_grid(FEDERATION), draw_start(), 3)
     assert torch.equal(again.params, calm.params)
     assert len(folder.rounds()) == 3
 
 
-def test_the_stop_rule_needs_nothing_special(tmp_path):
+def test_a_resumed_run_stops_by_the_same_rule(tmp_path):
     rule = feduhb.dynamic_stop(100.0)
-    calm = flower.FedUHB("bee", stop=rule, **told()).start(staged(FEDERATION), start(), 9)
+    calm = flower.FedUHB("bee", stop=rule, **make_settings()).start(make_grid(FEDERATION), draw_start(), 9)
     with pytest.raises(Killed):
-        flower.FedUHB("bee", stop=rule, checkpoint=tmp_path, **told()).start(killed_in_round(2), start(), 9)
-    again = flower.FedUHB("bee", stop=rule, checkpoint=tmp_path, **told()).start(
-        staged(FEDERATION), start(), 9
+        flower.FedUHB("bee", stop=rule, checkpoint=tmp_path, **make_settings()).start(
+            kill_in_round(2), draw_start(), 9
+        )
+    again = flower.FedUHB("bee", stop=rule, checkpoint=tmp_path, **make_settings()).start(
+        make_grid(FEDERATION), draw_start(), 9
     )
     assert (again.stopped, len(again.rounds)) == (calm.stopped, len(calm.rounds))
     assert torch.equal(again.params, calm.params)
 
 
-def test_a_finished_run_asks_nobody_again(tmp_path):
-    first = unlearning(tmp_path).start(staged(FEDERATION), start(), 3)
-    grid = staged(FEDERATION)
-    again = unlearning(tmp_path).start(grid, start(), 3)
+def test_a_finished_run_sends_no_train_message(tmp_path):
+    first = make_unlearning(tmp_path).start(make_grid(FEDERATION), draw_start(), 3)
+    grid = make_grid(FEDERATION)
+    again = make_unlearning(tmp_path).start(grid, draw_start(), 3)
     assert torch.equal(again.params, first.params)
     assert again.rounds == first.rounds
     assert again.stopped == first.stopped
@@ -144,27 +148,27 @@ def test_a_finished_run_asks_nobody_again(tmp_path):
 )
 def test_other_settings_are_refused(changes, rounds, words, tmp_path):
     with pytest.raises(Killed):
-        unlearning(tmp_path).start(killed_in_round(1), start(), 4)
-    with pytest.raises(RunFolderError, match=f"was begun with {words}; resubmit with the same settings"):
-        unlearning(tmp_path, **changes).start(staged(FEDERATION), start(), rounds)
+        make_unlearning(tmp_path).start(kill_in_round(1), draw_start(), 4)
+    with pytest.raises(RunFolderError, match=f"was started with {words}; resubmit with the same settings"):
+        make_unlearning(tmp_path, **changes).start(make_grid(FEDERATION), draw_start(), rounds)
 
 
 def test_another_fresh_model_is_refused(tmp_path):
     with pytest.raises(Killed):
-        unlearning(tmp_path).start(killed_in_round(1), start(), 4)
-    with pytest.raises(RunFolderError, match=r"was begun with flower\.start = "):
-        unlearning(tmp_path).start(staged(FEDERATION), start(seed=8), 4)
+        make_unlearning(tmp_path).start(kill_in_round(1), draw_start(), 4)
+    with pytest.raises(RunFolderError, match=r"was started with flower\.start = "):
+        make_unlearning(tmp_path).start(make_grid(FEDERATION), draw_start(seed=8), 4)
 
 
-def test_a_damaged_or_missing_checkpoint_is_told(tmp_path):
+def test_a_damaged_or_missing_checkpoint_is_an_error(tmp_path):
     with pytest.raises(Killed):
-        unlearning(tmp_path).start(killed_in_round(3), start(), 4)
+        make_unlearning(tmp_path).start(kill_in_round(3), draw_start(), 4)
     (tmp_path / "state.safetensors").write_bytes(b"")
-    with pytest.raises(CheckpointError, match="is damaged; restore it"):
-        unlearning(tmp_path).start(staged(FEDERATION), start(), 4)
+    with pytest.raises(CheckpointError, match="is damaged; restore a backup"):
+        make_unlearning(tmp_path).start(make_grid(FEDERATION), draw_start(), 4)
     (tmp_path / "state.safetensors").unlink()
     with pytest.raises(CheckpointError, match="has rounds but no checkpoint"):
-        unlearning(tmp_path).start(staged(FEDERATION), start(), 4)
+        make_unlearning(tmp_path).start(make_grid(FEDERATION), draw_start(), 4)
 
 
 def test_two_servers_never_write_one_folder(tmp_path):
@@ -175,22 +179,22 @@ def test_two_servers_never_write_one_folder(tmp_path):
         assert other.stdout is not None
         assert other.stdout.readline() == "held\n"
         with pytest.raises(RunFolderError, match="another ServerApp is writing"):
-            unlearning(tmp_path).start(staged(FEDERATION), start(), 2)
+            make_unlearning(tmp_path).start(make_grid(FEDERATION), draw_start(), 2)
         other.communicate("\n")
-    assert len(unlearning(tmp_path).start(staged(FEDERATION), start(), 2).rounds) == 2
+    assert len(make_unlearning(tmp_path).start(make_grid(FEDERATION), draw_start(), 2).rounds) == 2
 
 
 def test_nothing_is_erased_under_a_training_that_still_writes(tmp_path):
     train_first(tmp_path / "first", 1)
     words = r"another process is writing .*first; wait for it, or stop it"
     with RunFolder(tmp_path / "first").claim(), pytest.raises(RunFolderError, match=words):
-        unlearning(None, trained=tmp_path / "first").start(staged(FEDERATION), start(), 1)
+        make_unlearning(None, trained=tmp_path / "first").start(make_grid(FEDERATION), draw_start(), 1)
     assert DiskHistory(tmp_path / "first" / "history").rounds == [0]
 
 
 def test_a_training_is_not_its_own_checkpoint(tmp_path):
-    with pytest.raises(ConfigError, match="is the training that shall forget; choose another checkpoint"):
-        unlearning(tmp_path, trained=str(tmp_path))
+    with pytest.raises(ConfigError, match=r"trained and checkpoint are both .*; choose another checkpoint"):
+        make_unlearning(tmp_path, trained=str(tmp_path))
 
 
 def test_scores_of_earlier_rounds_are_there_after_a_resume(tmp_path):
@@ -198,8 +202,12 @@ def test_scores_of_earlier_rounds_are_there_after_a_resume(tmp_path):
         return MetricRecord({"number": float(number)})
 
     with pytest.raises(Killed):
-        unlearning(tmp_path, evaluate_every=1).start(killed_in_round(2), start(), 3, evaluate_fn=evaluate)
-    again = unlearning(tmp_path, evaluate_every=1).start(staged(FEDERATION), start(), 3, evaluate_fn=evaluate)
+        make_unlearning(tmp_path, evaluate_every=1).start(
+            kill_in_round(2), draw_start(), 3, evaluate_fn=evaluate
+        )
+    again = make_unlearning(tmp_path, evaluate_every=1).start(
+        make_grid(FEDERATION), draw_start(), 3, evaluate_fn=evaluate
+    )
     assert {t: dict(found) for t, found in again.evaluate_metrics_serverapp.items()} == {
         t: {"number": float(t)} for t in (1, 2, 3)
     }
@@ -208,20 +216,20 @@ def test_scores_of_earlier_rounds_are_there_after_a_resume(tmp_path):
     assert again.evaluate_metrics_clientapp[1]["loss"] == again.rounds[0].scores["clients_loss"]
 
 
-def test_who_was_left_out_is_written_down_and_read_again(tmp_path):
-    bad = answering(app_of(FEDERATION), lambda _: (_ for _ in ()).throw(RuntimeError("no")))
-    grid = staged(FEDERATION, apps={"cat": bad})
-    first = unlearning(tmp_path).start(grid, start(), 2)
+def test_left_out_clients_are_written_and_read_again(tmp_path):
+    bad = change_answers(make_app(FEDERATION), lambda _: (_ for _ in ()).throw(RuntimeError("no")))
+    grid = make_grid(FEDERATION, apps={"cat": bad})
+    first = make_unlearning(tmp_path).start(grid, draw_start(), 2)
     assert first.left_out == {t: {"cat": "it failed: RuntimeError('no')"} for t in (0, 1)}
     assert json.loads((tmp_path / "left_out.json").read_text()) == {
         str(t): found for t, found in first.left_out.items()
     }
-    assert unlearning(tmp_path).start(staged(FEDERATION), start(), 2).left_out == first.left_out
+    assert make_unlearning(tmp_path).start(make_grid(FEDERATION), draw_start(), 2).left_out == first.left_out
 
 
-def test_killed_before_a_checkpoint_nobody_who_was_left_out_is_lost(tmp_path, monkeypatch):
-    bad = answering(app_of(FEDERATION), lambda _: (_ for _ in ()).throw(RuntimeError("no")))
-    grid = staged(FEDERATION, apps={"cat": bad})
+def test_a_kill_before_a_checkpoint_loses_no_left_out_client(tmp_path, monkeypatch):
+    bad = change_answers(make_app(FEDERATION), lambda _: (_ for _ in ()).throw(RuntimeError("no")))
+    grid = make_grid(FEDERATION, apps={"cat": bad})
     write = server._write_json
 
     def killed(path, values):
@@ -230,62 +238,69 @@ def test_killed_before_a_checkpoint_nobody_who_was_left_out_is_lost(tmp_path, mo
             raise Killed
 
     monkeypatch.setattr(server, "_write_json", killed)
-    for _ in range(2):  # the checkpoint comes after the note: nothing is finished, nothing is lost
+    for _ in range(2):  # the checkpoint is written after left_out.json, so the round is repeated
         with pytest.raises(Killed):
-            unlearning(tmp_path).start(grid, start(), 2)
+            make_unlearning(tmp_path).start(grid, draw_start(), 2)
     assert RunFolder(tmp_path).rounds() == []
     monkeypatch.setattr(server, "_write_json", write)
-    assert set(unlearning(tmp_path).start(grid, start(), 2).left_out) == {0, 1}
+    assert set(make_unlearning(tmp_path).start(grid, draw_start(), 2).left_out) == {0, 1}
 
 
-def test_a_training_is_held_to_its_settings_too(tmp_path):
+def test_a_training_is_resumed_only_with_the_same_settings(tmp_path):
     with pytest.raises(Killed):
-        flower.Train(checkpoint=tmp_path, **told()).start(killed_in_round(1), start(), 2)
-    with pytest.raises(RunFolderError, match=r"was begun with flower.settings.step_size = 1.0, not 0.1"):
-        flower.Train(checkpoint=tmp_path, step_size=0.1, **told()).start(staged(FEDERATION), start(), 2)
+        flower.Train(checkpoint=tmp_path, **make_settings()).start(kill_in_round(1), draw_start(), 2)
+    with pytest.raises(RunFolderError, match=r"was started with flower.settings.step_size = 1.0, not 0.1"):
+        flower.Train(checkpoint=tmp_path, step_size=0.1, **make_settings()).start(
+            make_grid(FEDERATION), draw_start(), 2
+        )
 
 
 def test_sampling_saves_no_rounds_but_a_replay_does(tmp_path):
     train_first(tmp_path / "first", 6)
-    flower.Train(checkpoint=tmp_path / "sampled", clients_per_round=2, **told()).start(
-        staged(FEDERATION), start(), 6
+    flower.Train(checkpoint=tmp_path / "sampled", clients_per_round=2, **make_settings()).start(
+        make_grid(FEDERATION), draw_start(), 6
     )
     assert RunFolder(tmp_path / "sampled").result()["client_rounds_saved"] == 0.0
     place = {"trained": tmp_path / "first", "checkpoint": tmp_path / "run"}
-    flower.FedRecover("bee", warmup=3, correction=3, final=1, **place, **told()).start(
-        staged(FEDERATION), start()
+    flower.FedRecover("bee", warmup=3, correction=3, final=1, **place, **make_settings()).start(
+        make_grid(FEDERATION), draw_start()
     )
     assert RunFolder(tmp_path / "run").result()["client_rounds_saved"] > 0.0
 
 
 def test_a_report_reads_the_folder(tmp_path):
     train_first(tmp_path / "first", 2)
-    unlearning(tmp_path / "without").start(staged(FEDERATION), start(), 2)
+    make_unlearning(tmp_path / "without").start(make_grid(FEDERATION), draw_start(), 2)
     write_report([tmp_path / "first", tmp_path / "without"], tmp_path / "report")
     assert "FedUHB" in (tmp_path / "report" / "report.html").read_text()
 
 
-def test_unlearning_begins_where_training_began_or_not_at_all(tmp_path):
+def test_unlearning_must_start_from_the_fresh_model_of_the_training(tmp_path):
     trained = train_first(tmp_path / "first", 2)
     with pytest.raises(
         RunFolderError,
-        match=r"nothing of what it learned may flow in; draw them again: feduhb.flower.fresh_arrays",
+        match=r"so they may hold what it learned; draw them again with the training's seed: feduhb.flower.fresh_arrays",
     ):
-        unlearning(None, trained=tmp_path / "first").start(staged(FEDERATION), trained.arrays, 2)
+        make_unlearning(None, trained=tmp_path / "first").start(make_grid(FEDERATION), trained.arrays, 2)
     with pytest.raises(RunFolderError, match="is not a run folder"):
-        unlearning(None, trained=tmp_path / "nowhere").start(staged(FEDERATION), start(), 2)
-    assert len(unlearning(None, trained=tmp_path / "first").start(staged(FEDERATION), start(), 2).rounds) == 2
+        make_unlearning(None, trained=tmp_path / "nowhere").start(make_grid(FEDERATION), draw_start(), 2)
+    assert (
+        len(
+            make_unlearning(None, trained=tmp_path / "first")
+            .start(make_grid(FEDERATION), draw_start(), 2)
+            .rounds
+        )
+        == 2
+    )
 
 
-def test_a_start_that_nothing_is_held_against_is_taken_on_the_callers_word_and_the_log_says_so(
-    tmp_path, caplog
-):
-    unlearning(None).start(staged(FEDERATION), start(), 1)
-    assert "a fresh draw is taken on your word; trained=FOLDER would check it" in caplog.text
+def test_a_start_that_cannot_be_checked_causes_a_warning(tmp_path, caplog):
+    make_unlearning(None).start(make_grid(FEDERATION), draw_start(), 1)
+    assert "nothing checks that the initial arrays are a fresh model; pass trained=FOLDER" in caplog.text
     caplog.clear()
     train_first(tmp_path / "first", 1)
-    unlearning(None, trained=tmp_path / "first").start(staged(FEDERATION), start(), 1)
-    assert "taken on your word" not in caplog.text
+    make_unlearning(None, trained=tmp_path / "first").start(make_grid(FEDERATION), draw_start(), 1)
+    assert "nothing checks" not in caplog.text
 
 
 def test_an_unlearning_erases_the_trainings_history_from_the_leavers_first_round_on(tmp_path, caplog):
@@ -296,45 +311,49 @@ def test_an_unlearning_erases_the_trainings_history_from_the_leavers_first_round
     assert first[leaver] > 0
     before = history.bytes
     with caplog.at_level("INFO", logger="flwr.feduhb"):
-        unlearning(None, leaver, trained=tmp_path / "first").start(staged(FEDERATION), start(), 1)
+        make_unlearning(None, leaver, trained=tmp_path / "first").start(
+            make_grid(FEDERATION), draw_start(), 1
+        )
     assert history.rounds == list(range(first[leaver]))
     assert caplog.text.count(f"erased {before - history.bytes} bytes of history in {history.folder}") == 1
 
 
-def test_it_is_erased_before_anybody_is_asked(tmp_path):
+def test_the_history_is_erased_before_any_train_message(tmp_path):
     train_first(tmp_path / "first", 2)
     with pytest.raises(Killed):
-        unlearning(None, trained=tmp_path / "first").start(killed_in_round(0), start(), 1)
+        make_unlearning(None, trained=tmp_path / "first").start(kill_in_round(0), draw_start(), 1)
     assert DiskHistory(tmp_path / "first" / "history").rounds == []
 
 
 @pytest.mark.parametrize("forget", [{"bee": [0]}, "class:1"])
-def test_rows_and_classes_erase_it_too(forget, tmp_path):
+def test_rows_and_classes_erase_the_history_too(forget, tmp_path):
     train_first(tmp_path / "first", 2)
-    unlearning(None, forget, trained=tmp_path / "first").start(staged(FEDERATION), start(), 1)
+    make_unlearning(None, forget, trained=tmp_path / "first").start(make_grid(FEDERATION), draw_start(), 1)
     assert DiskHistory(tmp_path / "first" / "history").rounds == []
 
 
 @pytest.mark.parametrize("strategy", [flower.FedEraser, flower.FedRecover])
-def test_a_replay_that_was_killed_ends_as_if_it_were_not_and_takes_its_history_along(strategy, tmp_path):
+def test_a_killed_replay_ends_with_the_same_weights_and_erases_its_history(strategy, tmp_path):
     train_first(tmp_path / "first", 8)
     shutil.copytree(tmp_path / "first", tmp_path / "copy")
-    calm = strategy("bee", trained=tmp_path / "copy", **told()).start(staged(FEDERATION), start())
+    calm = strategy("bee", trained=tmp_path / "copy", **make_settings()).start(
+        make_grid(FEDERATION), draw_start()
+    )
     place = {"trained": tmp_path / "first", "checkpoint": tmp_path / "run"}
     with pytest.raises(Killed):
-        strategy("bee", **place, **told()).start(killed_in_round(2), start())
+        strategy("bee", **place, **make_settings()).start(kill_in_round(2), draw_start())
     assert DiskHistory(tmp_path / "first" / "history").rounds == list(range(8))
-    again = strategy("bee", **place, **told()).start(staged(FEDERATION), start())
+    again = strategy("bee", **place, **make_settings()).start(make_grid(FEDERATION), draw_start())
     assert torch.equal(again.params, calm.params)
     assert DiskHistory(tmp_path / "first" / "history").rounds == []
-    finished = strategy("bee", **place, **told()).start(staged(FEDERATION), start())
+    finished = strategy("bee", **place, **make_settings()).start(make_grid(FEDERATION), draw_start())
     assert torch.equal(finished.params, calm.params)
     assert finished.rounds == again.rounds
-    with pytest.raises(RunFolderError, match="holds a finished run of another request or other settings"):
-        strategy("cat", **place, **told()).start(staged(FEDERATION), start())
+    with pytest.raises(RunFolderError, match="holds another request or other settings"):
+        strategy("cat", **place, **make_settings()).start(make_grid(FEDERATION), draw_start())
 
 
-def test_a_replay_that_was_killed_as_it_erased_its_history_has_only_to_be_finished(tmp_path, monkeypatch):
+def test_a_replay_killed_while_erasing_its_history_is_finished_without_training(tmp_path, monkeypatch):
     train_first(tmp_path / "first", 4)
     place = {"trained": tmp_path / "first", "checkpoint": tmp_path / "run"}
     forget = DiskHistory.forget
@@ -345,49 +364,54 @@ def test_a_replay_that_was_killed_as_it_erased_its_history_has_only_to_be_finish
 
     monkeypatch.setattr(DiskHistory, "forget", killed)
     with pytest.raises(Killed):
-        flower.FedEraser("bee", **place, **told()).start(staged(FEDERATION), start())
+        flower.FedEraser("bee", **place, **make_settings()).start(make_grid(FEDERATION), draw_start())
     monkeypatch.setattr(DiskHistory, "forget", forget)
     folder = RunFolder(tmp_path / "run")
     assert DiskHistory(tmp_path / "first" / "history").rounds == []
     assert not folder.is_finished()
-    grid = staged(FEDERATION)
-    done = flower.FedEraser("bee", **place, **told()).start(grid, start())
-    assert grid.trained() == set()
+    grid = make_grid(FEDERATION)
+    done = flower.FedEraser("bee", **place, **make_settings()).start(grid, draw_start())
+    assert grid.list_trained() == set()
     assert folder.is_finished()
     assert folder.result()["weights_sha256"] == digest_weights(done.params)
     assert len(done.rounds) == folder.result()["rounds"]
 
 
-def test_what_a_replay_cannot_do_is_refused_in_words(tmp_path):
+def test_a_replay_refuses_what_it_cannot_do(tmp_path):
     with pytest.raises(
-        HistoryError, match="federaser replays stored updates; say which training kept them: trained=FOLDER"
+        HistoryError,
+        match="federaser replays stored updates; give the checkpoint folder of the training that kept them: trained=FOLDER",
     ):
-        flower.FedEraser("bee", **told()).start(staged(FEDERATION), start())
-    flower.Train(checkpoint=tmp_path / "bare", **told()).start(staged(FEDERATION), start(), 1)
+        flower.FedEraser("bee", **make_settings()).start(make_grid(FEDERATION), draw_start())
+    flower.Train(checkpoint=tmp_path / "bare", **make_settings()).start(
+        make_grid(FEDERATION), draw_start(), 1
+    )
     with pytest.raises(HistoryError, match="there is no history in"):
-        flower.FedEraser("bee", trained=tmp_path / "bare", **told()).start(staged(FEDERATION), start())
-    train_first(tmp_path / "first", 2)
-    with pytest.raises(RequestError, match="federaser replays whole clients' updates and cannot take rows"):
-        flower.FedEraser({"bee": [0]}, trained=tmp_path / "first", **told()).start(
-            staged(FEDERATION), start()
+        flower.FedEraser("bee", trained=tmp_path / "bare", **make_settings()).start(
+            make_grid(FEDERATION), draw_start()
         )
-    with pytest.raises(ConfigError, match="what federaser asks of clients is no history to replay"):
-        flower.FedEraser("bee", trained=tmp_path / "first", keep_history=True, **told()).start(
-            staged(FEDERATION), start()
+    train_first(tmp_path / "first", 2)
+    with pytest.raises(
+        RequestError, match="federaser replays the updates of whole clients and cannot remove rows"
+    ):
+        flower.FedEraser({"bee": [0]}, trained=tmp_path / "first", **make_settings()).start(
+            make_grid(FEDERATION), draw_start()
+        )
+    with pytest.raises(ConfigError, match="federaser cannot keep a history"):
+        flower.FedEraser("bee", trained=tmp_path / "first", keep_history=True, **make_settings()).start(
+            make_grid(FEDERATION), draw_start()
         )
 
 
 def test_a_history_needs_a_folder():
-    with pytest.raises(
-        ConfigError, match="a history is kept on disk; say in which folder: checkpoint=FOLDER"
-    ):
-        flower.Train(keep_history=True, **told()).start(staged(FEDERATION), start(), 1)
+    with pytest.raises(ConfigError, match="a history is kept on disk; name a folder: checkpoint=FOLDER"):
+        flower.Train(keep_history=True, **make_settings()).start(make_grid(FEDERATION), draw_start(), 1)
 
 
 def test_a_history_holds_no_answer_that_was_left_out(tmp_path):
-    def poisoned(_):
+    def fail(_):
         raise RuntimeError
 
-    grid = staged(FEDERATION, apps={"cat": answering(app_of(FEDERATION), poisoned)})
-    flower.Train(checkpoint=tmp_path, keep_history=True, **told()).start(grid, start(), 1)
+    grid = make_grid(FEDERATION, apps={"cat": change_answers(make_app(FEDERATION), fail)})
+    flower.Train(checkpoint=tmp_path, keep_history=True, **make_settings()).start(grid, draw_start(), 1)
     assert DiskHistory(tmp_path / "history").clients(0) == ("ant", "bee", "dog", "elk")

@@ -13,9 +13,10 @@ import torch
 import feduhb
 from feduhb.core.flat import flatten
 from feduhb.runs.loop import run
-from flower.simulated import CULPRITS, LEAVERS, ROUNDS, federation
+from flower.simulated import CULPRITS, LEAVERS, ROUNDS, load_federation
 from golden import slow
 
+pytestmark = pytest.mark.deployment
 TESTS = Path(__file__).parents[1]
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -51,16 +52,16 @@ def simulated(tmp_path_factory):
     return out
 
 
-def in_process(forget, rounds):
-    remaining, method = federation().without(list(forget)), feduhb.FedUHB(epochs=1)
+def run_in_process(forget, rounds):
+    remaining, method = load_federation().without(list(forget)), feduhb.FedUHB(epochs=1)
     start = method.init(flatten(remaining.fresh_model()))
     *_, (state, _) = run(method, feduhb.Loop(remaining), list(remaining.clients), start, rounds=rounds)
     return state.params
 
 
 def test_twenty_clients_give_what_the_loop_gives_in_process(simulated):
-    wanted = in_process(LEAVERS, ROUNDS)
-    start = flatten(federation().fresh_model())
+    wanted = run_in_process(LEAVERS, ROUNDS)
+    start = flatten(load_federation().fresh_model())
     assert (wanted - start).abs().max() > 1e-3
     found = torch.load(simulated / "honest.pt")
     assert (found - wanted).abs().max() < 1e-5
@@ -72,7 +73,7 @@ def test_everything_is_as_it_was(simulated):
 
 def test_leavers_are_never_asked_and_everyone_else_answers(simulated):
     told = json.loads((simulated / "told.json").read_text())["honest"]
-    assert told["asked"] == sorted(set(federation().clients) - set(LEAVERS))
+    assert told["asked"] == sorted(set(load_federation().clients) - set(LEAVERS))
     assert told["answered"] == told["asked"]
     assert told["left_out"] == {}
 
@@ -90,4 +91,4 @@ def test_nan_a_wrong_shape_and_a_million_fold_norm_are_named_and_left_out(simula
         assert set(reasons) == set(CULPRITS)
     found = torch.load(simulated / "spoilt.pt")
     assert found.isfinite().all()
-    assert (found - in_process([*LEAVERS, *CULPRITS], 2)).abs().max() < 1e-5
+    assert (found - run_in_process([*LEAVERS, *CULPRITS], 2)).abs().max() < 1e-5

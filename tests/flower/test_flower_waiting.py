@@ -1,4 +1,4 @@
-"""Replays over a grid: who is away for a moment is waited for, and who is gone for good holds nobody up."""
+"""Replays over a grid wait for clients that are briefly away, and end without clients that are gone."""
 
 from dataclasses import dataclass
 
@@ -12,38 +12,40 @@ from feduhb.core.flat import flatten
 from feduhb.core.types import Work
 from feduhb.errors import AnswerError, ConfigError
 from feduhb.runs.history import DiskHistory
-from flower.gridding import Stage, staged
+from flower.gridding import Stage, make_grid
+
+pytestmark = pytest.mark.slow
 
 LOCAL = feduhb.Local(batch_size=8, lr=0.05)
 FEDERATION = ragged()
 RECOVER = {"warmup": 3, "correction": 0, "final": 1, "buffer": 1}
-LOOKS = 3  # at the federation, before those who went away are back
+LOOKS = 3  # looks at the federation before the clients return
 
 
-def start():
+def draw_start():
     return flower.fresh_arrays(FEDERATION.model, FEDERATION.seed)
 
 
-def told(**more):
+def make_settings(**more):
     return {"epochs": 1, "seed": 7, "local": LOCAL, "timeout": 5.0, **more}
 
 
-def trained(grid, folder, rounds=6):
-    flower.Train(checkpoint=folder, keep_history=True, **told()).start(grid, start(), rounds)
+def train(grid, folder, rounds=6):
+    flower.Train(checkpoint=folder, keep_history=True, **make_settings()).start(grid, draw_start(), rounds)
     grid.sent.clear()
 
 
-def eraser(folder, **more):
-    return flower.FedEraser("bee", interval=1, trained=folder, **told(**more))
+def make_eraser(folder, **more):
+    return flower.FedEraser("bee", interval=1, trained=folder, **make_settings(**more))
 
 
-def recover(folder, **more):
-    return flower.FedRecover("bee", **RECOVER, trained=folder, **told(**more))
+def make_recover(folder, **more):
+    return flower.FedRecover("bee", **RECOVER, trained=folder, **make_settings(**more))
 
 
 @dataclass
 class Flickering(Stage):
-    """Nodes that go away when a test says so, and are back after some looks at the federation."""
+    """A grid whose nodes go away when a test sets ``away``, and return after some looks."""
 
     away: int = 0
 
@@ -52,12 +54,12 @@ class Flickering(Stage):
         return [] if self.away else super().get_node_ids()
 
 
-def flickering() -> Flickering:
-    return Flickering(staged(FEDERATION, keyed=True).seats)
+def make_flickering() -> Flickering:
+    return Flickering(make_grid(FEDERATION, keyed=True).seats)
 
 
-def gone_after(grid, *rounds):
-    """Send everybody away at the end of these rounds, counted from 1."""
+def leave_after(grid, *rounds):
+    """Send all clients away at the end of these rounds, counted from 1."""
 
     def evaluate(number, _):
         if number in rounds:
@@ -66,21 +68,21 @@ def gone_after(grid, *rounds):
     return evaluate
 
 
-@pytest.mark.parametrize("strategy", [eraser, recover])
-def test_all_away_for_a_moment_between_two_rounds_are_waited_for(strategy, tmp_path):
-    """As where a SuperLink starts again: the replay ends at the weights that it would have had."""
-    grid = flickering()
+@pytest.mark.parametrize("strategy", [make_eraser, make_recover])
+def test_a_replay_waits_for_clients_that_are_away_between_two_rounds(strategy, tmp_path):
+    """As after a restart of the SuperLink: the replay ends with the same weights."""
+    grid = make_flickering()
     for name in ("calm", "shaken"):
-        trained(grid, tmp_path / name)
-    calm = strategy(tmp_path / "calm").start(grid, start())
-    shaken = strategy(tmp_path / "shaken").start(grid, start(), evaluate_fn=gone_after(grid, 1, 5))
+        train(grid, tmp_path / name)
+    calm = strategy(tmp_path / "calm").start(grid, draw_start())
+    shaken = strategy(tmp_path / "shaken").start(grid, draw_start(), evaluate_fn=leave_after(grid, 1, 5))
     assert torch.equal(shaken.params, calm.params)
     assert [r.answered for r in shaken.rounds] == [r.answered for r in calm.rounds]
     assert shaken.left_out == {}
 
 
-def test_a_federation_made_of_those_connected_waits_as_well():
-    grid = flickering()
+def test_a_connected_federation_waits_for_clients_that_are_away():
+    grid = make_flickering()
     far = flower.connected(grid, FEDERATION.test, FEDERATION.model, seed=7, timeout=5)
     run = feduhb.train(far, 1, engine=far.engine, epochs=1, show=None)
 
@@ -91,27 +93,29 @@ def test_a_federation_made_of_those_connected_waits_as_well():
     assert [len(r.answered) for r in done.rounds] == [4, 4, 4]
 
 
-def test_who_stays_away_is_named_when_the_time_is_over(tmp_path):
-    grid = staged(FEDERATION, keyed=True)
-    trained(grid, tmp_path)
+def test_clients_that_stay_away_are_named_after_the_timeout(tmp_path):
+    grid = make_grid(FEDERATION, keyed=True)
+    train(grid, tmp_path)
 
     def leave(number, _):
         for node in (100, 102, 103) if number == 2 else ():
             grid.seats[node].online = False
 
     with pytest.raises(
-        AnswerError, match=r"1 of 4 clients gave a sound answer in round 2, but 2 are needed: "
+        AnswerError, match=r"1 of 4 clients sent a valid update in round 2, but 2 are needed: "
     ) as e:
-        eraser(tmp_path, timeout=0.3).start(grid, start(), evaluate_fn=leave)
+        make_eraser(tmp_path, timeout=0.3).start(grid, draw_start(), evaluate_fn=leave)
     assert str(e.value).count("it is not connected") == 3
 
 
-def test_a_remaining_client_that_is_gone_holds_no_recovery_up(tmp_path):
-    """It has no pairs and is looked for in every estimated round; the run ends, and says in which rounds it was missing."""
-    grid = staged(FEDERATION, keyed=True)
-    trained(grid, tmp_path / "first")
+def test_a_missing_remaining_client_does_not_stop_a_recovery(tmp_path):
+    """It has no pairs, is asked in every estimated round, and left_out lists the rounds without it."""
+    grid = make_grid(FEDERATION, keyed=True)
+    train(grid, tmp_path / "first")
     grid.seats[104].online = False
-    done = recover(tmp_path / "first", checkpoint=tmp_path / "run", timeout=0.5).start(grid, start())
+    done = make_recover(tmp_path / "first", checkpoint=tmp_path / "run", timeout=0.5).start(
+        grid, draw_start()
+    )
     elk, others = (
         flower.key_id(grid.seats[104].key),
         {flower.key_id(grid.seats[n].key) for n in (100, 102, 103)},
@@ -122,11 +126,11 @@ def test_a_remaining_client_that_is_gone_holds_no_recovery_up(tmp_path):
     assert DiskHistory(tmp_path / "first" / "history").rounds == []
 
 
-def test_nor_one_that_is_there_and_says_nothing(tmp_path):
-    grid = staged(FEDERATION, keyed=True)
-    trained(grid, tmp_path)
+def test_a_silent_remaining_client_does_not_stop_a_recovery(tmp_path):
+    grid = make_grid(FEDERATION, keyed=True)
+    train(grid, tmp_path)
     grid.seats[104].app = lambda *_: None
-    done = recover(tmp_path, timeout=0.3).start(grid, start())
+    done = make_recover(tmp_path, timeout=0.3).start(grid, draw_start())
     assert [len(r.answered) for r in done.rounds] == [3, 3, 3, 0, 0, 3]
     assert {tuple(found.values()) for found in done.left_out.values()} == {("no answer within 0.3 s",)}
 
@@ -145,9 +149,9 @@ def test_nor_one_that_is_there_and_says_nothing(tmp_path):
 )
 def test_how_many_answers_a_round_needs(work, answers, min_replies, enough):
     names = ("ant", "bee", "cat", "dog", "elk")
-    grid = staged(FEDERATION)
+    grid = make_grid(FEDERATION)
     engine = flower.FlowerEngine(
-        grid, start(), LOCAL, seed=7, partitions=names, min_replies=min_replies, timeout=0.3
+        grid, draw_start(), LOCAL, seed=7, partitions=names, min_replies=min_replies, timeout=0.3
     )
     asked = work.get("clients") or names[:4]
     engine.roster.look()
@@ -157,16 +161,16 @@ def test_how_many_answers_a_round_needs(work, answers, min_replies, enough):
     if enough:
         assert [b.clients[0] for b in engine.train(wanted, asked, 0)] == list(asked[:answers])
     else:
-        with pytest.raises(AnswerError, match=f"{answers} of {len(asked)} clients gave a sound answer"):
+        with pytest.raises(AnswerError, match=f"{answers} of {len(asked)} clients sent a valid update"):
             list(engine.train(wanted, asked, 0))
 
 
 @pytest.mark.parametrize("name", ["min_replies", "clients_per_round", "min_clients", "evaluate_every"])
 def test_counts_are_whole_numbers(name):
     with pytest.raises(ConfigError, match=rf"{name} is 1.5; give a whole number"):
-        flower.FedUHB("bee", **told(**{name: 1.5})).start(staged(FEDERATION), start(), 1)
+        flower.FedUHB("bee", **make_settings(**{name: 1.5})).start(make_grid(FEDERATION), draw_start(), 1)
 
 
 def test_rounds_are_whole_numbers():
     with pytest.raises(ConfigError, match=r"num_rounds is 2\.5; give a whole number, 1 or more"):
-        flower.FedUHB("bee", **told()).start(staged(FEDERATION), start(), 2.5)  # pyright: ignore[reportArgumentType]
+        flower.FedUHB("bee", **make_settings()).start(make_grid(FEDERATION), draw_start(), 2.5)  # pyright: ignore[reportArgumentType]

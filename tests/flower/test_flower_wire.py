@@ -1,4 +1,4 @@
-"""Models on the wire: there and back without a bit lost, and nothing taken for a model that is none."""
+"""Models in messages: the round trip keeps every bit, and malformed arrays are refused."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ SHAPES = st.dictionaries(
 
 @quick
 @given(SHAPES, st.sampled_from([np.float32, np.float64]), st.integers(0, 9))
-def test_there_and_back(shapes, kind, seed):
+def test_arrays_survive_the_round_trip(shapes, kind, seed):
     draw = np.random.default_rng(seed)
     arrays = ArrayRecord(
         {name: Array(draw.normal(size=shape).astype(kind)) for name, shape in shapes.items()}
@@ -44,7 +44,7 @@ def test_arrays_are_read_by_name_not_by_place():
     assert layout.flatten(ArrayRecord(given_)).tolist() == [1.0, 2.0, 3.0]
 
 
-def test_a_fresh_model_is_that_of_the_federation():
+def test_fresh_arrays_equal_the_fresh_model_of_the_federation():
     federation = ragged(seed=11)
     arrays = flower.fresh_arrays(federation.model, 11)
     assert torch.equal(Layout.of(arrays).flatten(arrays), flatten(federation.fresh_model()))
@@ -97,7 +97,7 @@ def test_statistics_of_the_clients_data_are_refused():
         *[({"a": np.zeros(2, np.longdouble)}, r"\['float\d+'\]; convert") for _ in range(WIDE)],
     ],
 )
-def test_what_is_no_model_is_refused(arrays, words):
+def test_arrays_that_are_not_a_model_are_refused(arrays, words):
     with pytest.raises(ModelError, match=words):
         Layout.of(ArrayRecord({name: Array(value) for name, value in arrays.items()}))
 
@@ -121,7 +121,7 @@ def test_floats_of_the_other_byte_order_are_read_into_ours(kind):
 
 @quick
 @given(st.text(max_size=60), st.integers(4, 40))
-def test_what_others_say_is_one_short_line(said, most):
+def test_foreign_text_becomes_one_short_line(said, most):
     line = to_line(said, most)
     assert len(line) <= most
     assert line.isprintable()
@@ -140,7 +140,7 @@ def test_what_others_say_is_one_short_line(said, most):
         ("", ""),
     ],
 )
-def test_a_line_for_people(said, line):
+def test_to_line(said, line):
     assert to_line(said) == line
 
 
@@ -150,7 +150,7 @@ def test_an_unknown_array_is_malformed():
         layout.flatten(ArrayRecord({"a": Array(np.zeros(1)), "b": Array(np.zeros(1))}))
 
 
-def test_the_room_lists_what_it_has():
+def test_the_package_lists_its_public_names():
     assert set(dir(flower)) == set(flower.__all__)
     assert all(getattr(flower, name).__doc__ for name in flower.__all__)
     with pytest.raises(

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import click
 from typer.main import get_command
 from typer.testing import CliRunner
 
@@ -242,8 +243,13 @@ def compute_refusals(place: Path) -> Cases:
 
 def compute_options() -> Cases:
     """Pin the names and defaults of the arguments and options of every command."""
-    for name, command in get_command(app).commands.items():  # pyright: ignore[reportAttributeAccessIssue]
-        yield f"options/{name}", {p.name: _describe_parameter(p) for p in command.params}
+    group = get_command(app)
+    assert isinstance(group, click.Group)
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
+        yield f"options/{name}", {str(p.name): _describe_parameter(p) for p in command.params}
 
 
 def _describe_parameter(found: Any) -> dict[str, Any]:

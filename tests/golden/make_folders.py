@@ -17,7 +17,7 @@ from typing import Any
 
 import feduhb
 from feduhb import flower
-from flower.gridding import Stage, staged
+from flower.gridding import Stage, make_grid
 from golden.matrix import describe_machine, keep_quiet
 from golden.over_flower import stop_in_round
 from golden.reading import digest_folder, interrupt_after, interrupted
@@ -75,7 +75,7 @@ def recover_over_flower(trained: Path, folder: Path, grid: Stage | None = None) 
 
 def stage() -> Stage:
     """Return a grid of the federation's clients."""
-    return staged(load_federation())
+    return make_grid(load_federation())
 
 
 def draw_start() -> Any:

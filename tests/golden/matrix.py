@@ -33,6 +33,7 @@ from threadpoolctl import threadpool_limits
 import feduhb
 from golden import commands, library, over_flower, variations
 from golden.library import Cases
+from quiet import save_blank_figures
 
 
 def compute_cases(place: Path) -> Cases:
@@ -67,13 +68,13 @@ def compute_cases(place: Path) -> Cases:
 
 @contextlib.contextmanager
 def keep_quiet() -> Generator[None]:
-    """Compute with one thread, without waiting for the disk, and without Flower's log."""
+    """Compute with one thread, without waiting for the disk, without Flower's log, and with blank figures."""
     threads, log = torch.get_num_threads(), logging.getLogger("flwr")
     level = log.level
     torch.set_num_threads(1)
     log.setLevel(logging.CRITICAL)
     try:
-        with threadpool_limits(1), mock.patch.object(os, "fsync", return_value=None):
+        with threadpool_limits(1), mock.patch.object(os, "fsync", return_value=None), save_blank_figures():
             yield
     finally:
         torch.set_num_threads(threads)

@@ -12,7 +12,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 
 import feduhb
 from feduhb import flower
-from flower.gridding import Stage, answering, app_of, staged
+from flower.gridding import Stage, change_answers, make_app, make_grid
 from golden.library import LATE, Cases, load_digits
 from golden.masking import mask
 from golden.reading import (
@@ -52,12 +52,12 @@ def draw_start() -> ArrayRecord:
 
 def start(strategy: Any, grid: Stage | None = None, rounds: int = ROUNDS, **more: Any) -> flower.Outcome:
     """Run a strategy over a grid, a new one if none is given."""
-    return strategy.start(grid or staged(load_digits()), draw_start(), rounds, **more)
+    return strategy.start(grid or make_grid(load_digits()), draw_start(), rounds, **more)
 
 
 def stop_in_round(number: int, federation: feduhb.Federation | None = None) -> Stage:
     """Return a grid whose server is interrupted after it has sent one message of a round."""
-    grid, sent = staged(federation or load_digits()), []
+    grid, sent = make_grid(federation or load_digits()), []
 
     def before(message: Message) -> None:
         if message.metadata.message_type == "train" and message.content["config"]["round"] == number:
@@ -140,7 +140,7 @@ def resume_strategy(name: str, source: Path, place: Path) -> dict[str, Any]:
     cut = interrupted(lambda: start(asked, stop_in_round(number)))
     middle = {**describe_folder(place / "new"), "old_history": describe_history(old)}
     done = describe_both(start(asked), place / "new")
-    grid = staged(load_digits())
+    grid = make_grid(load_digits())
     last = start(asked, grid)
     return {
         "interrupted": cut,
@@ -148,7 +148,7 @@ def resume_strategy(name: str, source: Path, place: Path) -> dict[str, Any]:
         "done": done,
         "old_history": describe_history(old),
         "equals_uninterrupted": {key: done[key] == whole[key] for key in ("weights", "moved", "asked")},
-        "submitted_again": {"weights": digest_weights(last.params), "trained": sorted(grid.trained())},
+        "submitted_again": {"weights": digest_weights(last.params), "trained": sorted(grid.list_trained())},
     }
 
 
@@ -179,7 +179,7 @@ def compute_chain(place: Path) -> Cases:
 def compute_messages(place: Path) -> Cases:
     """Pin what is sent to clients, how they are named, and whose answers are left out."""
     federation = load_digits()
-    grid = staged(federation, keyed=True)
+    grid = make_grid(federation, keyed=True)
     asked = make_strategy("FedUHB", "c01,c02:0-3,class:3", checkpoint=place / "keyed", stop=feduhb.never)
     outcome = start(asked, grid, 2, train_config=ConfigRecord({"mine": 1}))
     sent = [{"node": node, "kind": kind, "config": mask(config)} for node, kind, config in grid.sent]
@@ -193,7 +193,7 @@ def compute_messages(place: Path) -> Cases:
             "contents": describe_contents(place / "keyed"),
         },
     )
-    spoilt = staged(federation, apps={"c02": answering(app_of(federation), spoil)})
+    spoilt = make_grid(federation, apps={"c02": change_answers(make_app(federation), spoil)})
     yield "flower/left-out", describe_outcome(start(make_strategy("Retrain", [LATE]), spoilt, 2))
 
     def evaluate(number: int, arrays: ArrayRecord) -> MetricRecord:
@@ -224,7 +224,7 @@ def spoil(content: RecordDict) -> RecordDict:
 
 def compute_connected(place: Path) -> Cases:
     """Train and unlearn from Python over the clients of a grid."""
-    grid, here = staged(load_digits(), keyed=True), load_digits()
+    grid, here = make_grid(load_digits(), keyed=True), load_digits()
     far = flower.connected(grid, here.test, here.model, seed=here.seed, timeout=5)
     how: dict[str, Any] = {"epochs": 1, "batch_size": 16, "lr": 0.05, "show": None}
     trained = feduhb.train(far, 2, engine=far.engine, keep_history=True, out=place / "a", **how)
@@ -256,7 +256,7 @@ def compute_errors(place: Path) -> Cases:
             make_strategy("FedEraser", [LATE], trained=place / "a", keep_history=True)
         ),
         "other-start": lambda: make_strategy("FedUHB", [LATE], trained=place / "a").start(
-            staged(load_digits()), flower.fresh_arrays(load_digits().model, 99), 1
+            make_grid(load_digits()), flower.fresh_arrays(load_digits().model, 99), 1
         ),
         "own-lr": lambda: start(make_strategy("FedUHB", [LATE]), train_config=ConfigRecord({"lr": 1.0})),
         "same-folder": lambda: make_strategy("FedUHB", [LATE], trained=place / "a", checkpoint=place / "a"),
@@ -265,7 +265,7 @@ def compute_errors(place: Path) -> Cases:
         "nobody-remains": lambda: start(make_strategy("FedUHB", list(load_digits().clients))),
         "other-settings": lambda: start(flower.Train(checkpoint=place / "a", **TOLD), None, 2),
         "wrapped": lambda: flower.FedUHB([LATE]).configure_train(
-            1, draw_start(), ConfigRecord(), staged(load_digits())
+            1, draw_start(), ConfigRecord(), make_grid(load_digits())
         ),
     }
     for name, action in actions.items():

@@ -26,6 +26,7 @@ def found():
         return compute_matrix(place)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", GOLDEN["cases"])
 def test_a_case_is_as_it_was(name, found):
     assert name in found["cases"], "the matrix has no such case any more"

@@ -76,6 +76,7 @@ def test_an_unfinished_run_does_not_open(place):
             feduhb.open_run(place / name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "more"), [("interrupted", {}), ("interrupted-fedrecover", {"method": RECOVER})]
 )
@@ -140,6 +141,8 @@ def test_an_old_run_is_audited_again(place):
     assert kept == [old]
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("blank_figures")
 def test_old_runs_are_reported_with_their_audit(place, tmp_path):
     runs = [place / name for name in ("original", "original-feduhb", "stacked", "flower-trained")]
     answer = invoke("report", *runs, "--out", tmp_path / "report")

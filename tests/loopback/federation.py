@@ -137,13 +137,14 @@ class LocalFederation(ABC):
 
     def call_flwr(self, *words: str) -> Any:
         """Run a `flwr` command and return its answer, parsed from JSON."""
-        ended = self._run_flwr(*words, "--format", "json")
+        ended = self.run_flwr(*words, "--format", "json")
         answer = _parse_json(ended.stdout)
         if ended.returncode or not answer.get("success"):
             raise FederationError(f"flwr {' '.join(words)} failed: {(ended.stdout + ended.stderr).strip()}")
         return answer
 
-    def _run_flwr(self, *words: str) -> subprocess.CompletedProcess[str]:
+    def run_flwr(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """Run a `flwr` command and return how it ended."""
         command = (*self.prefix, "flwr", *words)
         try:
             return subprocess.run(
@@ -204,7 +205,7 @@ class LocalFederation(ABC):
 
     def read_run_log(self, run: int) -> str:
         """Return what a run's ServerApp printed and logged, from the SuperLink."""
-        return self._run_flwr("log", str(run), CONNECTION, "--show").stdout
+        return self.run_flwr("log", str(run), CONNECTION, "--show").stdout
 
     def wait_for_log(self, name: str, words: str) -> None:
         """Wait until a program has logged some words since its start."""

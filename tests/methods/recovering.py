@@ -14,5 +14,5 @@ EASY = {"warmup": 3, "buffer": 2, "correction": 0, "final": 0, "abnormal": 0.0, 
 
 
 def made(history: Remembered, **changes: float) -> FedRecover:
-    """Estimate from the fourth round on to the end, and call nothing abnormal, unless told otherwise."""
+    """Return FedRecover with estimates from the fourth round on and no abnormality, unless ``changes`` differ."""
     return FedRecover(history=history, clients=REMAINING, **{**EASY, **changes})

@@ -41,7 +41,7 @@ def history_in(dtype: torch.dtype) -> Remembered:
 def given(
     method: Method[Any], clients: Sequence[str] = CLIENTS, dtype: torch.dtype = torch.float64
 ) -> Method[Any]:
-    """Give a replaying method a history of this precision and those who remain."""
+    """Return a replaying method with a history of this precision and the remaining clients."""
     if not method.needs_history:
         return method
     return dataclasses.replace(method, history=history_in(dtype), clients=tuple(clients))  # pyright: ignore[reportArgumentType]
@@ -69,7 +69,7 @@ every_method = pytest.mark.parametrize("make", SIGNED)
 def states_of(
     make: Make, *, clients: Sequence[str] = CLIENTS, dtype: torch.dtype = torch.float64
 ) -> list[Any]:
-    """Give the state before each round and after the last."""
+    """Return the state before each round and after the last one."""
     method = given(make(), clients, dtype)
     first = method.init(start(dtype))
     return [first, *(state for state, _ in run(method, quadratics(), clients, first, rounds=ROUNDS))]
@@ -229,7 +229,9 @@ def test_needs_says_whether_a_sum_is_enough(make: Make):
     method = make()
     alone = run(method, quadratics(presummed=True), CLIENTS, method.init(start()), rounds=ROUNDS)
     if method.needs == "each":
-        with pytest.raises(AggregationError, match=r"needs every client's update.*summed"):
+        with pytest.raises(
+            AggregationError, match=r"needs every client's update, but received only their sum"
+        ):
             list(alone)
         return
     for (state, record), each in zip(alone, states_of(make)[1:], strict=True):

@@ -32,7 +32,7 @@ def one_dimension(curvature: float, *, minimum: float = 0.0) -> Quadratics:
 def errors(
     method, engine: Quadratics, clients: tuple[str, ...], rounds: int, start: torch.Tensor
 ) -> np.ndarray:
-    """Give e[0] .. e[rounds] as rows."""
+    """Return e[0] .. e[rounds] as rows."""
     best = engine.optimum(clients)
     states = [state.params for state, _ in run(method, engine, clients, method.init(start), rounds=rounds)]
     return torch.stack([start - best, *(w - best for w in states)]).numpy()

@@ -72,7 +72,7 @@ def test_each_answer_gets_the_stored_length_and_keeps_its_direction(rows, seed):
         step = START - method.tell(state, [block_of({client: row}, [7.0])]).params
         v, u = torch.tensor(row, dtype=torch.float64), history.update(2, client)
         torch.testing.assert_close(step, v * (u.norm() / v.norm()), rtol=1e-12, atol=1e-14)
-        (calibrated,) = method._calibrated(2, [block_of({client: row})])
+        (calibrated,) = method._calibrate(2, [block_of({client: row})])
         assert float(calibrated.values.norm()) == pytest.approx(float(u.norm()), rel=1e-12)
         cosine = float(calibrated.values[0] @ v / (calibrated.values[0].norm() * v.norm()))
         assert cosine == pytest.approx(1, abs=1e-12)
@@ -252,7 +252,7 @@ def test_a_leaver_far_away_shows_in_the_stored_lengths_only():
     ("wrong", "said"),
     [
         ({"interval": 0}, "interval is 0; give 1 or more"),
-        ({"ratio": 0.0}, "ratio is 0.0; give a share of the local epochs above 0"),
+        ({"ratio": 0.0}, "ratio is 0.0; give a share above 0"),
         ({"ratio": 1.5}, "ratio is 1.5"),
         ({"ratio": math.nan}, "ratio is nan"),
         ({"epochs": 0}, "epochs is 0; FedEraser calibrates by local training"),

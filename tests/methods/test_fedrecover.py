@@ -359,10 +359,10 @@ def test_an_estimate_beyond_its_precision_is_asked_even_without_a_limit():
     ("wrong", "said"),
     [
         ({"buffer": 0}, "buffer is 0; give 1 or more"),
-        ({"warmup": 2}, "warmup is 2; give more rounds than the buffer of 2 pairs"),
+        ({"warmup": 2}, "warmup is 2; give more than the buffer, 2"),
         ({"correction": -1}, "correction is -1; give 0 or more"),
         ({"final": -1}, "final is -1; give 0 or more"),
-        ({"abnormal": 1.0}, "abnormal is 1.0; give a share"),
+        ({"abnormal": 1.0}, "abnormal is 1.0; give at least 0"),
         ({"abnormal": -0.1}, "abnormal is -0.1"),
         ({"abnormal": float("nan")}, "abnormal is nan"),
         ({"epochs": -1}, "epochs is -1"),

@@ -34,8 +34,8 @@ def drawn(clients: int, count: int, size: int, seed: int) -> tuple[Tensor, Tenso
 def compact(s: Tensor, y: Tensor, v: Tensor, count: Tensor | None = None) -> Tensor:
     """H_c v of every client [C, P], put together of its blocks."""
     held = torch.full((s.shape[0],), s.shape[1]) if count is None else count
-    weights = lbfgs.coefficients(s, y, held, v)
-    return torch.cat([lbfgs.product(s, y, v, weights, part) for part in lbfgs.blocks(len(v))], dim=1)
+    weights = lbfgs.solve_coefficients(s, y, held, v)
+    return torch.cat([lbfgs.multiply(s, y, v, weights, part) for part in lbfgs.cut_blocks(len(v))], dim=1)
 
 
 def close(one: Tensor, other: Tensor, tolerance: float = 1e-10) -> bool:
@@ -85,7 +85,7 @@ def test_blocks_of_parameters_do_not_matter(monkeypatch, block):
     s, y, v = drawn(3, 2, 7, seed=4)
     whole = compact(s, y, v)
     monkeypatch.setattr(lbfgs, "BLOCK", block)
-    assert len(list(lbfgs.blocks(7))) == -(-7 // block)
+    assert len(list(lbfgs.cut_blocks(7))) == -(-7 // block)
     assert close(compact(s, y, v), whole, 1e-13)
 
 
@@ -94,7 +94,7 @@ def test_blocks_of_parameters_do_not_matter(monkeypatch, block):
 def test_blocks_cut_every_parameter_once(size, block):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lbfgs, "BLOCK", block)
-        found = [i for part in lbfgs.blocks(size) for i in range(size)[part]]
+        found = [i for part in lbfgs.cut_blocks(size) for i in range(size)[part]]
     assert found == list(range(size))
 
 
@@ -115,7 +115,7 @@ def test_what_lies_behind_the_held_pairs_is_not_looked_at():
 
 def test_without_pairs_there_is_no_product():
     s, y, v = drawn(2, 2, 5, seed=3)
-    sigma, _, _ = lbfgs.coefficients(s, y, torch.tensor([0, 2]), v)
+    sigma, _, _ = lbfgs.solve_coefficients(s, y, torch.tensor([0, 2]), v)
     assert sigma.isnan().tolist() == [True, False]
     found = compact(s, y, v, torch.tensor([0, 2]))
     assert found[0].isnan().all()

@@ -21,7 +21,7 @@ from feduhb.methods.retrain import Plain
 from feduhb.runs.config import TrainSettings
 from feduhb.stopping import never
 
-MOMENTUM = "give at least 0 and below 1 (at 1 or more the weights never settle), such as 0.9"
+MOMENTUM = "give at least 0 and below 1, such as 0.9"
 STEP = "give a positive number, such as 1.0"
 EPOCHS = "give 0 or more"
 
@@ -78,7 +78,7 @@ def test_a_rule_can_be_called(kind, value):
     with pytest.raises(ConfigError) as error:
         kind(aggregate=value)
     assert str(error.value) == (
-        f"aggregate is {value!r}; give a rule, such as feduhb.median, or leave it to be the run's own"
+        f"aggregate is {value!r}; give a rule, such as feduhb.median, or leave it out"
     )
 
 
@@ -117,7 +117,7 @@ def test_a_name_nobody_has():
     [({"momentum": 0.9}, "momentum"), ({"speed": 1, "gears": 3}, "speed, gears"), ({"rounds": 3}, "rounds")],
 )
 def test_a_setting_nobody_knows(settings: dict[str, float], odd: str):
-    """What the method says it knows is what it takes: name, exact and rounds are no settings."""
+    """The listed settings are those that the method takes: name, exact and rounds are not settings."""
     with pytest.raises(ConfigError) as error:
         make_method("retrain", **settings)
     assert str(error.value) == f"retrain has no setting {odd}; it knows step_size, epochs, aggregate"
@@ -163,7 +163,7 @@ def test_methods_of_version_0_1_still_run_wherever_they_are_first_seen():
 @pytest.mark.parametrize(
     ("parts", "says"),
     [
-        ({"init": None, "ask": None}, "has no tell; docs/design.md shows what one has"),
+        ({"init": None, "ask": None}, "has no tell; inherit from feduhb.Method"),
         ({"init": None, "ask": None, "tell": None, "name": None}, "Half is not a dataclass; put @dataclass"),
     ],
 )
@@ -176,5 +176,5 @@ def test_what_is_half_a_method_is_told_what_it_lacks(parts: dict[str, Any], says
 def test_a_method_registered_under_another_name_than_its_own_is_refused(monkeypatch: pytest.MonkeyPatch):
     """Its runs would name a method that nobody finds again."""
     monkeypatch.setitem(METHODS, "odd", Retrain)
-    with pytest.raises(ConfigError, match="the method registered as 'odd' calls itself 'retrain'"):
+    with pytest.raises(ConfigError, match="the method registered as 'odd' has the name 'retrain'"):
         make_method("odd")

@@ -8,7 +8,7 @@ from torch import nn
 
 from data.wording import refused
 from feduhb.errors import ConfigError
-from feduhb.models import MODELS, mlp, model_named, paper_cnn, softmax
+from feduhb.models import MODELS, make_model, mlp, paper_cnn, softmax
 
 MNIST, CIFAR = (1, 28, 28), (3, 32, 32)
 
@@ -47,7 +47,7 @@ def test_the_cnn_fits_images_that_are_not_square(shape):
 def test_images_too_small_for_the_cnn(height, width):
     with refused(
         ConfigError,
-        f"the cnn needs images of at least 16 x 16 pixels, not {height} x {width}; use model = 'mlp'",
+        f"the cnn needs images of 16 x 16 or more, not {height} x {width}; use 'mlp'",
     ):
         paper_cnn((1, height, width), 10)
 
@@ -73,11 +73,11 @@ def test_softmax_regression_is_linear(shape):
 
 @pytest.mark.parametrize("name", list(MODELS))
 def test_by_name(name):
-    assert model_named(name, MNIST, 4)(torch.zeros(2, *MNIST)).shape == (2, 4)
+    assert make_model(name, MNIST, 4)(torch.zeros(2, *MNIST)).shape == (2, 4)
 
 
 @pytest.mark.parametrize("name", ["resnet", "", "CNN"])
 def test_unknown_name(name):
     choice = "choose one of cnn, mlp, softmax, or bring your own module with feduhb.Federation"
     with refused(ConfigError, f"there is no model {name!r}; {choice}"):
-        model_named(name, MNIST, 10)
+        make_model(name, MNIST, 10)

@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-import killing
 from feduhb.cli import app
+from killing import Commands, Counted
+
+pytestmark = pytest.mark.slow
 
 HERE = Path(__file__).parent
 CONFIG = """
@@ -44,10 +46,10 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def start(site: Path) -> Iterator[Callable[..., killing.Ended]]:
+def start(site: Path) -> Iterator[Callable[..., Counted]]:
     """Run a command where the other package is installed."""
-    with killing.started(str(site)) as killer:
-        yield lambda *arguments: killer.feduhb(*arguments, "--json")
+    with Commands(site) as server:
+        yield lambda *arguments: server.feduhb(*arguments, "--json")
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,5 @@
 """Documents are executable: what README and docs say to type, works."""
 
-import json
 import os
 import re
 import subprocess
@@ -15,6 +14,7 @@ from feduhb_reproduction.grids import read_grid
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
+QUICKSTART = (ROOT / "docs" / "quickstart.md").read_text()
 PAGES = sorted(
     [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")]
 )
@@ -24,41 +24,49 @@ def blocks(text, language):
     return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
 
 
-def test_the_ten_lines_of_python_run(tmp_path):
-    """Both snippets of the README, one after the other, in a process and a folder of their own."""
-    snippets = blocks(README, "python")
-    assert len(snippets) == 2
-    code = "\n".join(snippets)
-    ended = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
+def test_the_readme_is_a_page():
+    assert len(README.splitlines()) <= 120
+
+
+def shrink(text, changes):
+    """Replace what makes an example large; all of it must be there."""
+    for old, new in changes.items():
+        assert old in text
+        text = text.replace(old, new)
+    return text
+
+
+def test_the_python_of_readme_and_quickstart_runs(commands, tmp_path):
+    """Run the snippets of the quickstart, which begin with the README's, in a process and a folder of their own, on smaller images."""
+    snippets = blocks(QUICKSTART, "python")
+    assert snippets[:1] == blocks(README, "python")
+    (tmp_path / "snippet.py").write_text(shrink("\n".join(snippets), {'"mnist-5k"': '"digits"'}))
+    ended = commands.run_script(tmp_path / "snippet.py", cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr
-    assert "Run(feduhb without c00,c01, " in ended.stdout
+    for run in (
+        "Run(feduhb without c00,c01, ",
+        "Run(feduhb without class:3, ",
+        "Run(feduhb without hospital-1:0-2, ",
+    ):
+        assert run in ended.stdout
 
 
-def test_the_commands_run(tmp_path):
-    """The README's shell session after installation, word for word, on a smaller federation."""
-    (session,) = (block for block in blocks(README, "sh") if "feduhb train" in block)
-    (config,) = blocks(README, "toml")
+def test_the_commands_of_the_quickstart_run(commands, tmp_path):
+    """Run its shell session after installation, word for word, on a smaller federation."""
+    (session,) = (block for block in blocks(QUICKSTART, "sh") if "feduhb train" in block)
+    (config,) = blocks(QUICKSTART, "toml")
     smaller = {
         '"mnist-5k"': '"digits"',
         "rounds = 40": "rounds = 3",
         "batch_size = 16": "batch_size = 64",
         "clients = 20": "clients = 6",
     }
-    small = config
-    for old, new in smaller.items():
-        assert old in small
-        small = small.replace(old, new)
-    (tmp_path / "federation.toml").write_text(small)
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    shorter = {
-        "feduhb theorem": "feduhb theorem --data digits --rounds 20"
-    }  # it has no config to make smaller
+    (tmp_path / "federation.toml").write_text(shrink(config, smaller))
     for line in session.strip().splitlines():
-        command = line.partition("#")[0].strip()
-        words = (shorter.get(command) or command).split()
-        subprocess.run(words, cwd=tmp_path, env={**os.environ, "PATH": path}, check=True)
+        program, *words = line.partition("#")[0].split()
+        assert program == "feduhb"
+        ended = commands.feduhb(*words, cwd=tmp_path)
+        assert ended.returncode == 0, ended.stderr
     assert (tmp_path / "report" / "report.html").exists()
 
 
@@ -96,6 +104,7 @@ def test_the_grid_of_the_config_page_names_every_setting(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_the_help_in_the_docs_is_the_programs_own():
     sys.path.insert(0, str(ROOT / "docs"))
     try:
@@ -105,30 +114,25 @@ def test_the_help_in_the_docs_is_the_programs_own():
     assert (ROOT / "docs" / "cli.md").read_text() == generate.command_line(), "run make docs"
 
 
-def test_the_benchmark_runs():
-    """It prints rates and ratios of all engines; how large they are is not a test's to say."""
-    command = [
-        sys.executable,
-        ROOT / "benchmarks" / "engines.py",
-        "--clients",
-        "2",
-        "--images",
-        "20",
-        "--repeats",
-        "1",
-        "--json",
-    ]
-    answer = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-    assert set(answer["images_per_second"]) == {"loop", "plain", "pool"}
-    assert set(answer["ratios"]) == {"pool / loop", "pool / plain"}
-
-
 def test_the_documentation_builds_without_a_warning(tmp_path):
     settings = {**os.environ, "NO_MKDOCS_2_WARNING": "1", "DISABLE_MKDOCS_2_WARNING": "true"}
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
     ended = subprocess.run(command, cwd=ROOT, env=settings, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert (tmp_path / "index.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("copy", "original"),
+    [
+        ("audit-demo.png", "audit-demo/audit.png"),
+        ("iid-strong-local.png", "iid-strong-local/curves.png"),
+        ("theorem.png", "theorem/theorem.png"),
+    ],
+)
+def test_pictures_of_the_site_are_those_of_the_results(copy, original):
+    shown, made = ROOT / "docs" / "images" / copy, ROOT / "results" / original
+    assert shown.read_bytes() == made.read_bytes(), f"copy {made} to {shown}"
 
 
 WORDS = ("@@", "GDPR-compliant", "proof of erasure is", "nobody else")

@@ -19,7 +19,7 @@ from feduhb.runs.folder import RunFolder
 from plugging import install_package
 
 ROOT = Path(__file__).parents[2]
-DESIGN = (ROOT / "docs" / "design.md").read_text()
+EXTENDING = (ROOT / "docs" / "extending.md").read_text()
 ERASURE = (ROOT / "docs" / "erasure.md").read_text()
 CONFIG = """
 seed = 1
@@ -53,8 +53,8 @@ def ran(text, folder, monkeypatch):
     return runpy.run_path(str(folder / "snippet.py"), run_name="snippet")
 
 
-def test_the_method_of_the_design_page(tmp_path, monkeypatch):
-    found = ran(section(DESIGN, "Adding a method"), tmp_path, monkeypatch)
+def test_the_method_of_the_extending_page(tmp_path, monkeypatch):
+    found = ran(section(EXTENDING, "Adding a method"), tmp_path, monkeypatch)
     new, again = found["new"], found["again"]
     assert new.method.name == again.method.name == "sign"
     assert len(new.rounds) == 2
@@ -65,8 +65,8 @@ def test_the_method_of_the_design_page(tmp_path, monkeypatch):
         feduhb.open_run("runs/sign")
 
 
-def test_the_rule_of_the_design_page(tmp_path, monkeypatch):
-    found = ran(section(DESIGN, "Adding an aggregation rule"), tmp_path, monkeypatch)
+def test_the_rule_of_the_extending_page(tmp_path, monkeypatch):
+    found = ran(section(EXTENDING, "Adding an aggregation rule"), tmp_path, monkeypatch)
     new, again = found["new"], found["again"]
     assert new.method.needs == "each"
     assert new.params.equal(again.params)
@@ -74,20 +74,20 @@ def test_the_rule_of_the_design_page(tmp_path, monkeypatch):
     assert new.rounds[0].moved <= 1 + 1e-6
     with pytest.raises(feduhb.FeduhbError, match="of your own \\(feduhb with clipped\\)"):
         feduhb.open_run("runs/clipped")
-    with pytest.raises(feduhb.FeduhbError, match="aggregate is the name of a rule"):
+    with pytest.raises(feduhb.FeduhbError, match="give the name of a rule"):
         feduhb.train(found["trained"].federation, 1, aggregate=found["clipped"])
 
 
-def test_the_data_set_of_the_design_page(tmp_path, monkeypatch):
-    found = ran(section(DESIGN, "Adding a data set"), tmp_path, monkeypatch)
+def test_the_data_set_of_the_extending_page(tmp_path, monkeypatch):
+    found = ran(section(EXTENDING, "Adding a data set"), tmp_path, monkeypatch)
     assert found["trained"].params.equal(found["again"].params)
     assert list(found["again"].federation.clients) == ["north", "south", "west"]
     with pytest.raises(feduhb.FeduhbError, match="came from Python code"):
         feduhb.open_run("runs/wards")
 
 
-def test_the_package_with_a_data_set_of_the_design_page(tmp_path, monkeypatch):
-    text = section(DESIGN, "Adding a data set")
+def test_the_package_with_a_data_set_of_the_extending_page(tmp_path, monkeypatch):
+    text = section(EXTENDING, "Adding a data set")
     (toml,), (code,) = blocks(text, "toml"), blocks(text, "py")
     (group, entries), *others = tomllib.loads(toml)["project"]["entry-points"].items()
     assert (group, others) == (PLUGINS, [])
@@ -100,30 +100,31 @@ def test_the_package_with_a_data_set_of_the_design_page(tmp_path, monkeypatch):
     assert len(feduhb.train(wards, rounds=1, epochs=1, show=None).rounds) == 1
 
 
-def test_the_engine_of_the_design_page(tmp_path, monkeypatch):
-    found = ran(section(DESIGN, "Adding an engine"), tmp_path, monkeypatch)
+def test_the_engine_of_the_extending_page(tmp_path, monkeypatch):
+    found = ran(section(EXTENDING, "Adding an engine"), tmp_path, monkeypatch)
     trained, again = found["trained"], found["again"]
     assert RunFolder(Path("runs/rounded")).result()["engine"]["name"] == "rounded"
     assert trained.params.equal(again.params)
     plain = feduhb.train(trained.federation, 2, epochs=1, engine="loop")
     assert 0 < (trained.params - plain.params).norm() < 0.02 * plain.rounds[0].moved
-    with pytest.raises(feduhb.FeduhbError, match="an engine of your own; give it again: engine="):
+    with pytest.raises(feduhb.FeduhbError, match="pass that engine again: engine="):
         feduhb.unlearn(again, ["c00"], rounds=1)
 
 
-def test_where_the_design_page_says_names_are_given():
+def test_where_the_extending_page_says_names_are_given():
     """The lists it sends people to are there, under these names."""
     homes = {"RULES": "core/aggregate.py", "DATASETS": "data/load.py"}
     for name, home in {**homes, "ENGINES": "engines/__init__.py"}.items():
-        assert f"`{name}`" in DESIGN
-        assert f"`{home}`" in DESIGN
+        assert f"`{name}`" in EXTENDING
+        assert f"`{home}`" in EXTENDING
         assert re.search(rf"^{name}: dict", (ROOT / "src" / "feduhb" / home).read_text(), re.MULTILINE)
     assert {"loop", "pool"} < {*ENGINES}
     assert "digits" in DATASETS
-    for test in re.findall(r"`(tests/\S+\.py)`", DESIGN):
+    for test in re.findall(r"`(tests/\S+\.py)`", EXTENDING):
         assert (ROOT / test).exists()
 
 
+@pytest.mark.slow
 def test_the_commands_of_the_erasure_page(tmp_path, monkeypatch):
     """All of them, in their order, word for word, from a training that kept a history."""
     monkeypatch.chdir(tmp_path)
@@ -135,7 +136,7 @@ def test_the_commands_of_the_erasure_page(tmp_path, monkeypatch):
     assert [line.split()[1] for line in lines if line.startswith("feduhb")] == [
         "unlearn", "audit", "report", "unlearn", "audit", "report",
     ]  # fmt: skip
-    assert "is not there any more" in said["feduhb unlearn runs/second --forget c07 --out runs/third"]
+    assert "no longer exists" in said["feduhb unlearn runs/second --forget c07 --out runs/third"]
     for client, path in {"c03": "runs/audit-c03.json", "c07": "runs/third/audit.json"}.items():
         audit = json.loads(Path(path).read_text())
         assert (audit["forgot"], audit["verdict"]["word"]) == (client, "forgotten")

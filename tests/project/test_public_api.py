@@ -43,7 +43,7 @@ NAMES = {
 }
 
 
-def test_the_front_door_is_this_and_no_more():
+def test_the_public_names_are_these_and_no_others():
     assert set(feduhb.__all__) == NAMES
     assert set(dir(feduhb)) == NAMES
 

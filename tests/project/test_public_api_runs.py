@@ -1,4 +1,4 @@
-"""What the front door promises: train, unlearn, compare, and run folders that open again."""
+"""What the public API promises: train, unlearn, compare, and run folders that open again."""
 
 import pytest
 import torch
@@ -57,6 +57,7 @@ def test_the_stop_rule_ends_a_run_with_its_reason_in_words(trained):
     assert "fell below 50 x its standard deviation" in run.stopped
 
 
+@pytest.mark.slow
 def test_a_lambda_sweep_replays_from_one_run(trained):
     whole = feduhb.unlearn(
         trained, ["c00"], method=feduhb.FedUHB(momentum=0.5, epochs=1), rounds=25, stop=feduhb.never
@@ -95,7 +96,7 @@ def test_a_run_folder_opens_again_and_can_be_unlearned_further(trained, tmp_path
 def test_own_data_is_brought_along_when_its_folder_is_opened(tmp_path):
     federation = ragged()
     run = feduhb.train(federation, 2, epochs=1, out=tmp_path / "own")
-    with pytest.raises(RunFolderError, match=r"came from Python code; open it there: feduhb\.open_run"):
+    with pytest.raises(RunFolderError, match=r"came from Python code; open it in Python: feduhb\.open_run"):
         feduhb.open_run(tmp_path / "own")
     assert torch.equal(feduhb.open_run(tmp_path / "own", federation).params, run.params)
 
@@ -119,7 +120,7 @@ def test_fewer_clients_than_a_round_samples_are_all_asked_when_unlearning(digits
     trained = feduhb.train(digits, 2, epochs=1, clients_per_round=5)
     run = feduhb.unlearn(trained, ["c00"], rounds=2)
     assert run.rounds[0].asked == ("c01", "c02", "c03", "c04")
-    with pytest.raises(ConfigError, match="clients_per_round is 6, but 5 clients take part"):
+    with pytest.raises(ConfigError, match="clients_per_round is 6; give 1 to 5, the number of clients"):
         feduhb.train(digits, 2, clients_per_round=6)
 
 

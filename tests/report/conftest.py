@@ -1,33 +1,14 @@
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, sync_playwright
 
 from feduhb.report.runs import RunView, read_runs
+from report.browsing import browser
 from report.folders import rivals, story
 
-QUIETLY = [
-    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-    "--disable-background-networking", "--disable-component-update", "--disable-sync",
-]  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    """A real one, where it is installed; CI installs it."""
-    chromium = shutil.which("chromium")
-    if chromium is None:
-        pytest.skip("chromium is not installed; the page is not opened")
-    with sync_playwright() as driver:
-        found = driver.chromium.launch(executable_path=chromium, args=QUIETLY)
-        try:
-            yield found
-        finally:
-            found.close()
+__all__ = ["browser"]
 
 
 @pytest.fixture

@@ -119,7 +119,8 @@ def write(
     for record in rounds:
         folder.append(record)
     result: Mapping[str, Any] = summary(method or "retrain", rounds, most)
-    folder.finish({**result, **(changes or {})})
+    folder.prepare({**result, **(changes or {})})
+    folder.publish()
     return path
 
 

@@ -1,18 +1,30 @@
-"""What a page says, without its machinery."""
+"""Read a page as its reader does."""
 
 from __future__ import annotations
 
+import json
 import re
 from html import unescape
-
-
-def without_plotly(document: str) -> str:
-    """The page without the library it carries, whose own text holds addresses it never loads."""
-    before, found, rest = document.partition('<script id="plotly">')
-    return before + rest.split("</script>", 1)[1] if found else document
+from typing import Any
 
 
 def words(document: str) -> str:
-    """What a reader reads."""
-    body = re.sub(r"<(style|script)\b.*?</\1>", " ", without_plotly(document), flags=re.DOTALL)
+    """Return the text of a page."""
+    body = re.sub(r"<(style|script)\b.*?</\1>", " ", document, flags=re.DOTALL)
     return " ".join(unescape(re.sub(r"<[^>]+>", " ", body)).split())
+
+
+def first_screen(document: str) -> str:
+    """Return the text above the first table."""
+    header = document[document.index("<header>") : document.index("</header>")]
+    return words(header)
+
+
+def points(document: str) -> dict[str, Any]:
+    """Return what the page's script is told of every chart, by the chart's name."""
+    found = re.findall(
+        r'<figure class="chart" id="chart-([\w-]+)">.*?<script type="application/json">(.*?)</script>',
+        document,
+        flags=re.DOTALL,
+    )
+    return {name: json.loads(data) for name, data in found}

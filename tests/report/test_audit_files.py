@@ -159,7 +159,7 @@ def test_a_file_that_is_no_audit_is_refused(folder: Path, text: str):
 
 def test_a_file_that_is_no_text_is_refused(folder: Path):
     (folder / "audit.json").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(RunFolderError, match="cannot be read: it is not whole JSON"):
+    with pytest.raises(RunFolderError, match="cannot be read: it is not complete JSON"):
         read_audit(folder)
 
 

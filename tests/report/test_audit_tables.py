@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 
-from feduhb.report.audit_tables import grids, latex, markdown
-from feduhb.report.grids import NOTHING
+from feduhb.report.audit_tables import make_grids, to_latex, to_markdown
 from feduhb.report.runs import RunView, read_runs
-from feduhb.report.tables import as_json, table
-from feduhb.report.words import notes
+from feduhb.report.tables import list_json_rows, make_rows
+from feduhb.report.words import NOTHING, list_notes
 from report.audits import attack, audit, bare, put
 from report.folders import rivals, series, write
 
@@ -40,38 +39,38 @@ def one(tmp_path: Path, **changes: Any) -> list[RunView]:
     return read_runs([put(write(tmp_path / "u", "feduhb", series(4)), audit(**changes))])
 
 
-def test_every_part_has_its_table(two):
-    assert list(grids(two)) == EVERY
-    for grid in grids(two).values():
+def test_every_part_has_its_make_rows(two):
+    assert list(make_grids(two)) == EVERY
+    for grid in make_grids(two).values():
         assert grid.note
         assert all(len(row) == len(grid.headers) for row in grid.rows), grid.title
 
 
 def test_runs_without_an_audit_are_in_none(two):
-    names = {row[0] for grid in grids(two).values() for row in grid.rows}
+    names = {row[0] for grid in make_grids(two).values() for row in grid.rows}
     assert names == {"FedUHB", "FedEraser"}
 
 
 def test_parts_that_are_missing_have_no_table(tmp_path: Path):
     views = read_runs([put(write(tmp_path / "u", "feduhb", series(4)), bare())])
-    assert list(grids(views)) == ["verdicts", "distance", "cost"]
-    assert grids(views)["verdicts"].rows == [["FedUHB", "inconclusive", *[NOTHING] * 4]]
+    assert list(make_grids(views)) == ["verdicts", "distance", "cost"]
+    assert make_grids(views)["verdicts"].rows == [["FedUHB", "inconclusive", *[NOTHING] * 4]]
 
 
 def test_models_without_labels_have_no_distances(tmp_path: Path):
     views = read_runs([put(write(tmp_path / "u", "feduhb", series(4)), bare() | {"distance": {}})])
-    assert list(grids(views)) == ["verdicts", "cost"]
+    assert list(make_grids(views)) == ["verdicts", "cost"]
 
 
-def test_no_audit_no_table(views):
-    assert grids(views) == {}
-    assert markdown(views) == latex(views) == ""
-    assert "audit" not in table(views)[0]
-    assert all("audit" not in row for row in as_json(views))
+def test_no_audit_no_make_rows(views):
+    assert make_grids(views) == {}
+    assert to_markdown(views) == to_latex(views) == ""
+    assert "audit" not in make_rows(views)[0]
+    assert all("audit" not in row for row in list_json_rows(views))
 
 
 def test_verdicts_with_their_parts(two):
-    grid = grids(two)["verdicts"]
+    grid = make_grids(two)["verdicts"]
     assert grid.rows[0] == [
         "FedUHB", "forgotten", "bit for bit",
         "loss, all forgotten data: no power here; loss, canaries: not caught; LiRA, canaries: not caught",
@@ -82,7 +81,7 @@ def test_verdicts_with_their_parts(two):
 
 
 def test_attacks_have_controls_intervals_and_power(two):
-    grid = grids(two)["attacks"]
+    grid = make_grids(two)["attacks"]
     own = [row for row in grid.rows if row[:2] == ["FedEraser", "loss, canaries"]]
     assert [row[2:5] for row in own] == [
         ["original", "must be caught", "0.820 [0.789, 0.851]"],
@@ -96,14 +95,14 @@ def test_attacks_have_controls_intervals_and_power(two):
 
 
 def test_liras_self_test_has_a_row(two):
-    rows = [row for row in grids(two)["attacks"].rows if row[2] == "its own shadows"]
+    rows = [row for row in make_grids(two)["attacks"].rows if row[2] == "its own shadows"]
     assert [row[1:5] for row in rows] == [
         ["LiRA, canaries", "its own shadows", "what it can do", "0.800 [0.769, 0.831]"]
     ]
 
 
 def test_every_misr_has_the_rate_on_test_data_beside_it(two):
-    grid = grids(two)["misr"]
+    grid = make_grids(two)["misr"]
     assert grid.headers[2:] == [
         "original",
         "on test data",
@@ -117,7 +116,7 @@ def test_every_misr_has_the_rate_on_test_data_beside_it(two):
 
 
 def test_the_backdoor_stands_against_its_floor(two):
-    row = grids(two)["backdoor"].rows[0]
+    row = make_grids(two)["backdoor"].rows[0]
     assert row == ["FedUHB", "98.0%", "0.1%", "0.3%", "+0.2 [−0.4, +0.9] points", "911", "not caught"]  # noqa: RUF001
 
 
@@ -125,64 +124,64 @@ def test_accuracies_that_are_null_are_dashes(tmp_path: Path):
     told = audit()["accuracy"]
     told["retrain"] = dict.fromkeys(told["retrain"])
     told["original"]["forgotten"] = None
-    rows = grids(one(tmp_path, accuracy=told))["accuracy"].rows
+    rows = make_grids(one(tmp_path, accuracy=told))["accuracy"].rows
     assert rows == [
         ["FedUHB", "original", NOTHING, "94.0%", "90.0%"],
         ["FedUHB", "unlearned", "90.0%", "93.0%", "89.9%"],
     ]
 
 
-def test_those_who_stayed_are_summed_up(two):
-    row = grids(two)["clients"].rows[0]
+def test_remaining_clients_are_summed_up(two):
+    row = make_grids(two)["clients"].rows[0]
     assert row[:3] == ["FedUHB", "held-out data", "6"]
     assert sum(map(int, row[3:6])) == 6
 
 
 def test_relearning_that_did_not_happen_is_said(two):
-    assert grids(two)["relearn"].rows[0] == ["FedUHB", "99.0%", "not within 10", "4"]
+    assert make_grids(two)["relearn"].rows[0] == ["FedUHB", "99.0%", "not within 10", "4"]
 
 
 def test_costs_of_all_three(two):
-    rows = grids(two)["cost"].rows
+    rows = make_grids(two)["cost"].rows
     assert rows[2] == ["FedUHB", "unlearned", "32", "1,728", "117", "117", NOTHING, "4.80"]
     assert [row[1] for row in rows[:3]] == ["original", "Retrain", "unlearned"]
 
 
 def test_distances(two):
-    assert grids(two)["distance"].rows[1] == ["FedUHB", "unlearned", "7.31", "0.710", "0.112", "6.4%"]
+    assert make_grids(two)["distance"].rows[1] == ["FedUHB", "unlearned", "7.31", "0.710", "0.112", "6.4%"]
 
 
 def test_markdown_and_latex_carry_the_same_rows(two):
-    for grid in grids(two).values():
-        assert f"## {grid.title}\n\n{grid.note}\n\n{grid.markdown()}" in markdown(two)
-        assert grid.latex() in latex(two)
-    assert latex(two).count(r"\begin{tabular}") == len(EVERY)
-    assert all(line.startswith(("%", "\\")) or "&" in line or not line for line in latex(two).splitlines())
+    for grid in make_grids(two).values():
+        assert f"## {grid.title}\n\n{grid.note}\n\n{grid.to_markdown()}" in to_markdown(two)
+        assert grid.to_latex() in to_latex(two)
+    assert to_latex(two).count(r"\begin{tabular}") == len(EVERY)
+    assert all(line.startswith(("%", "\\")) or "&" in line or not line for line in to_latex(two).splitlines())
 
 
 def test_marks_in_sentences_stay_text(tmp_path: Path):
     hostile = "<script>alert(1)</script>\n| a | b |\n# c"
     views = one(tmp_path, verdict={"word": "useless", "reasons": [hostile]})
-    text = markdown(views)
+    text = to_markdown(views)
     assert "<script>" not in re.sub(r"\\<", "", text)
     assert "\n# c" not in text
-    commented = [line for line in latex(views).splitlines() if "script" in line]
+    commented = [line for line in to_latex(views).splitlines() if "script" in line]
     assert commented
     assert all(line.startswith("% ") for line in commented)
 
 
 def test_the_main_table_has_the_word(two):
-    headers, rows = table(two)
+    headers, rows = make_rows(two)
     assert headers[-1] == "audit"
     assert [row[-1] for row in rows] == [NOTHING, "forgotten", NOTHING, "not forgotten", NOTHING]
-    assert [row["audit"] for row in as_json(two)] == [None, "forgotten", None, "not forgotten", None]
+    assert [row["audit"] for row in list_json_rows(two)] == [None, "forgotten", None, "not forgotten", None]
 
 
 def test_an_audit_of_other_weights_is_never_a_verdict_alone(tmp_path: Path):
     views = one(tmp_path, weights_sha256="cd" * 32)
-    assert table(views)[1][0][-1] == "forgotten (of other weights)"
-    assert as_json(views)[0]["audit"] == "forgotten (of other weights)"
-    assert grids(views)["verdicts"].rows[0][1] == "forgotten (of other weights)"
-    (said,) = notes(views)
-    assert said.startswith("FedUHB: this audit is of other weights than the run ended with")
-    assert notes(one(tmp_path / "own")) == []
+    assert make_rows(views)[1][0][-1] == "forgotten (of other weights)"
+    assert list_json_rows(views)[0]["audit"] == "forgotten (of other weights)"
+    assert make_grids(views)["verdicts"].rows[0][1] == "forgotten (of other weights)"
+    (said,) = list_notes(views)
+    assert "other weights" in said
+    assert list_notes(one(tmp_path / "own")) == []

@@ -1,42 +1,24 @@
-"""The page in a real browser: it draws, loads nothing, complains of nothing, and fits a telephone."""
+"""The page in a real browser: it loads nothing, complains of nothing, answers first and fits a telephone."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Browser
 
-from feduhb.report.charts import charts
-from feduhb.report.html import page as report
+from feduhb.report.page import render_report
 from feduhb.report.runs import read_runs
 from report.audits import attack, audit, put
+from report.browsing import Opened, opened
 from report.folders import rivals, series, write
 
-WIDE, NARROW = 1200, 420  # CSS pixels
-CURVES = ["accuracy", "loss", "movement", "backdoor"]
-MAPS = ["stop-map-0", "lambda-rounds", "lambda-accuracy"]
-AUDITS = ["auc-0", "clients-0", "auc-1", "clients-1"]  # the latter two in a card that is closed
-CHARTS = [*CURVES, *MAPS, *AUDITS]
-HIDDEN = 2
-SHAPES = {
-    "bar": ".barlayer .point path",
-    "heatmap": ".heatmaplayer image",
-    "scatter": ".scatterlayer .trace",
-}
-
-
-@dataclass(slots=True)
-class Opened:
-    """A page, and all that happened while it was open."""
-
-    page: Page
-    requests: list[str] = field(default_factory=list)
-    complaints: list[str] = field(default_factory=list)
+DESKTOP, TELEPHONE = (1400, 900), (390, 844)  # CSS pixels
+CHARTS = [
+    "accuracy", "movement", "backdoor", "auc-0", "clients-0", "auc-1", "clients-1", "loss", "stop-map-0",
+    "lambda-rounds", "lambda-accuracy",
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -46,130 +28,105 @@ def document(tmp_path_factory: pytest.TempPathFactory) -> Path:
     put(folders[1], audit(staying=18))
     caught = [attack(found="caught", unlearned=0.7)]
     put(folders[3], audit("not forgotten", membership=caught, staying=200))
-    views = read_runs(folders)
-    assert list(charts(views)) == CHARTS
-    (root / "report.html").write_text(report(views), encoding="utf-8")
+    (root / "report.html").write_text(render_report(read_runs(folders)), encoding="utf-8")
     return root / "report.html"
 
 
-@contextmanager
-def opened(browser: Browser, document: Path, width: int, scheme: str) -> Generator[Opened]:
-    page = browser.new_page(
-        viewport={"width": width, "height": 900}, color_scheme="dark" if scheme == "dark" else "light"
-    )
-    seen = Opened(page)
-    page.on("request", lambda request: seen.requests.append(request.url))
-    page.on("pageerror", lambda error: seen.complaints.append(str(error)))
-    page.on(
-        "console",
-        lambda said: seen.complaints.append(said.text) if said.type in {"error", "warning"} else None,
-    )
-    try:
-        page.goto(document.as_uri())
-        yield seen
-    finally:
-        page.close()
-
-
-@pytest.fixture(params=["light", "dark"])
-def wide(request: pytest.FixtureRequest, browser: Browser, document: Path) -> Iterator[Opened]:
-    with opened(browser, document, WIDE, request.param) as seen:
+@pytest.fixture(scope="module")
+def desktop(browser: Browser, document: Path) -> Iterator[Opened]:
+    with opened(browser, document, DESKTOP[0], "light", DESKTOP[1]) as seen:
         yield seen
 
 
-@pytest.fixture(scope="module", params=["light", "dark"])
-def still(request: pytest.FixtureRequest, browser: Browser, document: Path) -> Iterator[Opened]:
-    """The wide page for tests that only look at it."""
-    with opened(browser, document, WIDE, request.param) as seen:
+@pytest.fixture(scope="module")
+def telephone(browser: Browser, document: Path) -> Iterator[Opened]:
+    with opened(browser, document, TELEPHONE[0], "dark", TELEPHONE[1]) as seen:
         yield seen
 
 
-@pytest.fixture(scope="module", params=["light", "dark"])
-def narrow(request: pytest.FixtureRequest, browser: Browser, document: Path) -> Iterator[Opened]:
-    with opened(browser, document, NARROW, request.param) as seen:
-        yield seen
+@pytest.mark.parametrize("device", ["desktop", "telephone"])
+def test_nothing_is_loaded_and_nothing_complained_of(
+    request: pytest.FixtureRequest, document: Path, device: str
+):
+    seen: Opened = request.getfixturevalue(device)
+    seen.page.wait_for_load_state("networkidle")
+    assert seen.requests == [document.as_uri()]
+    assert seen.complaints == []
 
 
-def test_nothing_is_loaded_and_nothing_complained_of(still: Opened, document: Path):
-    still.page.wait_for_load_state("networkidle")
-    assert still.requests == [document.as_uri()]
-    assert still.complaints == []
+def bottom(seen: Opened, selector: str) -> float:
+    box = seen.page.locator(selector).last.bounding_box()
+    assert box is not None, selector
+    return box["y"] + box["height"]
 
 
-def test_every_chart_is_drawn(wide: Opened):
-    described = json.loads(wide.page.locator("#charts").text_content() or "{}")
-    assert list(described) == CHARTS
-    assert wide.page.locator(".js-plotly-plot").count() == len(CHARTS) - HIDDEN
-    for summary in wide.page.locator(".card summary").all()[1:]:
-        summary.click()
-    wide.page.wait_for_function(f"document.querySelectorAll('.js-plotly-plot').length == {len(CHARTS)}")
-    for name, chart in described.items():
-        place = wide.page.locator(f"#chart-{name}")
-        box, room = place.locator("svg.main-svg").nth(0).bounding_box(), place.bounding_box()
+def test_the_first_screen_answers(desktop: Opened, telephone: Opened):
+    for selector in (".lead", ".verdicts", ".numbers", "header .chart"):
+        assert bottom(desktop, selector) < DESKTOP[1], selector
+    for selector in (".lead", ".verdicts", ".numbers", "#chart-accuracy"):
+        assert bottom(telephone, selector) < TELEPHONE[1], selector
+
+
+def test_the_verdicts_are_words_on_colours(desktop: Opened):
+    badges = desktop.page.locator(".verdicts .badge")
+    assert badges.all_text_contents() == ["✓ forgotten", "– not audited", "✗ not forgotten", "– not audited"]  # noqa: RUF001
+    grounds = badges.evaluate_all("all => all.map(one => getComputedStyle(one).backgroundColor)")
+    assert grounds[0] == "rgb(23, 115, 74)"
+    assert grounds[2] == "rgb(179, 38, 30)"
+    assert grounds[1] == grounds[3] == "rgb(92, 99, 110)"
+
+
+def test_the_evidence_is_folded_and_every_chart_is_drawn(desktop: Opened):
+    assert desktop.page.locator("details[open]").count() == 0
+    drawn = desktop.page.locator("figure.chart").evaluate_all("all => all.map(one => one.id)")
+    assert drawn == [f"chart-{name}" for name in CHARTS]
+    desktop.page.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
+    for name in CHARTS:
+        box = desktop.page.locator(f"#chart-{name} svg").bounding_box()
         assert box is not None, name
-        assert room is not None, name
-        assert box["width"] == pytest.approx(room["width"], abs=1), name
         assert box["width"] > 300, name
-        assert box["height"] > 200, name
-        (kind,) = {trace["type"] for trace in chart["data"]}
-        expected = len(chart["data"][0]["x"]) if kind == "bar" else len(chart["data"])
-        assert place.locator(SHAPES[kind]).count() == expected, name
-    assert wide.complaints == []
+        assert box["height"] > 150, name
+    assert 'method = "fedrecover"' in desktop.page.locator("pre").last.inner_text()
 
 
-def test_the_verdicts_can_be_read(still: Opened):
-    badges = still.page.locator(".card > header .badge")
-    assert badges.all_text_contents() == ["✓ forgotten", "✗ not forgotten"]
-    for place, ground in enumerate(("rgb(23, 115, 74)", "rgb(179, 38, 30)")):
-        look = badges.nth(place).evaluate(
-            "b => [getComputedStyle(b).color, getComputedStyle(b).backgroundColor]"
-        )
-        assert look == ["rgb(255, 255, 255)", ground], "white on dark, whatever the scheme"
-    assert still.page.locator(".checks .yes").first.is_visible()
+def test_a_pointer_and_the_keyboard_show_the_values(desktop: Opened):
+    plot, tip = (desktop.page.locator(f"#chart-accuracy {part}") for part in (".plot", "output"))
+    assert not tip.is_visible()
+    plot.hover(position={"x": 50, "y": 100})
+    assert tip.inner_text().startswith("round 1\n")
+    assert "FedUHB 38.4%" in tip.inner_text()
+    desktop.page.mouse.move(0, 0)
+    assert not tip.is_visible()
+    plot.focus()
+    for _ in range(3):
+        desktop.page.keyboard.press("ArrowRight")
+    assert tip.inner_text().startswith("round 3\n")
+    desktop.page.keyboard.press("Escape")
+    assert not tip.is_visible()
 
 
-def test_the_band_and_the_coin_are_drawn(still: Opened):
-    assert still.page.locator("#chart-auc-0 .shapelayer path").count() == 3 + 1
-    assert still.page.locator("#chart-auc-0 .xerror").count() == 3 * 6, (
-        "three attacks, three models, two intervals"
+def test_the_colour_scheme_is_followed(desktop: Opened, telephone: Opened):
+    look = "one => getComputedStyle(one).fill"
+    light, dark = (
+        seen.page.locator("#chart-accuracy text").first.evaluate(look) for seen in (desktop, telephone)
     )
+    assert light == "rgb(92, 99, 110)"
+    assert dark == "rgb(163, 170, 181)"
+    grounds = [
+        seen.page.evaluate("getComputedStyle(document.body).backgroundColor") for seen in (desktop, telephone)
+    ]
+    assert grounds == ["rgb(255, 255, 255)", "rgb(20, 22, 26)"]
 
 
-def test_the_legend_names_every_run(still: Opened):
-    named = still.page.locator("#chart-accuracy .legendtext").all_text_contents()
-    assert named == ["original", "FedUHB", "Retrain", "FedEraser", "FedRecover"]
-
-
-def test_the_colour_scheme_is_followed(still: Opened):
-    ground = still.page.evaluate("getComputedStyle(document.body).backgroundColor")
-    dark = still.page.evaluate("matchMedia('(prefers-color-scheme: dark)').matches")
-    assert ground == ("rgb(20, 22, 26)" if dark else "rgb(255, 255, 255)")
-
-
-def test_a_run_opens_on_a_click(wide: Opened):
-    run = wide.page.locator("section > details", has=wide.page.locator("summary", has_text="FedRecover"))
-    config = run.locator("pre")
-    assert not config.is_visible()
-    run.locator("summary").click()
-    assert config.is_visible()
-    assert 'method = "fedrecover"' in config.inner_text()
-    run.locator("summary").click()
-    assert not config.is_visible()
-
-
-def test_a_telephone_scrolls_down_only(narrow: Opened):
-    for summary in narrow.page.locator("details:not([open]) > summary").all()[::-1]:
-        summary.click()
-    assert narrow.page.locator("details[open]").count() == 5 + 2
-    assert narrow.page.evaluate("document.documentElement.scrollWidth") <= NARROW
-    narrow.page.wait_for_function(f"document.querySelectorAll('.js-plotly-plot').length == {len(CHARTS)}")
-    assert narrow.page.evaluate("document.documentElement.scrollWidth") <= NARROW
-    assert narrow.complaints == []
-
-
-def test_the_table_scrolls_inside_itself_on_a_telephone(narrow: Opened):
+def test_a_telephone_scrolls_down_only_and_its_charts_can_be_read(telephone: Opened):
+    telephone.page.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
+    assert telephone.page.evaluate("document.documentElement.scrollWidth") <= TELEPHONE[0]
     wider = "document.querySelector('.wide').scrollWidth > document.querySelector('.wide').clientWidth"
-    assert narrow.page.evaluate(wider)
+    assert telephone.page.evaluate(wider), "the table scrolls inside itself"
+    heights = telephone.page.locator("figure svg text").evaluate_all(
+        "all => all.map(one => parseFloat(getComputedStyle(one).fontSize) * one.ownerSVGElement.getScreenCTM().a)"
+    )
+    assert min(heights) > 9
 
 
 def test_hostile_names_run_nothing(browser: Browser, tmp_path: Path):
@@ -184,26 +141,14 @@ def test_hostile_names_run_nothing(browser: Browser, tmp_path: Path):
         for i in range(2)
     ]
     target = tmp_path / "report.html"
-    target.write_text(report(read_runs(paths)), encoding="utf-8")
-    with opened(browser, target, WIDE, "light") as seen:
-        seen.page.locator(".card summary").nth(1).click()
-        seen.page.locator("#chart-auc-1 svg.main-svg").nth(0).wait_for()
+    target.write_text(render_report(read_runs(paths)), encoding="utf-8")
+    with opened(browser, target, DESKTOP[0], "light") as seen:
+        seen.page.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
+        for chart in ("accuracy", "auc-1", "clients-1"):
+            seen.page.locator(f"#chart-{chart} .plot").focus()
+            seen.page.keyboard.press("ArrowRight")
+            assert seen.page.locator(f"#chart-{chart} output").is_visible()
+        assert hostile in seen.page.locator("#chart-clients-1 output").inner_text()
         assert seen.page.locator("img").count() == 0
-        assert seen.page.locator("b").count() == 0
         assert seen.requests == [target.as_uri()]
-        assert seen.complaints == []
-
-
-def test_a_sweep_over_beta_is_drawn(browser: Browser, tmp_path: Path):
-    told = [{"settings": {"momentum": beta}} for beta in (0.0, 0.5, 0.9)]
-    paths = [write(tmp_path / f"{i}", "feduhb", series(4 + i), changes=each) for i, each in enumerate(told)]
-    target = tmp_path / "report.html"
-    target.write_text(
-        report(read_runs([*paths, write(tmp_path / "r", "retrain", series(5))])), encoding="utf-8"
-    )
-    with opened(browser, target, WIDE, "dark") as seen:
-        lines = {"beta-accuracy": 4, "beta-loss": 3, "beta-reach": 1}
-        for name, expected in lines.items():
-            assert seen.page.locator(f"#chart-{name} .scatterlayer .trace").count() == expected, name
-        assert seen.page.locator(".heatmaplayer image").count() == 2 * 3, "a map for each run"
         assert seen.complaints == []

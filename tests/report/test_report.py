@@ -1,3 +1,5 @@
+"""The files of a report: which there are, that they are written whole, and what may be imported for them."""
+
 from __future__ import annotations
 
 import ast
@@ -12,53 +14,69 @@ import feduhb.report
 from feduhb.errors import FeduhbError, RunFolderError, StorageError
 from feduhb.report import write_report
 from report.audits import audit, put
-from report.folders import series, write
+from report.folders import series, story, write
 
-NAMES = ["report.html", "table.md", "table.tex"]
+pytestmark = pytest.mark.slow
+
+TEXTS = ["report.html", "table.md", "table.tex", "audit.md", "audit.tex"]
 FIGURES = [
     f"{name}.{kind}"
-    for name in ("overview", "curves", "movement", "backdoor", "stop-map", "lambda")
+    for name in ("overview", "curves", "movement", "backdoor", "stop-map", "lambda", "audit", "clients")
     for kind in ("png", "pdf")
 ]
 ALLOWED = ("feduhb.audit.result", "feduhb.runs.folder", "feduhb.stopping", "feduhb.errors", "feduhb.report")
+# What importing the report loads, and what writing one does.
+WRITE = """
+import sys, feduhb.report
+heavy = {'jinja2', 'matplotlib', 'rich', 'torch'} & set(sys.modules)
+assert not heavy, heavy
+feduhb.report.write_report(sys.argv[2:], sys.argv[1])
+late = {'torch', 'matplotlib.pyplot'} & set(sys.modules)
+assert not late, late
+"""
 
 
-def test_a_report_is_written_whole(folders, tmp_path: Path):
+@pytest.fixture(scope="module")
+def audited(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    folders = story(tmp_path_factory.mktemp("runs"))
+    put(folders[1], audit())
+    return folders
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out the figures, which take most of a report's time."""
+    monkeypatch.setattr("feduhb.report.draw_figures", lambda views: {})  # noqa: ARG005
+
+
+def test_a_report_is_whole_and_repeatable_and_needs_neither_torch_nor_pyplot(audited, tmp_path: Path):
     out = tmp_path / "deep" / "report"
-    paths = write_report(folders, out)
-    assert [path.name for path in paths] == NAMES + FIGURES
-    assert sorted(path.name for path in out.iterdir()) == sorted(NAMES + FIGURES)
-    assert all(path.stat().st_size > 0 for path in paths)
+    paths = write_report(audited, out)
+    assert [path.name for path in paths] == TEXTS + FIGURES
+    assert sorted(path.name for path in out.iterdir()) == sorted(TEXTS + FIGURES)
+    starts = {".png": b"\x89PNG", ".pdf": b"%PDF", ".html": b"<!doctype html>"}
+    for path in paths:
+        assert path.read_bytes().startswith(starts.get(path.suffix, b"")), path.name
+        assert path.stat().st_size > 0, path.name
+    assert "| FedUHB | forgotten | bit for bit |" in (out / "audit.md").read_text()
+    command = [sys.executable, "-W", "error", "-c", WRITE, str(tmp_path / "again"), *map(str, audited)]
+    env = {**os.environ, "MPLBACKEND": ""}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
+    assert done.returncode == 0, done.stderr
+    for path in paths:
+        assert path.read_bytes() == (tmp_path / "again" / path.name).read_bytes(), path.name
 
 
-def test_an_audit_adds_its_tables_and_figures(folders, tmp_path: Path):
-    put(folders[1], audit())
-    paths = write_report(folders, tmp_path / "out")
-    added = ["audit.png", "audit.pdf", "clients.png", "clients.pdf"]
-    assert [path.name for path in paths] == [*NAMES, "audit.md", "audit.tex", *FIGURES, *added]
-    assert "| FedUHB | forgotten | bit for bit |" in (tmp_path / "out" / "audit.md").read_text()
-
-
-def test_a_sweep_adds_its_figure(tmp_path: Path):
-    told = [{"settings": {"momentum": beta}} for beta in (0.0, 0.9)]
-    runs = [write(tmp_path / f"{i}", "feduhb", series(4), changes=each) for i, each in enumerate(told)]
-    assert {"beta.png", "beta.pdf"} <= {path.name for path in write_report(runs, tmp_path / "out")}
-
-
-def test_the_same_runs_give_the_same_report(folders, tmp_path: Path):
-    put(folders[1], audit())
-    once, again = (write_report(folders, tmp_path / name) for name in ("a", "b"))
-    assert [path.read_bytes() for path in once] == [path.read_bytes() for path in again]
-
-
+@pytest.mark.usefixtures("undrawn")
 def test_notes_stand_beside_the_tables(tmp_path: Path):
     runs = [write(tmp_path / f"{s}", "feduhb", series(3), seed=s) for s in (1, 2)]
-    _, markdown, latex, *_ = write_report(runs, tmp_path / "out")
-    assert markdown.read_text().endswith("\nThese runs have different seeds: 1; 2.\n")
-    assert latex.read_text().startswith("% These runs have different seeds: 1; 2.\n")
+    _, markdown, latex = write_report(runs, tmp_path / "out")
+    assert markdown.read_text().endswith("\nDifferent seeds: 1; 2.\n")
+    assert latex.read_text().startswith("% Different seeds: 1; 2.\n")
 
 
-def test_a_folder_whose_name_is_no_text_can_be_reported(tmp_path: Path):
+@pytest.mark.usefixtures("undrawn")
+def test_a_folder_whose_name_is_not_text_can_be_reported(tmp_path: Path):
     runs = [write(tmp_path / f"odd\udcff{i}", "feduhb", series(3)) for i in range(2)]
     page = write_report(runs, tmp_path / "out")[0].read_text()
     assert "FedUHB (odd?0)" in page
@@ -70,7 +88,8 @@ def test_a_run_that_cannot_be_read_leaves_no_report(folders, tmp_path: Path):
     assert not (tmp_path / "out").exists()
 
 
-def test_a_place_that_cannot_be_written_is_told_in_words(folders, tmp_path: Path):
+@pytest.mark.usefixtures("undrawn")
+def test_a_place_that_cannot_be_written_is_named(folders, tmp_path: Path):
     (tmp_path / "taken").write_text("a file")
     with pytest.raises(
         StorageError, match=r"cannot write the report into .*taken: File exists; choose another folder"
@@ -79,23 +98,7 @@ def test_a_place_that_cannot_be_written_is_told_in_words(folders, tmp_path: Path
     assert issubclass(StorageError, FeduhbError)
 
 
-def test_importing_and_reporting_leaves_torch_and_pyplot_out(folders, tmp_path: Path):
-    code = (
-        "import sys, feduhb.report\n"
-        "heavy = {'matplotlib', 'plotly', 'rich', 'torch'} & set(sys.modules)\n"
-        "assert not heavy, heavy\n"
-        "feduhb.report.write_report(sys.argv[2:], sys.argv[1])\n"
-        "late = {'torch', 'matplotlib.pyplot'} & set(sys.modules)\n"
-        "assert not late, late\n"
-    )
-    command = [sys.executable, "-W", "error", "-c", code, str(tmp_path / "out"), *map(str, folders)]
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=False, env={**os.environ, "MPLBACKEND": ""}
-    )
-    assert done.returncode == 0, done.stderr
-
-
-def test_the_room_imports_only_what_it_may():
+def test_the_package_imports_only_what_it_may():
     home = Path(feduhb.report.__file__).parent
     for file in home.glob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
@@ -106,3 +109,8 @@ def test_the_room_imports_only_what_it_may():
             for name in names:
                 assert name.split(".")[0] != "torch", file
                 assert not name.startswith("feduhb") or name.startswith(ALLOWED), (file, name)
+
+
+def test_what_other_reports_use_is_public():
+    for name in feduhb.report.__all__:
+        assert hasattr(feduhb.report, name), name

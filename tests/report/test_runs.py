@@ -26,8 +26,8 @@ def test_a_view_tells_the_folder(views):
 def test_a_view_has_the_series(views):
     retrain = views[2]
     assert retrain.accuracy == [r.scores["test_accuracy"] for r in retrain.rounds]
-    assert retrain.loss == [r.scores["test_loss"] for r in retrain.rounds]
-    assert retrain.backdoor == [0.01] * 8
+    assert retrain.scored("test_loss") == [r.scores["test_loss"] for r in retrain.rounds]
+    assert retrain.scored("backdoor") == [0.01] * 8
     assert retrain.moved == [4 * 0.5 ** (t + 1) for t in range(8)]
     assert retrain.threshold == [None] * 8
     assert views[1].threshold[:2] == [None, None]
@@ -79,7 +79,7 @@ def test_retrain_is_the_one_of_the_same_data_seed_and_request(tmp_path: Path):
 
 
 def test_no_folder_is_refused():
-    with pytest.raises(RunFolderError, match="no run folder is named"):
+    with pytest.raises(RunFolderError, match="there is no run to report on"):
         read_runs([])
 
 
@@ -98,7 +98,7 @@ def test_an_unfinished_run_is_refused(tmp_path: Path):
     folder = RunFolder(tmp_path / "run")
     folder.create(CONFIG.format(seed=1))
     folder.append(series(1)[0])
-    with pytest.raises(RunFolderError, match="has not finished; go on with it by --resume"):
+    with pytest.raises(RunFolderError, match="has not finished; continue it with --resume"):
         read_runs([folder.path])
 
 
@@ -109,32 +109,32 @@ def test_a_folder_from_before_histories_has_none(views):
 
 def test_a_history_that_is_no_number_is_refused(tmp_path: Path):
     path = write(tmp_path / "run", "federaser", series(3), changes={"history_bytes_read": "much"})
-    with pytest.raises(RunFolderError, match="does not tell history_bytes_read"):
+    with pytest.raises(RunFolderError, match="lacks history_bytes_read"):
         read_runs([path])
 
 
 @pytest.mark.parametrize("key", ["method", "exact", "client_seconds", "scores", "weights_sha256"])
 def test_a_result_that_does_not_tell_all_is_refused(tmp_path: Path, key: str):
     path = write(tmp_path / "run", "feduhb", series(3), changes={key: None})
-    with pytest.raises(RunFolderError, match=f"does not tell {key}"):
+    with pytest.raises(RunFolderError, match=f"lacks {key}"):
         read_runs([path])
 
 
 def test_a_result_that_is_no_table_is_refused(tmp_path: Path):
     path = write(tmp_path / "run", "feduhb", series(3))
     (path / "result.json").write_text("[]")
-    with pytest.raises(RunFolderError, match="does not tell"):
+    with pytest.raises(RunFolderError, match="lacks"):
         read_runs([path])
 
 
 def test_a_result_of_other_rounds_is_refused(tmp_path: Path):
     path = write(tmp_path / "run", "feduhb", series(3), changes={"rounds": 4})
-    with pytest.raises(RunFolderError, match=r"holds 3 rounds, result\.json tells of 4"):
+    with pytest.raises(RunFolderError, match=r"holds 3 rounds, but result\.json counts 4"):
         read_runs([path])
 
 
 def test_an_unlearn_setting_that_is_no_table_is_refused(tmp_path: Path):
     path = write(tmp_path / "run", None, series(3))
     (path / "config.toml").write_text("unlearn = 3\n")
-    with pytest.raises(RunFolderError, match="unlearn is no table"):
+    with pytest.raises(RunFolderError, match="unlearn is not a table"):
         read_runs([path])

@@ -8,14 +8,15 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from feduhb.report.html import page
+from feduhb.report.page import render_report
 from feduhb.report.runs import RunView, read_runs
-from feduhb.report.tables import NOTHING, as_json, latex, markdown, rich_table, table
+from feduhb.report.tables import list_json_rows, make_grid, make_rows, make_terminal_table
+from feduhb.report.words import NOTHING
 from report.folders import rivals, series, write
 
 
 def cells(views: list[RunView], label: str) -> dict[str, str]:
-    headers, rows = table(views)
+    headers, rows = make_rows(views)
     return dict(zip(headers, next(row for row in rows if row[0] == label), strict=True))
 
 
@@ -63,7 +64,7 @@ def test_the_round_that_reaches_retrain(tmp_path: Path):
 
 def test_columns_nobody_fills_are_left_out(tmp_path: Path):
     views = read_runs([write(tmp_path / "u", "feduhb", series(3, backdoor=None))])
-    headers, _ = table(views)
+    headers, _ = make_rows(views)
     assert "backdoor success" not in headers
     assert not any("Retrain" in header for header in headers)
 
@@ -77,13 +78,13 @@ def test_histories_and_what_they_save(five):
 
 
 def test_without_a_history_nothing_is_said_of_one(views):
-    headers, _ = table(views)
+    headers, _ = make_rows(views)
     assert not {"history MB", "client rounds saved"} & set(headers)
 
 
 def test_a_silent_client_of_an_exact_method_is_no_saving(tmp_path: Path):
     path = write(tmp_path / "r", "retrain", series(3), changes={"client_rounds_saved": 0.1})
-    assert "client rounds saved" not in table(read_runs([path]))[0]
+    assert "client rounds saved" not in make_rows(read_runs([path]))[0]
 
 
 def test_a_method_that_needs_every_update_says_so(tmp_path: Path):
@@ -98,13 +99,18 @@ def test_a_score_that_is_missing_is_a_dash(tmp_path: Path):
 
 
 def test_every_rendering_carries_the_same_cells(views):
-    _, rows = table(views)
+    _, rows = make_rows(views)
     in_markdown = [
-        [cell.strip() for cell in line.strip("|").split("|")] for line in markdown(views).splitlines()[2:]
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in make_grid(views).to_markdown().splitlines()[2:]
     ]
-    body = latex(views).split(r"\midrule")[1].split(r"\bottomrule")[0]
+    body = make_grid(views).to_latex().split(r"\midrule")[1].split(r"\bottomrule")[0]
     in_latex = [line.removesuffix(r" \\").split(" & ") for line in body.strip().splitlines()]
-    in_page = [re.findall(r"<td[^>]*>(.*?)</td>", line) for line in page(views).splitlines() if "<td" in line]
+    in_page = [
+        re.findall(r"<td[^>]*>(.*?)</td>", line)
+        for line in render_report(views).splitlines()
+        if "<td" in line
+    ]
     assert in_markdown == rows
     assert [[cell.replace("--", NOTHING).replace(r"\%", "%") for cell in row] for row in in_latex] == rows
     assert in_page == rows
@@ -114,7 +120,7 @@ def test_every_rendering_carries_the_same_cells(views):
 
 def printed_lines(views: list[RunView], width: int = 120) -> list[str]:
     out = io.StringIO()
-    Console(file=out, width=width).print(rich_table(views))
+    Console(file=out, width=width).print(make_terminal_table(views))
     return out.getvalue().rstrip().splitlines()
 
 
@@ -126,7 +132,7 @@ def test_the_terminal_table_fits_120_columns_with_whole_words(views):
 
 
 def test_a_narrow_terminal_gets_the_same_cells_in_columns(views):
-    _, rows = table(views)
+    _, rows = make_rows(views)
     lines = printed_lines(views, width=80)
     assert max(map(len, lines)) <= 80
     split = [re.split(r"\s{2,}", line.strip()) for line in lines]
@@ -143,12 +149,12 @@ def test_four_methods_and_the_original_are_legible_at_every_width(tmp_path: Path
     said = " ".join(lines).split()
     for view in views:
         assert view.label in said
-    for header in table(views)[0]:
+    for header in make_rows(views)[0]:
         assert set(header.split()) <= set(said), header
 
 
 def test_json_has_the_unrounded_numbers(views):
-    told = json.loads(json.dumps(as_json(views)))
+    told = json.loads(json.dumps(list_json_rows(views)))
     run = told[2]
     assert run["run"] == "Retrain"
     assert run["rounds"] == 8
@@ -159,13 +165,13 @@ def test_json_has_the_unrounded_numbers(views):
 
 
 def test_json_has_the_history_too(five):
-    told = as_json(five)
+    told = list_json_rows(five)
     assert [run["history_megabytes"] for run in told] == [12.5, None, None, 12.5, 12.5]
     assert [run["client_rounds_saved"] for run in told] == [None, None, None, 0.25, 0.5]
 
 
 def test_marks_of_markdown_latex_and_rich_stay_text(tmp_path: Path):
     views = read_runs([write(tmp_path / f"[red]{i}_a|b%$x", "feduhb", series(3)) for i in range(2)])
-    assert r"\|b" in markdown(views)
-    assert r"\_a|b\%\$x" in latex(views)
+    assert r"\|b" in make_grid(views).to_markdown()
+    assert r"\_a|b\%\$x" in make_grid(views).to_latex()
     assert "[red]0" in "".join(line.replace(" ", "") for line in printed_lines(views))

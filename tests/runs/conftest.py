@@ -1,5 +1,5 @@
-"""Nothing here cuts the power or trains anything large."""
+"""Tests that hold locks of runs."""
 
-from quiet import no_waiting_for_others, no_waiting_for_the_disk, one_thread
+from quiet import no_waiting_for_others
 
-__all__ = ["no_waiting_for_others", "no_waiting_for_the_disk", "one_thread"]
+__all__ = ["no_waiting_for_others"]

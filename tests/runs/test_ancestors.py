@@ -62,8 +62,8 @@ def test_one_that_is_gone_or_another_is_not_there(tmp_path, then):
     (found,) = read_ancestors(b)
     assert not found.is_there
     assert Erasure((), (found,)).warnings()[0] == (
-        f"{a.resolve()}, a run that this one came from, is not there any more; if it was deleted, nothing is left to do, "
-        "but if it was moved, delete its history yourself: the leavers' updates are in it"
+        f"{a.resolve()}, a run that this one came from, no longer exists; if you moved it, "
+        "delete its history yourself: it contains the leavers' updates"
     )
 
 
@@ -85,6 +85,6 @@ def test_it_is_written_once(tmp_path):
 def test_damage_is_told(tmp_path, text):
     (tmp_path / "earlier.json").write_text(text)
     with pytest.raises(
-        RunFolderError, match=r"earlier.json is damaged; restore it from a backup: it says whose"
+        RunFolderError, match=r"earlier.json is damaged; restore it from a backup: an erasure needs it"
     ):
         read_ancestors(tmp_path)

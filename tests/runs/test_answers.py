@@ -22,7 +22,7 @@ from toys import Scripted, block_of, summed
 START = torch.zeros(2, dtype=torch.float64)
 GOOD = {"a": [1.0, 2.0], "c": [3.0, 6.0], "d": [5.0, 1.0]}
 ADVICE = (
-    "nothing of that round was averaged in: the last good checkpoint is kept. "
+    "that round was discarded, and the checkpoint before it is kept. "
     "Look at that client's data, or lower lr, step_size or momentum"
 )
 
@@ -49,7 +49,7 @@ class Watched(Method[Plain]):
 
 
 def rows(values: dict[str, list[float]], weights: list[float] | None = None, block: int = 2) -> list[Updates]:
-    """Give blocks of two, so that the bad row has a good neighbour."""
+    """Return blocks of two rows, so that the bad row has a good neighbour."""
     whole = block_of(values, weights)
     return [
         Updates(whole.clients[i : i + block], whole.values[i : i + block], whole.weights[i : i + block])
@@ -144,7 +144,7 @@ def test_who_was_not_asked_or_answers_twice_is_the_engines_fault(
 ):
     method = Watched()
     seen, engine = go(method, blocks, on_bad)
-    assert str(seen[-1]) == f"{who} answered in round 1 without being asked, or twice; fix the engine"
+    assert str(seen[-1]) == f"{who} answered round 1 twice or unasked; fix the engine"
     assert method.calls.count("done") == 1
     assert engine.closed == [0, 1]
 
@@ -170,7 +170,9 @@ NOBODY = [
 def test_nobody_answered_is_said_before_the_method_is_told(blocks: list[Updates], on_bad: OnBad):
     method = Watched()
     seen, _ = go(method, blocks, on_bad)
-    words = "none of the 4 clients asked in round 1 answered; check that they are up and their data is sound"
+    words = (
+        "none of the 4 clients asked in round 1 answered; check that they are running and their data is valid"
+    )
     assert str(seen[-1]) == words
     assert method.calls == ["told", "done"], "round 0 alone"
 

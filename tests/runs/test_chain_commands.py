@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-import killing
 from feduhb.cli import app
 from feduhb.runs.folder import RunFolder
 from feduhb.runs.history import DiskHistory
@@ -51,7 +50,7 @@ def done(*arguments: object) -> None:
 
 
 def leavers(folder: Path) -> tuple[str, str]:
-    """Whoever was asked last for the first time, and one who was asked just before."""
+    """Return the client that was asked first in the latest round, and one that was asked first just before."""
     rounds = RunFolder(folder).rounds()
     first = {client: r.round for r in reversed(rounds) for client in r.asked}
     late = max(first, key=lambda client: first[client])
@@ -88,7 +87,7 @@ def test_bad_settings_are_one_line_and_erase_nothing(first, tmp_path, method, se
 
 
 @pytest.mark.parametrize("method", ["feduhb", "federaser"])
-def test_killed_in_the_middle_and_resumed_it_reaches_the_first_training(runs, method):
+def test_killed_in_the_middle_and_resumed_it_reaches_the_first_training(commands, runs, method):
     _, early = leavers(runs / "a")
     assert early in held(runs / "a")
     command = [
@@ -103,8 +102,7 @@ def test_killed_in_the_middle_and_resumed_it_reaches_the_first_training(runs, me
         "--out",
         runs / "c",
     ]
-    with killing.started() as killer:
-        killed = killer.feduhb(*command, kill_at=40, kind="disk")
+    killed = commands.feduhb(*command, kill_at=40, kind="disk")
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert not RunFolder(runs / "c").is_finished()
     done(*command, "--resume")

@@ -110,7 +110,7 @@ def test_a_run_between_that_is_deleted_does_not_hide_the_first(a, tmp_path, caps
     assert EARLY not in held(a)
     said = capsys.readouterr().err
     assert said.startswith(
-        f"feduhb: {(tmp_path / 'b').resolve()}, a run that this one came from, is not there any more;"
+        f"feduhb: {(tmp_path / 'b').resolve()}, a run that this one came from, no longer exists;"
     )
     assert said.count("\n") == 1
 
@@ -122,7 +122,7 @@ def test_a_first_run_that_moved_away_is_named_and_stops_nobody(a, tmp_path, caps
     done = unlearned(tmp_path / "b", [EARLY], tmp_path / "c")
     assert len(done.rounds) == 3
     assert EARLY in held(tmp_path / "elsewhere")
-    assert f"{a.resolve()}, a run that this one came from, is not there any more" in capsys.readouterr().err
+    assert f"{a.resolve()}, a run that this one came from, no longer exists" in capsys.readouterr().err
     (tmp_path / "elsewhere").rename(a)
     unlearned(tmp_path / "c", ["elk"], tmp_path / "d")
     assert EARLY not in held(a), "what could not be reached then is reached now"
@@ -136,7 +136,7 @@ def test_another_run_in_its_place_is_left_alone(a, tmp_path, capsys):
     before = files(a)
     unlearned(tmp_path / "b", [EARLY], tmp_path / "c")
     assert files(a) == before
-    assert "is not there any more" in capsys.readouterr().err
+    assert "no longer exists" in capsys.readouterr().err
 
 
 def test_all_moved_together_are_reached(a, tmp_path):

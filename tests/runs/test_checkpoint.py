@@ -97,7 +97,7 @@ def test_a_missing_checkpoint(path: Path):
             read()
         assert (
             str(error.value)
-            == f"there is no checkpoint {path}; put that right, or delete its run folder and run again"
+            == f"there is no checkpoint {path}; correct that, or delete its run folder and run again"
         )
 
 
@@ -105,7 +105,7 @@ def refused_as_damaged(path: Path) -> None:
     with pytest.raises(CheckpointError) as error:
         load_state(path, LIKE)
     assert str(error.value) == (
-        f"checkpoint {path} is damaged; restore it from a backup, or delete its run folder and run again"
+        f"checkpoint {path} is damaged; restore a backup, or delete its run folder and run again"
     )
 
 
@@ -189,7 +189,4 @@ def test_a_state_of_another_kind(path: Path, other: HeavyBall):
     save_state(path, other, 3)
     with pytest.raises(CheckpointError) as error:
         load_state(path, LIKE)
-    assert (
-        str(error.value)
-        == f"{path} belongs to another method or model; give that run a folder of its own with --out"
-    )
+    assert str(error.value) == f"{path} belongs to another method or model; use another folder with --out"

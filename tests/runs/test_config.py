@@ -133,7 +133,7 @@ def test_unknown_settings_get_the_nearest_known_one(text, name, hint):
     ],
 )
 def test_wrong_types_are_told_with_their_place(text, place):
-    with refused(ConfigError, f"my.toml: {place} will not do: "):
+    with refused(ConfigError, f"my.toml: {place} is invalid: "):
         parsed(text)
 
 
@@ -149,7 +149,7 @@ def test_wrong_types_are_told_with_their_place(text, place):
 )
 def test_truths_and_words_are_not_taken_for_numbers(text):
     """TOML has types: `rounds = true` must not train for one round."""
-    with refused(ConfigError, "my.toml: ", " will not do: "):
+    with refused(ConfigError, "my.toml: ", " is invalid: "):
         parsed(text)
 
 
@@ -172,11 +172,11 @@ def test_a_required_setting_that_is_missing_is_named_without_a_value(text, place
     [
         (
             "[federation]\nheld_out = 1.5",
-            "held_out is 1.5; give a share of at least 0 and below 1, such as 0.25",
+            "held_out is 1.5; give at least 0 and below 1, such as 0.25",
         ),
-        ("[federation]\nheld_out = 1", "held_out is 1.0; give a share"),
-        ("[federation]\nheld_out = -0.1", "held_out is -0.1; give a share"),
-        ("[federation]\nheld_out = nan", "held_out is nan; give a share"),
+        ("[federation]\nheld_out = 1", "held_out is 1.0; give at least 0"),
+        ("[federation]\nheld_out = -0.1", "held_out is -0.1; give at least 0"),
+        ("[federation]\nheld_out = nan", "held_out is nan; give at least 0"),
         ("[train]\nrounds = 0", "rounds is 0; give 1 or more"),
         ("[train]\nrounds = -4", "rounds is -4; give 1 or more"),
         ("[unlearn]\nforget = 'c00'\nrounds = 0", "rounds is 0; give 1 or more"),
@@ -186,7 +186,7 @@ def test_a_required_setting_that_is_missing_is_named_without_a_value(text, place
         ),
         (
             "[federation.backdoor]\nclients = ['c00']\nshare = 2.0",
-            "the backdoor's share is 2.0; give the share",
+            "the backdoor's share is 2.0; give a share",
         ),
         (
             "[federation.backdoor]\nclients = ['c00']\nsize = 0",
@@ -194,7 +194,7 @@ def test_a_required_setting_that_is_missing_is_named_without_a_value(text, place
         ),
         (
             "[unlearn]\nforget = 'c00'\n[unlearn.stop]\nwindow = 1",
-            "the stop rule's window is 1; give 2 rounds or more",
+            "the stop rule's window is 1; give 2 or more",
         ),
         ("[unlearn]\nforget = 'c00'\n[unlearn.stop]\nscale = -1", "the stop rule's scale (lambda) is -1.0"),
     ],

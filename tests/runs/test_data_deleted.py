@@ -97,7 +97,8 @@ def test_rows_are_deleted_where_a_class_was_forgotten_too(tmp_path):
 def test_an_audit_says_what_it_lacks(served):
     opened = feduhb.open_run(served.folder, without("elk"))
     with pytest.raises(
-        RequestError, match=r"the data of elk is not there any more, .*; audit before it is deleted"
+        RequestError,
+        match=r"the audit needs the data of elk, which this federation no longer holds; audit before you delete",
     ):
         feduhb.audit(opened, show=None)
 

@@ -15,9 +15,10 @@ from feduhb.errors import StorageError
 from feduhb.methods.retrain import Plain
 from feduhb.runs.checkpoint import LEFTOVERS, load_state, save_state
 from feduhb.runs.folder import Round, RunFolder, write_atomically
+from killing import Commands
 
 OLD, NEW = Plain(torch.zeros(3)), Plain(torch.ones(3))
-SAFE = "and go on: what was finished is kept"
+SAFE = "and resume: what was finished is kept"
 
 
 def refusal(number: int):
@@ -95,13 +96,13 @@ except StorageError as error:
 """
 
 
-def test_a_real_refusal_of_the_operating_system(tmp_path: Path):
+def test_a_real_refusal_of_the_operating_system(commands: Commands, tmp_path: Path, tmp_path_factory):
     """A limit of 4096 bytes a file and a checkpoint of 400 kB: the kernel itself says no."""
     path = tmp_path / "state.safetensors"
     save_state(path, OLD, 4)
-    done = subprocess.run(
-        [sys.executable, "-c", LIMITED, str(path)], capture_output=True, text=True, check=True
-    )
+    script = tmp_path_factory.mktemp("limited") / "script.py"
+    script.write_text(LIMITED)
+    done = commands.run_script(script, path)
     assert done.stdout.strip() == f"cannot write {path}: the disk is full; free some space {SAFE}"
     assert load_state(path, OLD)[1] == 4
     assert [p.name for p in tmp_path.iterdir()] == ["state.safetensors"]
@@ -135,16 +136,17 @@ def test_what_a_kill_left_of_safetensors_own_file_is_cleared_away(tmp_path: Path
     assert [p.name for p in tmp_path.iterdir()] == ["state.safetensors"]
 
 
-def test_what_safetensors_leaves_is_what_is_cleared_away(tmp_path: Path):
+def test_what_safetensors_leaves_is_what_is_cleared_away(
+    commands: Commands, tmp_path: Path, tmp_path_factory
+):
     """A limit on file sizes breaks its writing off, with nobody to catch it: whatever is left has the name that is looked for."""
     told = (
         LIMITED.replace("except StorageError as error", "finally")[: -len("    print(error)\n")]
         + "    os._exit(1)\n"
     )
-    script = "import os, signal\nsignal.signal(signal.SIGXFSZ, signal.SIG_DFL)\n" + told
-    done = subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path / "state.safetensors")], capture_output=True, check=False
-    )
+    script = tmp_path_factory.mktemp("limited") / "script.py"
+    script.write_text("import os, signal\nsignal.signal(signal.SIGXFSZ, signal.SIG_DFL)\n" + told)
+    done = commands.run_script(script, tmp_path / "state.safetensors")
     assert done.returncode
     assert all(p.match(LEFTOVERS) or p.name == ".state.safetensors.tmp" for p in tmp_path.iterdir())
     save_state(tmp_path / "state.safetensors", NEW, 1)
@@ -169,6 +171,7 @@ for _ in range(60):
 """
 
 
+@pytest.mark.slow
 def test_two_who_replace_one_file_wait_for_each_other(tmp_path: Path):
     path = tmp_path / "shared.json"
     command = [sys.executable, "-c", WRITER, str(path)]

@@ -150,6 +150,6 @@ def test_a_history_without_a_folder_is_refused(tmp_path: Path):
     import feduhb
     from federations import ragged
 
-    with pytest.raises(ConfigError, match="say in which folder: out="):
+    with pytest.raises(ConfigError, match="name a folder: out="):
         feduhb.train(ragged(), 1, epochs=1, keep_history=True)
     assert not list(tmp_path.iterdir())

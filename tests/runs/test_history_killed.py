@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-import killing
 from feduhb.runs.history import DiskHistory
 from runs.remembering import files
+
+pytestmark = pytest.mark.slow
 
 ROUNDS = 4
 CONFIG = f"""
@@ -28,10 +29,9 @@ clients_per_round = 4
 
 
 @pytest.fixture(scope="module")
-def feduhb():
+def feduhb(commands):
     """Run the command line in a process of its own, killed at its kill_at-th moment."""
-    with killing.started() as killer:
-        yield killer.feduhb
+    return commands.feduhb
 
 
 @pytest.fixture(scope="module")

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 from feduhb.core.types import Updates
+from killing import Commands
 from runs.remembering import written
 
 CLIENTS, SIZE = 20, 1_000_000
@@ -46,7 +45,7 @@ print(json.dumps({
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak is read from /proc")
-def test_an_estimated_round_of_20_million_numbers(tmp_path: Path):
+def test_an_estimated_round_of_20_million_numbers(commands: Commands, tmp_path: Path):
     """Pairs included. They alone are 2 x 2 x 20 x 4 MB = 320 MB; in float64 and at once the product would be 960 MB more."""
     names = [f"c{i:02d}" for i in range(CLIENTS)]
     draw, few = torch.Generator().manual_seed(0), torch.zeros(3)
@@ -62,8 +61,8 @@ def test_an_estimated_round_of_20_million_numbers(tmp_path: Path):
         for i in range(CLIENTS // 4)
     ]
     history.finish(3, torch.zeros(SIZE), blocks)
-    command = [sys.executable, "-c", SCRIPT, str(tmp_path), str(CLIENTS), str(SIZE)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    (tmp_path / "script.py").write_text(SCRIPT)
+    done = commands.run_script(tmp_path / "script.py", tmp_path, CLIENTS, SIZE)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert (found["asked"], found["step"], found["finite"], found["moved"]) == (False, 4, True, True)

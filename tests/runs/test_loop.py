@@ -90,7 +90,8 @@ def test_a_method_may_not_ask_a_leaver():
     with pytest.raises(AnswerError) as error:
         next(iter(run(method, engine, ("a", "b", "c"), method.init(ZERO), rounds=1)))
     assert (
-        str(error.value) == "the method asked d, e, who take no part; a method may ask only those who remain"
+        str(error.value)
+        == "the method asked d, e, which do not take part; a method may ask only the remaining clients"
     )
     assert engine.asked == []
 
@@ -220,7 +221,7 @@ def test_a_model_that_blows_up_ends_the_run_in_words():
     next(iter(rounds))
     with pytest.raises(AnswerError) as error:
         list(rounds)
-    words = "the model is no longer finite after round 1: the steps are too large; lower "
+    words = "the model is not finite after round 1; lower "
     assert str(error.value) == words + "lr, step_size or momentum"
 
 

@@ -26,7 +26,7 @@ def live(rule) -> list[tuple[torch.Tensor, torch.Tensor, Round]]:
 
 @cache
 def recorded() -> list[tuple[torch.Tensor, torch.Tensor, Round]]:
-    """Give the one run that is ever made without a rule."""
+    """Return a run without a stop rule, made once."""
     return live(never)
 
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import shutil
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-import killing
 from feduhb.runs.folder import RunFolder
 from feduhb.runs.history import DiskHistory
+from killing import Commands, Counted
+
+pytestmark = pytest.mark.slow
 
 CONFIG = """
 seed = 5
@@ -29,10 +31,9 @@ LAST = 60  # moments at the end of a run: its last checkpoint, the erasure, the 
 
 
 @pytest.fixture(scope="module")
-def feduhb() -> Iterator[Callable[..., killing.Ended]]:
+def feduhb(commands: Commands) -> Callable[..., Counted]:
     """Run the command line in a process of its own, killed at its kill_at-th moment that touches the disk."""
-    with killing.started() as killer:
-        yield partial(killer.feduhb, kind="disk")
+    return partial(commands.feduhb, kind="disk")
 
 
 @pytest.fixture(scope="module")

@@ -114,7 +114,7 @@ def test_a_damaged_line_in_the_middle_is_named(tmp_path: Path, damage: str):
     folder.rounds_path.write_text(f"{FIRST.to_json()}\n{damage}\n{SECOND.to_json()}\n")
     with pytest.raises(RunFolderError) as error:
         folder.rounds()
-    assert str(error.value) == f"{folder.rounds_path} line 2 is damaged; delete {tmp_path} and run again"
+    assert str(error.value) == f"{folder.rounds_path} line 2 is damaged; delete the run and start again"
 
 
 def test_a_line_of_an_unknown_field_or_broken_letters_is_named(tmp_path: Path):
@@ -139,7 +139,8 @@ def test_a_folder_knows_how_far_it_is(tmp_path: Path):
     assert folder.exists()
     assert not folder.is_finished()
     assert folder.config() == {"seed": 3}
-    folder.finish({"accuracy": 0.5})
+    folder.prepare({"accuracy": 0.5})
+    folder.publish()
     assert folder.is_finished()
     assert folder.result() == {"accuracy": 0.5}
 
@@ -149,18 +150,16 @@ def test_a_folder_that_is_none_unfinished_or_damaged(tmp_path: Path):
     make = f"make one with feduhb train CONFIG.toml --out {tmp_path}"
     for read, words in (
         (folder.config, f"{tmp_path} is not a run folder: it has no config.toml; {make}"),
-        (folder.result, f"the run in {tmp_path} has not finished; go on with it by --resume"),
+        (folder.result, f"{tmp_path} has not finished; continue it with --resume"),
     ):
         with pytest.raises(RunFolderError) as error:
             read()
         assert str(error.value) == words
     folder.config_path.write_text("seed = = 3")
-    with pytest.raises(RunFolderError, match=r"config\.toml cannot be read: .*; restore it from a backup"):
+    with pytest.raises(RunFolderError, match=r"config\.toml cannot be read: .*; restore a backup"):
         folder.config()
     folder.result_path.write_text("{")
-    with pytest.raises(
-        RunFolderError, match=r"result\.json is damaged; delete it and finish the run with --resume"
-    ):
+    with pytest.raises(RunFolderError, match=r"result\.json is damaged; delete it and use --resume"):
         folder.result()
 
 

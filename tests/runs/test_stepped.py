@@ -7,7 +7,7 @@ import io
 import pytest
 
 from feduhb.runs.folder import Round
-from feduhb.runs.progress import stepped
+from feduhb.runs.progress import show_steps
 from feduhb.stopping import StopReason
 
 ROUND = Round(2, ("a",), ("a",), 0.123456)
@@ -29,7 +29,7 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Screen:
 
 
 def test_a_line_for_each_step(capsys: pytest.CaptureFixture[str]):
-    with stepped("lines", "audit", 3) as step:
+    with show_steps("lines", "audit", 3) as step:
         show = step("noise: training", 40)
         show(ROUND)
         show(LAST)
@@ -39,14 +39,14 @@ def test_a_line_for_each_step(capsys: pytest.CaptureFixture[str]):
 
 @pytest.mark.parametrize("wish", ["auto", None])
 def test_silent_where_nobody_watches(wish, capsys: pytest.CaptureFixture[str]):
-    with stepped(wish, "audit", 3) as step:
+    with show_steps(wish, "audit", 3) as step:
         step("noise: training", 40)(ROUND)
     assert capsys.readouterr() == ("", "")
 
 
 def test_the_callers_own_is_told_of_every_round(capsys: pytest.CaptureFixture[str]):
     seen: list[Round] = []
-    with stepped(seen.append, "audit", 2) as step:
+    with show_steps(seen.append, "audit", 2) as step:
         step("one", 4)(ROUND)
         step("two", 4)(LAST)
     assert seen == [ROUND, LAST]
@@ -56,7 +56,7 @@ def test_the_callers_own_is_told_of_every_round(capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize("wish", ["auto", "lines"])
 def test_one_bar_over_all_steps_on_a_terminal(wish, monkeypatch: pytest.MonkeyPatch):
     screen = watch(monkeypatch)
-    with stepped(wish, "audit", 2) as step:
+    with show_steps(wish, "audit", 2) as step:
         step("noise: training", 4)(ROUND)
         step("never", 4)(LAST)
     written = screen.getvalue()
@@ -68,14 +68,14 @@ def test_one_bar_over_all_steps_on_a_terminal(wish, monkeypatch: pytest.MonkeyPa
 
 def test_nothing_on_a_terminal_where_none_is_wished(monkeypatch: pytest.MonkeyPatch):
     screen = watch(monkeypatch)
-    with stepped(None, "audit", 2) as step:
+    with show_steps(None, "audit", 2) as step:
         step("one", 4)(ROUND)
     assert screen.getvalue() == ""
 
 
 def test_more_steps_than_were_counted_do_no_harm(monkeypatch: pytest.MonkeyPatch):
     screen = watch(monkeypatch)
-    with stepped("auto", "audit", 1) as step:
+    with show_steps("auto", "audit", 1) as step:
         for name in ("one", "two", "three"):
             step(name, 4)(ROUND)
     assert "three" in screen.getvalue()
@@ -87,7 +87,7 @@ def test_a_total_that_is_known_only_later(
 ):
     left = ["one", "two"]
     screen = watch(monkeypatch) if terminal else None
-    with stepped("lines", "audit", lambda: len(left)) as step:
+    with show_steps("lines", "audit", lambda: len(left)) as step:
         step(left.pop(0), 4)(ROUND)
         left.append("three")  # not foreseen
         step(left.pop(0), 4)(ROUND)
@@ -102,7 +102,7 @@ def test_an_error_in_a_step_comes_through(monkeypatch: pytest.MonkeyPatch):
     screen = watch(monkeypatch)
 
     def breaks() -> None:
-        with stepped("auto", "audit", 2) as step:
+        with show_steps("auto", "audit", 2) as step:
             step("one", 4)
             raise RuntimeError("power cut")
 

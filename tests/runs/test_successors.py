@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 
 import pytest
 from typer.testing import CliRunner
@@ -18,7 +16,7 @@ from feduhb.runs.lineage import LATER, explain_revival
 
 
 def revived(run, asked):
-    """Whom a request made of a run would bring back."""
+    """Return the warning for a request that would bring a forgotten client back."""
     return explain_revival(run.folder, run.forgot, asked)
 
 
@@ -47,7 +45,7 @@ def test_who_would_come_back_is_named_with_the_run_to_take(runs):
     told = revived(first, Request.parse("cat"))
     assert told is not None
     assert f"{second.folder} came from {first.folder} and has forgotten elk" in told
-    assert f"would bring elk back: make it of {second.folder}, or name them too: cat,elk" in told
+    assert f"would bring elk back: unlearn {second.folder} instead, or forget cat,elk" in told
 
 
 @pytest.mark.parametrize("asked", ["elk", "elk,cat"])
@@ -101,19 +99,22 @@ def test_a_run_may_be_named_through_a_link(runs, tmp_path):
 
 
 NOTING = """
-import sys
+import os, sys
 from pathlib import Path
 from feduhb.runs.lineage import note_successor
 
+folder, child = Path(sys.argv[1]), os.fork()
 for number in range(40):
-    note_successor([Path(sys.argv[1])], Path(sys.argv[1]) / f"{sys.argv[2]}-{number}")
+    note_successor([folder], folder / f"{bool(child)}-{number}")
+if child:
+    assert os.waitpid(child, 0) == (child, 0)
 """
 
 
-def test_two_that_note_at_once_lose_nothing(tmp_path):
-    command = [sys.executable, "-c", NOTING, str(tmp_path)]
-    writers = [subprocess.Popen([*command, word]) for word in ("one", "two")]
-    assert [writer.wait() for writer in writers] == [0, 0]
+def test_two_that_note_at_once_lose_nothing(commands, tmp_path):
+    (tmp_path / "note.py").write_text(NOTING)
+    ended = commands.run_script(tmp_path / "note.py", tmp_path)
+    assert ended.returncode == 0, ended.stderr
     assert len(json.loads((tmp_path / LATER).read_text())) == 80
 
 
@@ -126,6 +127,7 @@ def test_both_may_be_moved_together(runs, tmp_path):
     assert f"{place / 'second'} came from" in (revived(moved, Request.parse("cat")) or "")
 
 
+@pytest.mark.slow
 def test_on_the_command_line_it_is_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "config.toml").write_text(CONFIG)
@@ -138,7 +140,7 @@ def test_on_the_command_line_it_is_refused(tmp_path, monkeypatch):
     for more in ([], ["--out", "runs/other"]):
         ended = feduhb_("unlearn", "runs/first", "--forget", "c02", "--rounds", "1", *more)
         assert ended.exit_code == 2
-        assert "make it of runs/first-feduhb, or name them too: c00,c02" in ended.stderr
+        assert "unlearn runs/first-feduhb instead, or forget c00,c02" in ended.stderr
         assert not (tmp_path / "runs" / "other").exists()
     ended = feduhb_("unlearn", "runs/first-feduhb", "--forget", "c02", "--rounds", "1")
     assert ended.exit_code == 0, ended.output

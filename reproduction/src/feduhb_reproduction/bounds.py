@@ -8,86 +8,87 @@ The proof's last step drops a factor β; with it the second term is α β G / (1
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from feduhb.core.aggregate import weighted_mean
-from feduhb.core.types import ClientId, Engine, Method, Updates, Work
-from feduhb.data.federation import Examples, Federation
+from feduhb import Federation, Method, Updates, Work, weighted_mean
+from feduhb.core import ClientId, Engine
+from feduhb.data import Examples
 from feduhb.errors import ConfigError
-from feduhb.models import softmax
-from feduhb.runs.loop import run
 
 
 @dataclass(frozen=True, slots=True)
 class Constants:
-    """What the theorem knows of a loss; α = 1 / L is the largest step it speaks of."""
+    """Constants of a loss. α = 1 / L is the largest step that the theorem allows."""
 
-    strong: float  # μ: the loss curves at least so much in every direction
-    smooth: float  # L: and at most so much
+    strong: float  # μ: the least curvature of the loss in any direction
+    smooth: float  # L: the largest curvature
 
     def __post_init__(self) -> None:
         if not 0 < self.strong <= self.smooth < math.inf or self.shrink >= 1:
             raise ConfigError(
-                f"mu is {self.strong:g} and L {self.smooth:g}; the theorem needs 0 < mu <= L, and a mu / L that floats can tell from 0: give a larger regulariser, such as 0.02"
+                f"mu is {self.strong:g} and L {self.smooth:g}; the theorem needs 0 < mu <= L, and mu / L above the precision of floats; give a larger regulariser, such as 0.02"
             )
 
     @property
     def step_size(self) -> float:
-        """α."""
+        """The step size α."""
         return 1 / self.smooth
 
     @property
     def shrink(self) -> float:
-        """ρ: what the distance shrinks by a round, as the paper has it."""
-        return shrink(self.step_size, self.strong)
+        """The factor ρ by which the distance shrinks in a round, by the paper."""
+        return compute_rho(self.step_size, self.strong)
 
 
-def shrink(step_size: float, strong: float) -> float:
-    """ρ = sqrt(1 - α μ)."""
+def compute_rho(step_size: float, strong: float) -> float:
+    """Return ρ = sqrt(1 - α μ)."""
     return math.sqrt(max(0.0, 1 - step_size * strong))
 
 
-def push(step_size: float, momentum: float, largest: float, *, tight: bool) -> float:
-    """Return what momentum may add to the distance in one round: α G / (1 - β), or α β G / (1 - β) where tight."""
+def compute_push(step_size: float, momentum: float, largest: float, *, tight: bool) -> float:
+    """Return what momentum may add to the distance in one round: α G / (1 - β), or α β G / (1 - β) if tight."""
     return (momentum if tight else 1.0) * step_size * largest / (1 - momentum)
 
 
-def bound(rounds: int, rho: float, pushed: float, apart: float = 0.0) -> list[float]:
-    """Bound the distance after 0 to ``rounds`` rounds, for a start ``apart`` and a `push` a round."""
+def bound_distances(rounds: int, rho: float, pushed: float, apart: float = 0.0) -> list[float]:
+    """Return the bound on the distance after 0 to ``rounds`` rounds, for a start ``apart`` and a push a round."""
     return [rho**t * apart + pushed * (1 - rho**t) / (1 - rho) for t in range(rounds + 1)]
 
 
-def limit(rho: float, pushed: float) -> float:
-    """Return what the bound tends to."""
+def find_limit(rho: float, pushed: float) -> float:
+    """Return the limit of the bound."""
     return pushed / (1 - rho)
 
 
-def regression(federation: Federation) -> Federation:
+def make_regression(federation: Federation) -> Federation:
     """Return softmax regression in float64 on the same clients, each example divided by its own norm.
 
-    Raw images of 784 pixels in [-1, 1] make L some hundreds and the steps tiny. An example's own norm is no
-    other client's data, so scaling by it lets nothing of a leaver flow to those who remain.
+    Raw images of 784 pixels in [-1, 1] make L some hundreds and the steps tiny. An example's own norm is not
+    another client's data, so scaling by it tells the remaining clients nothing of a leaver.
     """
     everyone = (federation.test, *federation.clients.values())
     classes = 1 + max(int(examples.targets.max()) for examples in everyone)
-    module = softmax(federation.test.x.shape[1:], classes).double()
-    clients = {client: _scaled(examples) for client, examples in federation.clients.items()}
-    return federation.replace(clients=clients, test=_scaled(federation.test), held_out={}, model=module)
+    inputs = math.prod(federation.test.x.shape[1:])
+    module = nn.Sequential(nn.Flatten(), nn.Linear(inputs, classes)).double()
+    clients = {client: _scale_examples(examples) for client, examples in federation.clients.items()}
+    return federation.replace(
+        clients=clients, test=_scale_examples(federation.test), held_out={}, model=module
+    )
 
 
-def _scaled(examples: Examples) -> tuple[Tensor, Tensor]:
+def _scale_examples(examples: Examples) -> tuple[Tensor, Tensor]:
     x, y = examples.all()
     flat = x.double().flatten(1)
     norms = torch.linalg.vector_norm(flat, dim=1, keepdim=True).clamp_min(1e-12)  # an empty image stays one
     return (flat / norms).view(x.shape), y
 
 
-def constants(federation: Federation, regulariser: float) -> Constants:
+def find_constants(federation: Federation, regulariser: float) -> Constants:
     """Return μ and L of the clients' mean loss plus regulariser / 2 ‖w‖², biases included.
 
         μ = regulariser,    L = μ + λ_max(X'X / n) / 2,    a row of X an example and a 1 for the bias
@@ -105,61 +106,56 @@ def constants(federation: Federation, regulariser: float) -> Constants:
 
 @dataclass(frozen=True, slots=True)
 class Gradients:
-    """An engine that notes ‖∇L(w[t])‖, the norm of the mean of the clients' gradients, of each round."""
+    """An engine that records ‖∇L(w[t])‖ of each round, the norm of the mean of the clients' gradients."""
 
     engine: Engine
     norms: list[float] = field(default_factory=list)
 
     @property
     def about(self) -> Mapping[str, Any]:
-        """The engine's own."""
+        """What the engine reports about itself."""
         return self.engine.about
 
     def train(self, work: Work, clients: Sequence[ClientId], round: int) -> Iterator[Updates]:
-        """Pass the answers on, all of a round at once."""
+        """Return the engine's answers of a round, and record their norm."""
         blocks = list(self.engine.train(work, clients, round))
         self.norms.append(float(torch.linalg.vector_norm(weighted_mean(blocks))))
         return iter(blocks)
 
 
 class Path(NamedTuple):
-    """Where a method went."""
+    """The models and gradients of a method's rounds."""
 
     weights: Tensor  # [T + 1, P] w[0] .. w[T]
     gradients: list[float]  # ‖∇L(w[0])‖ .. ‖∇L(w[T])‖
 
     def gap(self, strong: float) -> float:
-        """Bound the distance from the end to the optimum: ‖w - w*‖ <= ‖∇L(w)‖ / μ."""
+        """Return a bound on the distance from the end to the optimum: ‖w - w*‖ <= ‖∇L(w)‖ / μ."""
         return self.gradients[-1] / strong
 
 
-def follow(
-    method: Method[Any],
-    engine: Engine,
-    clients: Sequence[ClientId],
-    start: Tensor,
-    rounds: int,
-    show: Callable[[Any], None] | None = None,
+def follow_method(
+    method: Method[Any], engine: Engine, clients: Sequence[ClientId], start: Tensor, rounds: int
 ) -> Path:
     """Run a method that asks for gradients, and keep every model and every gradient's norm."""
-    noting = Gradients(engine)
-    weights = [start]
-    for state, record in run(method, noting, clients, method.init(start), rounds=rounds):
+    noting, asked = Gradients(engine), sorted(clients)
+    state, weights = method.init(start), [start]
+    for t in range(rounds):
+        work = method.ask(state)
+        assert work is not None  # noqa: S101 (Retrain and FedUHB ask in every round)
+        state = method.tell(state, noting.train(work, asked, t))
         weights.append(state.params)
-        if show:
-            show(record)
-    for _ in noting.train(Work(weights[-1], epochs=0), sorted(clients), rounds):
-        pass
+    noting.train(Work(weights[-1], epochs=0), asked, rounds)
     return Path(torch.stack(weights), noting.norms)
 
 
-def distances(one: Path, other: Path) -> list[float]:
+def measure_distances(one: Path, other: Path) -> list[float]:
     """Return ‖w[t] - w'[t]‖ after every round, the start first."""
     return torch.linalg.vector_norm(one.weights - other.weights, dim=1).tolist()
 
 
-def largest_gradient(*paths: Path) -> float:
-    """G: the largest gradient on any of these paths.
+def find_largest_gradient(*paths: Path) -> float:
+    """Return G, the largest gradient on any of these paths.
 
     Differs from the paper: it bounds every client's gradient; the proof needs only their mean's, which is smaller.
     """

@@ -2,33 +2,38 @@
 
 from __future__ import annotations
 
+import os
+import platform
 import shutil
+import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from feduhb.api import run_method, unlearn
-from feduhb.audit.attacks.misr import compute_misr
-from feduhb.core.types import Method
-from feduhb.data.backdoor import Backdoor
-from feduhb.data.federation import Examples, Federation
-from feduhb.data.load import FederationSettings, build_federation
-from feduhb.data.request import Request
-from feduhb.engines import make_engine
-from feduhb.engines.scoring import compute_accuracy, compute_outputs
+import feduhb
+from feduhb import Backdoor, Federation, Method, Request, Retrain, Round, Run, never
+from feduhb.audit import compute_misr
+from feduhb.data import Examples
+from feduhb.engines import compute_accuracy, compute_outputs
 from feduhb.errors import AnswerError
 from feduhb.methods import settings_of
-from feduhb.runs.config import TrainSettings, parse_config, to_toml
-from feduhb.runs.folder import Round, RunFolder, explain_end, hold_lock, now, versions
-from feduhb.runs.progress import BeginStep
-from feduhb.runs.run import Run, method_for
-from feduhb_reproduction.cell_plan import ON, RULED, Job, Planned, joined, lacking, plans
-from feduhb_reproduction.cells import ORIGINAL, RETRAIN, SERIES, Cell, Place, Track, shortened
-from feduhb_reproduction.provenance import find_commit, name_device
+from feduhb.runs import (
+    BeginStep,
+    RunFolder,
+    TrainSettings,
+    explain_end,
+    hold_lock,
+    parse_config,
+    to_toml,
+    versions,
+)
+from feduhb_reproduction.cell_plan import ON, RULED, Job, Planned, list_lacking, merge_places, plan_runs
+from feduhb_reproduction.cells import ORIGINAL, RETRAIN, SERIES, Cell, Place, Track, round_series
 
 SUMS = (
     "client_epochs", "client_rounds", "client_rounds_saved", "bytes_up", "bytes_down",
@@ -40,145 +45,140 @@ PATIENCE = (
 ATTACKED = (ORIGINAL, RETRAIN, "federaser", "fedrecover", "fedrecover-corrected", RULED, ON)
 
 
-def silent(what: str, rounds: int) -> Callable[[Round], None]:  # noqa: ARG001
+def show_nothing(what: str, rounds: int) -> Callable[[Round], None]:  # noqa: ARG001
     """Show nothing."""
     return lambda record: None  # noqa: ARG005
 
 
-def make_cell(job: Job, show: BeginStep = silent) -> Path | None:
-    """Make a cell from its start or from where an earlier try stood, write its file, and clear its runs away.
+def make_cell(job: Job, show: BeginStep = show_nothing) -> Path | None:
+    """Make a cell, continue an interrupted one, write its file, and delete its runs.
 
-    None where it is done already, or another process is at it.
+    Return its file; None if the cell is done already, or another process is making it.
     """
     with hold_lock(job.lock) as mine:
-        wanted = lacking(job.place, job.file) if mine else ()
+        wanted = list_lacking(job.place, job.file) if mine else ()
         if not wanted:
             return None
-        cell = _made(job, show) if ORIGINAL in wanted else _grown(job, wanted, show)
+        cell = _make(job, show) if ORIGINAL in wanted else _extend(job, wanted, show)
         written = cell.write(job.file.parent)
         if not job.keep:
-            _cleared(job)
+            _delete_runs(job)
         return written
 
 
 def clear_away(job: Job) -> None:
-    """Delete what a cell's runs left, histories included, where another process is not at it."""
+    """Delete the runs of a cell with their histories, unless another process is making it."""
     with hold_lock(job.lock) as mine:
         if mine:
-            _cleared(job)
+            _delete_runs(job)
 
 
-def _cleared(job: Job) -> None:
+def _delete_runs(job: Job) -> None:
     for folder in job.leavings:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _made(job: Job, show: BeginStep) -> Cell:
+def _make(job: Job, show: BeginStep) -> Cell:
     began = time.perf_counter()
-    place = joined(job.place, Cell.read(job.file).place) if job.file.exists() else job.place
-    federation = build_federation(federation_of(place), place.seed, job.data)
-    how = _training(job)
-    original = run_method(
-        federation, method_for(RETRAIN, how), how, rounds=how.rounds, engine=how.engine, out=job.work / ORIGINAL,
-        resume=True, checkpoint_every=PATIENCE, show=show(ORIGINAL, place.rounds), label="train",
+    place = merge_places(job.place, Cell.read(job.file).place) if job.file.exists() else job.place
+    federation = load_federation(place, job.data)
+    original = feduhb.train(
+        federation, place.rounds, epochs=place.epochs, batch_size=place.batch_size, lr=place.lr, engine=job.engine,
+        keep_history=True, out=job.work / ORIGINAL, resume=True, checkpoint_every=PATIENCE, show=show(ORIGINAL, place.rounds),
     )  # fmt: skip
-
-    def serve(name: str, planned: Planned) -> Run:
-        return unlearn(
-            original, place.forget, method=planned.method, rounds=place.rounds, stop=planned.stop, out=job.work / name,
-            keep_history=False, erase_history=False, resume=True, checkpoint_every=PATIENCE, show=show(name, place.rounds),
-        )  # fmt: skip
-
     about = dict(RunFolder(job.work / ORIGINAL).result()["engine"])
-    asked = _Asked(federation, place.forget, about["device"])
-    models, broken = _unlearned(job, plans(place), serve)
+    scorer = _Scorer(federation, place.forget, about["device"])
+    models, broken = _unlearn(job, original, plan_runs(place), show)
     models = {ORIGINAL: original, **models}
     return Cell(
         place=place,
-        runs=_in_order(place, broken, models, asked),
-        misr=_misr({name: models[name] for name in ATTACKED if name in models}, asked, place.seed),
-        made=_made_by(job, about, began),
+        runs=_sort_tracks(place, broken, models, scorer),
+        misr=_attack({name: models[name] for name in ATTACKED if name in models}, scorer, place.seed),
+        made=_describe_origin(job, about, began),
     )
 
 
-def _grown(job: Job, wanted: Sequence[str], show: BeginStep) -> Cell:
-    """Add runs to a finished cell: they need nothing of its training but the federation."""
+def _extend(job: Job, wanted: Sequence[str], show: BeginStep) -> Cell:
+    """Add runs to a finished cell. They need the federation and nothing else of its training."""
     began = time.perf_counter()
-    before, how = Cell.read(job.file), _training(job)
-    place = joined(before.place, job.place)
-    federation = build_federation(federation_of(place), place.seed, job.data)
-    remaining, forgot = federation.without(place.forget), Request.parse(place.forget)
-    about = make_engine(job.engine, federation, how.local(federation.loss)).about
-    asked = _Asked(federation, place.forget, about["device"])
-
-    def serve(name: str, planned: Planned) -> Run:
-        return run_method(
-            remaining, planned.method, replace(how, keep_history=False), rounds=place.rounds, stop=planned.stop,
-            original=federation, forgot=forgot, engine=job.engine, out=job.work / name, resume=True,
-            checkpoint_every=PATIENCE, show=show(name, place.rounds), label=name,
-        )  # fmt: skip
-
-    models, broken = _unlearned(job, {name: plans(place)[name] for name in wanted}, serve)
-    added = {"runs": list(wanted), **_made_by(job, about, began)}
+    before = Cell.read(job.file)
+    place = merge_places(before.place, job.place)
+    federation = load_federation(place, job.data)
+    untrained = _describe_training(job, federation)
+    about = untrained.make_engine().about
+    scorer = _Scorer(federation, place.forget, about["device"])
+    models, broken = _unlearn(job, untrained, {name: plan_runs(place)[name] for name in wanted}, show)
+    added = {"runs": list(wanted), **_describe_origin(job, about, began)}
     return replace(
         before,
         place=place,
-        runs=_in_order(place, {**before.runs, **broken}, models, asked),
+        runs=_sort_tracks(place, {**before.runs, **broken}, models, scorer),
         made={**before.made, "added": [*before.made.get("added", ()), added]},
     )
 
 
-def _training(job: Job) -> TrainSettings:
+def _describe_training(job: Job, federation: Federation) -> Run:
+    """Return the cell's training as a run without rounds: exact methods need its settings and not its weights."""
     place = job.place
-    return TrainSettings(
-        rounds=place.rounds, epochs=place.epochs, batch_size=place.batch_size, lr=place.lr,
-        engine=job.engine, keep_history=True,
+    settings = TrainSettings(
+        rounds=place.rounds, epochs=place.epochs, batch_size=place.batch_size, lr=place.lr, engine=job.engine
+    )
+    return Run(
+        federation=federation, original=federation, settings=settings, method=Retrain(epochs=place.epochs), state=None,
+        rounds=(), engine=job.engine, scheduled=place.rounds,
     )  # fmt: skip
 
 
-def _unlearned(
-    job: Job, planned: Mapping[str, Planned], serve: Callable[[str, Planned], Run]
+def _unlearn(
+    job: Job, trained: Run, planned: Mapping[str, Planned], show: BeginStep
 ) -> tuple[dict[str, Run], dict[str, Track]]:
-    """Serve the request with each planned method; return the runs that ended, and what is left of those that diverged."""
+    """Serve the request with each planned method; return the runs that ended, and the records of those that diverged."""
+    place = job.place
+    rule = feduhb.dynamic_stop(place.scale, momentum=place.momentum)
     models: dict[str, Run] = {}
     broken: dict[str, Track] = {}
     for name, plan in planned.items():
         if name == ON:
-            go_on(job.work / RULED, job.work / ON)
+            continue_run(job.work / RULED, job.work / ON)
         try:
-            models[name] = serve(name, plan)
+            models[name] = feduhb.unlearn(
+                trained, place.forget, method=plan.method, rounds=place.rounds, stop=rule if plan.ruled else never,
+                out=job.work / name, keep_history=False, erase_history=False, resume=True, checkpoint_every=PATIENCE,
+                show=show(name, place.rounds),
+            )  # fmt: skip
         except AnswerError as error:  # it diverged: that is a result too
-            broken[name] = _broken(job.work / name, plan.method, str(error))
+            broken[name] = _make_broken_track(job.work / name, plan.method, str(error))
     return models, broken
 
 
-def _in_order(
-    place: Place, known: Mapping[str, Track], models: Mapping[str, Run], asked: _Asked
+def _sort_tracks(
+    place: Place, known: Mapping[str, Track], models: Mapping[str, Run], scorer: _Scorer
 ) -> dict[str, Track]:
-    tracks = {**known, **{name: _track(run, asked) for name, run in models.items()}}
-    return {name: tracks[name] for name in (ORIGINAL, *plans(place))}
+    tracks = {**known, **{name: _make_track(run, scorer) for name, run in models.items()}}
+    return {name: tracks[name] for name in (ORIGINAL, *plan_runs(place))}
 
 
-def _made_by(job: Job, about: Mapping[str, Any], began: float) -> dict[str, Any]:
+def _describe_origin(job: Job, about: Mapping[str, Any], began: float) -> dict[str, Any]:
     return {
         "command": job.command, "commit": find_commit(), "engine": dict(about), "device": name_device(about["device"]),
-        "versions": versions(), "finished": now(), "alone": job.alone, "seconds": round(time.perf_counter() - began, 1),
+        "versions": versions(), "finished": datetime.now(UTC).isoformat(timespec="seconds"), "alone": job.alone,
+        "seconds": round(time.perf_counter() - began, 1),
     }  # fmt: skip
 
 
-def federation_of(place: Place) -> FederationSettings:
-    """Describe a cell's federation: nothing held out, as in the paper."""
+def load_federation(place: Place, data: Path | None = None) -> Federation:
+    """Return a cell's federation, with nothing held out, as in the paper."""
     leavers = tuple(Request.parse(place.forget).clients)
-    return FederationSettings(
-        data=place.data, clients=place.clients, partition=place.partition, per_client=place.per_client,
-        held_out=0.0, model=place.model, backdoor=Backdoor(leavers) if place.backdoor else None,
+    return feduhb.load(
+        place.data, clients=place.clients, partition=place.partition, per_client=place.per_client, held_out=0.0,
+        backdoor=Backdoor(leavers) if place.backdoor else None, model=place.model, seed=place.seed, data=data,
     )  # fmt: skip
 
 
-def go_on(ended: Path, further: Path) -> None:
-    """Let a run that its stop rule ended be gone on with, in a folder of its own, as if there had been no rule.
+def continue_run(ended: Path, further: Path) -> None:
+    """Copy a run that its stop rule ended into another folder, so that it can be resumed without a rule.
 
-    The rule only watches, so the rounds up to its end are those of a run without one.
+    The rule only watches, so the rounds up to its end are those of a run without a rule.
     """
     source, target = RunFolder(ended), RunFolder(further)
     if target.exists() or not source.is_finished():
@@ -191,8 +191,8 @@ def go_on(ended: Path, further: Path) -> None:
     target.create(to_toml(replace(config, unlearn=replace(config.unlearn, stop=None))))
 
 
-class _Asked:
-    """What the models of a cell are asked about, and where that is computed."""
+class _Scorer:
+    """Scores the models of a cell on its forgotten, retained and test data."""
 
     def __init__(self, federation: Federation, forget: str, device: str) -> None:
         self.device = device
@@ -201,58 +201,60 @@ class _Asked:
         self.test = [federation.test]
 
     def logits(self, run: Run, parts: Sequence[Examples]) -> Iterator[torch.Tensor]:
-        """A model's outputs on each list of examples."""
+        """Yield a model's outputs on each list of examples."""
         model = run.model().to(self.device)
         return (compute_outputs(model, examples.all()[0]) for examples in parts)
 
     def compute_accuracy(self, run: Run, parts: Sequence[Examples]) -> float:
-        """A model's accuracy over several lists of examples together."""
+        """Return a model's accuracy over several lists of examples together."""
         labels = torch.cat([examples.targets for examples in parts])
         return compute_accuracy(torch.cat(list(self.logits(run, parts))), labels)
 
 
-def _track(run: Run, asked: _Asked) -> Track:
+def _make_track(run: Run, scorer: _Scorer) -> Track:
     assert run.folder is not None  # noqa: S101 (every run of a cell has one)
     result = RunFolder(run.folder).result()
     scores = {
-        "forgotten": asked.compute_accuracy(run, asked.forgotten),
-        "retained": asked.compute_accuracy(run, asked.retained),
+        "forgotten": scorer.compute_accuracy(run, scorer.forgotten),
+        "retained": scorer.compute_accuracy(run, scorer.retained),
     }
     return Track(
-        series=_series(run.rounds), settings=result["settings"], exact=result["exact"], stopped=result["stopped"],
+        series=_list_series(run.rounds), settings=result["settings"], exact=result["exact"], stopped=result["stopped"],
         sums={name: result[name] for name in SUMS}, weights=result["weights_sha256"], scores=scores,
     )  # fmt: skip
 
 
-def _broken(folder: Path, method: Method[Any], why: str) -> Track:
-    """What a run that diverged has left."""
+def _make_broken_track(folder: Path, method: Method[Any], why: str) -> Track:
+    """Return the track of a run that diverged."""
     records = RunFolder(folder).rounds()
     sums = {
         "client_epochs": sum(record.client_epochs for record in records),
         "client_rounds": sum(len(record.answered) for record in records),
     }
     return Track(
-        series=_series(records), settings=settings_of(method), exact=method.exact, stopped=explain_end(records),
+        series=_list_series(records), settings=settings_of(method), exact=method.exact, stopped=explain_end(records),
         sums=sums, weights="", scores={}, failed=why,
     )  # fmt: skip
 
 
-def _series(records: Sequence[Round]) -> dict[str, tuple[float, ...]]:
-    """The rounds as columns; a score that a round lacks ends its column."""
+def _list_series(records: Sequence[Round]) -> dict[str, tuple[float, ...]]:
+    """Return the rounds as columns, without the scores that a round lacks."""
     found: dict[str, tuple[float, ...]] = {}
     for name in SERIES:
         scored = [record.scores.get(name) for record in records]
         values = [getattr(record, name, score) for record, score in zip(records, scored, strict=True)]
         present = [value for value in values if value is not None]
         if present or name == "moved":
-            found[name] = shortened(present)
+            found[name] = round_series(present)
     return found
 
 
-def _misr(models: Mapping[str, Run], asked: _Asked, seed: int) -> dict[str, dict[str, tuple[float, float]]]:
-    """Ask the attackers of the original about every model that has finite outputs."""
+def _attack(
+    models: Mapping[str, Run], scorer: _Scorer, seed: int
+) -> dict[str, dict[str, tuple[float, float]]]:
+    """Return the MISR of every model that has finite outputs, by attackers that were fitted on the original."""
     said = {
-        name: tuple(torch.cat(list(asked.logits(run, parts))) for parts in (asked.forgotten, asked.test))
+        name: tuple(torch.cat(list(scorer.logits(run, parts))) for parts in (scorer.forgotten, scorer.test))
         for name, run in models.items()
     }
     sound = {name: (a, b) for name, (a, b) in said.items() if a.isfinite().all() and b.isfinite().all()}
@@ -262,3 +264,40 @@ def _misr(models: Mapping[str, Run], asked: _Asked, seed: int) -> dict[str, dict
         attacker: {name: (one.misr, one.on_test) for name, one in by_model.items()}
         for attacker, by_model in compute_misr(sound, seed=seed).items()
     }
+
+
+def find_commit() -> str:
+    """Return the commit of this code: FEDUHB_COMMIT if it is set, else what git says, with "+" for changes, else "unknown"."""
+    if given := os.environ.get("FEDUHB_COMMIT"):
+        return given
+    here = Path(__file__).parent
+    found = _git(here, "rev-parse", "--short=10", "HEAD")
+    tracked = found and _git(here, "ls-files", Path(__file__).name)
+    if not tracked:  # installed inside somebody else's repository
+        return "unknown"
+    return f"{found}+" if _git(here, "status", "--porcelain", "--", str(here.parent)) else found
+
+
+def name_device(kind: str) -> str:
+    """Return the name of the GPU, or of the processor with its cores."""
+    if kind == "cuda":
+        return torch.cuda.get_device_name()
+    return f"{len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count()} cores of {_processor()}"
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, platform.machine())
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    """Return the output of git; "" if there is no git or no repository."""
+    git = shutil.which("git")
+    if git is None:
+        return ""
+    asked = subprocess.run([git, "-C", str(folder), *arguments], capture_output=True, text=True, check=False)  # noqa: S603
+    return asked.stdout.strip() if asked.returncode == 0 else ""

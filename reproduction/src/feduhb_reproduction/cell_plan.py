@@ -1,4 +1,4 @@
-"""What a cell of a grid is to hold: its runs by name, and which of them its file lacks."""
+"""The runs that a cell of a grid holds, and which of them its file lacks."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from feduhb.core.types import Method
+from feduhb import Method
 from feduhb.errors import RunFolderError
-from feduhb.runs.config import TrainSettings, find_difference
-from feduhb.runs.run import method_for
-from feduhb.stopping import StopRule, dynamic_stop, never
+from feduhb.methods import make_method
+from feduhb.runs import find_difference
 from feduhb_reproduction.cells import ORIGINAL, RETRAIN, Cell, Place, read_cells
 
 RULED, ON = "feduhb", "feduhb-on"
@@ -35,36 +34,36 @@ class Job:
 
     @property
     def work(self) -> Path:
-        """Where the cell's runs live until it is done; those to be timed apart from any that were not alone."""
+        """The folder of the cell's runs until it is done. Timed runs have a folder of their own."""
         return self.leavings[self.place.timed]
 
     @property
     def leavings(self) -> tuple[Path, Path]:
-        """Where runs of the cell may lie, timed or not."""
+        """The folders in which runs of the cell may be: untimed, timed."""
         return self.out / "work" / self.place.name, self.out / "work" / f"{self.place.name}-timed"
 
     @property
     def lock(self) -> Path:
-        """What a process holds while it is at the cell."""
+        """The lock that a process holds while it makes the cell."""
         return self.out / "work" / f"{self.place.name}.lock"
 
 
 class Planned(NamedTuple):
-    """A run of a cell: which method, and when it stops."""
+    """A run of a cell."""
 
     method: Method[Any]
-    stop: StopRule = never
+    ruled: bool = False  # whether FedUHB's stop rule may end it
 
 
 def cell_file(out: Path, place: Place) -> Path:
-    """Name the file of a cell in a grid's folder."""
+    """Return the file of a cell in a grid's folder."""
     return out / "cells" / f"{place.name}.json"
 
 
-def refuse_strange(out: Path, place: Place) -> None:
-    """Refuse as a grid's folder a file, and a folder with cells of another data set or other settings than a place of the grid.
+def refuse_other_grid(out: Path, place: Place) -> None:
+    """Raise RunFolderError if a grid's folder is a file, or holds cells of another data set or of other settings.
 
-    Their report would be refused too, yet only when everything is computed.
+    This is checked first, because such cells would make the report fail after everything is computed.
     """
     try:
         nearest = next(
@@ -74,7 +73,7 @@ def refuse_strange(out: Path, place: Place) -> None:
     except OSError as error:
         raise RunFolderError(f"cannot look into {out}: {error.strerror}; choose another --out") from None
     if not folder:
-        raise RunFolderError(f"{nearest} is no folder; choose another --out")
+        raise RunFolderError(f"{nearest} is not a folder; choose another --out")
     for cell in read_cells(out / "cells"):
         there = replace(
             place, partition=cell.place.partition, per_client=cell.place.per_client,
@@ -83,11 +82,11 @@ def refuse_strange(out: Path, place: Place) -> None:
         _refuse_other(cell_file(out, cell.place), cell.place, there)
 
 
-def plans(place: Place) -> dict[str, Planned]:
+def plan_runs(place: Place) -> dict[str, Planned]:
     """Return the runs that follow the training, by name."""
 
     def make(name: str, **settings: float) -> Method[Any]:
-        return method_for(name, TrainSettings(epochs=place.epochs), **settings)
+        return make_method(name, epochs=place.epochs, **settings)
 
     heavy = make("feduhb", momentum=place.momentum)
     found = {
@@ -95,7 +94,7 @@ def plans(place: Place) -> dict[str, Planned]:
         "federaser": Planned(make("federaser")),
         "fedrecover": Planned(make("fedrecover", **{**place.fedrecover, "correction": 0})),
         "fedrecover-corrected": Planned(make("fedrecover", **place.fedrecover)),
-        RULED: Planned(heavy, dynamic_stop(place.scale, momentum=place.momentum)),
+        RULED: Planned(heavy, ruled=True),
         ON: Planned(heavy),
     }
     found |= {f"momentum-{beta:g}": Planned(make("feduhb", momentum=beta)) for beta in place.momenta}
@@ -104,13 +103,13 @@ def plans(place: Place) -> dict[str, Planned]:
     }
 
 
-def lacking(place: Place, path: Path) -> tuple[str, ...]:
-    """Name the runs that a cell's file lacks; refuse a file of other settings.
+def list_lacking(place: Place, path: Path) -> tuple[str, ...]:
+    """Return the names of the runs that a cell's file lacks; raise RunFolderError for a file of other settings.
 
-    A grid that asks for more momenta or steps than before lacks those alone. A cell to be timed that was made among others
-    lacks everything: seconds cannot be added to a run.
+    If a grid has new momenta or steps, the cell lacks only those. A cell to be timed that was not made alone lacks everything,
+    because seconds cannot be added to a run.
     """
-    wanted = plans(place)
+    wanted = plan_runs(place)
     if not path.exists():
         return (ORIGINAL, *wanted)
     cell = Cell.read(path)
@@ -120,7 +119,7 @@ def lacking(place: Place, path: Path) -> tuple[str, ...]:
     return tuple(name for name in wanted if name not in cell.runs)
 
 
-def joined(before: Place, after: Place) -> Place:
+def merge_places(before: Place, after: Place) -> Place:
     """Return the place of a cell that was made for one grid and had runs added for another."""
     return replace(
         before,
@@ -130,10 +129,10 @@ def joined(before: Place, after: Place) -> Place:
 
 
 def _refuse_other(path: Path, made: Place, wanted: Place) -> None:
-    if difference := find_difference(_bare(made).as_json(), _bare(wanted).as_json()):
+    if difference := find_difference(_strip_additions(made).as_json(), _strip_additions(wanted).as_json()):
         raise RunFolderError(f"{path} was made with {difference}; choose another --out for this grid")
 
 
-def _bare(place: Place) -> Place:
-    """A place without what may be added to a cell: momenta, steps, seconds."""
+def _strip_additions(place: Place) -> Place:
+    """Return a place without the settings that may be added to a cell: momenta, steps, seconds."""
     return replace(place, momenta=(), steps=(), timed=False)

@@ -1,6 +1,6 @@
-"""Cells of a grid of experiments: one file each, so that a grid is finished over several machines and days.
+"""Cells of a grid of experiments. Each is a file, so that several machines can make a grid over several days.
 
-A cell is one federation of one seed, trained once and unlearned by every method. Nothing here imports torch, so that
+A cell is one federation with one seed, trained once and unlearned by every method. Nothing here imports torch, so that
 reports can read cells without it.
 """
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from feduhb.errors import RunFolderError
-from feduhb.runs.folder import write_atomically
+from feduhb.runs import write_atomically
 
 ORIGINAL, RETRAIN = "original", "retrain"
 SERIES = (
@@ -32,7 +32,7 @@ DIGITS = 6  # that a number of a series is kept with
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where a cell stands in its grid: everything that its numbers depend on but the machine."""
+    """The settings of a cell: everything that its numbers depend on, except the machine."""
 
     data: str
     partition: str
@@ -66,7 +66,7 @@ class Place:
 
     @classmethod
     def from_json(cls, told: Mapping[str, Any]) -> Place:
-        """Read what `as_json` spelled."""
+        """Return the place that `as_json` wrote."""
         lists = {name: tuple(told.get(name, ())) for name in ("momenta", "steps")}
         return cls(**{**told, **lists})
 
@@ -75,7 +75,7 @@ class Place:
 class Track:
     """One run of a cell: its series, one value a round, and its sums.
 
-    ``failed`` says why a run broke off (its model was no longer finite); its series end there.
+    ``failed`` is why a run broke off: its model was no longer finite. Its series end there.
     """
 
     series: Mapping[str, tuple[float, ...]]
@@ -91,11 +91,11 @@ class Track:
 
     @property
     def rounds(self) -> int:
-        """How many were run."""
+        """The number of rounds that were run."""
         return len(self.series["moved"])
 
     def of(self, name: str) -> tuple[float, ...]:
-        """A series; empty where the run has none of that name."""
+        """Return a series; an empty one if the run has none of that name."""
         return self.series.get(name, ())
 
 
@@ -104,7 +104,7 @@ class Cell:
     """A finished cell.
 
     ``runs`` holds "original", "retrain", "federaser", "fedrecover" (without periodic correction),
-    "fedrecover-corrected", "feduhb" (under the stop rule), "feduhb-on" (the same run, gone on to the last round), and
+    "fedrecover-corrected", "feduhb" (under the stop rule), "feduhb-on" (the same run, continued to the last round), and
     "momentum-B" and "step-A" for each of the place's momenta and steps. ``misr`` is, by attacker and by run, the share
     of the forgotten data called member and the share of test data called so.
     """
@@ -118,7 +118,7 @@ class Cell:
 
     @property
     def origins(self) -> tuple[Mapping[str, Any], ...]:
-        """What made it, and then what added runs to it."""
+        """The records of what made the cell, and of what added runs to it later."""
         return self.made, *self.made.get("added", ())
 
     def write(self, folder: Path) -> Path:
@@ -131,12 +131,12 @@ class Cell:
         }
         path = folder / f"{self.place.name}.json"
         folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, (_spelled(told) + "\n").encode())
+        write_atomically(path, (_format_cell(told) + "\n").encode())
         return path
 
     @classmethod
     def read(cls, path: Path) -> Cell:
-        """Read a cell's file."""
+        """Return the cell in a file; raise RunFolderError if it is damaged."""
         try:
             told = json.loads(path.read_text(encoding="utf-8"))
             if lost := [name for name in MADE if name not in told["made"]]:
@@ -148,37 +148,37 @@ class Cell:
                     attacker: {run: (pair[0], pair[1]) for run, pair in by_run.items()}
                     for attacker, by_run in told["misr"].items()
                 },
-                runs={name: _track(track) for name, track in told["runs"].items()},
+                runs={name: _read_track(track) for name, track in told["runs"].items()},
             )
         except (ValueError, KeyError, TypeError, AttributeError, IndexError, OSError) as error:
             raise RunFolderError(
-                f"{path} is damaged ({error}); delete it, and feduhb reproduce makes that cell again"
+                f"{path} is damaged ({error}); delete it, and feduhb reproduce makes the cell again"
             ) from None
 
 
 def read_cells(folder: Path) -> list[Cell]:
-    """Read every cell of a grid's folder, in the order of their names; refuse one that stands there under another name."""
+    """Return every cell of a grid's folder, sorted by name; raise RunFolderError for a file under another name."""
     cells = {path: Cell.read(path) for path in sorted(folder.glob("*.json"))}
     for path, cell in cells.items():
         if path.stem != cell.place.name:
             raise RunFolderError(
-                f"{path} holds the cell {cell.place.name}; call it {cell.place.name}.json, or delete it where that is a copy"
+                f"{path} holds the cell {cell.place.name}; rename it to {cell.place.name}.json, or delete it if it is a copy"
             )
     return list(cells.values())
 
 
-def shortened(values: Sequence[float]) -> tuple[float, ...]:
-    """Round a series to the digits that are kept."""
+def round_series(values: Sequence[float]) -> tuple[float, ...]:
+    """Return a series rounded to the digits that a cell's file keeps."""
     return tuple(float(f"{value:.{DIGITS}g}") for value in values)
 
 
-def _track(told: Mapping[str, Any]) -> Track:
+def _read_track(told: Mapping[str, Any]) -> Track:
     tables = {name: dict(told[name]) for name in ("settings", "sums", "scores")}
     series = {name: tuple(values) for name, values in told["series"].items()}
     return Track(**{**told, **tables, "series": series})
 
 
-def _spelled(told: Mapping[str, Any]) -> str:
+def _format_cell(told: Mapping[str, Any]) -> str:
     """Return JSON with one line for each run, so that a person can read a cell's file."""
     runs = ",\n".join(
         f"{json.dumps(name)}: {json.dumps(track, allow_nan=False)}" for name, track in told["runs"].items()

@@ -1,4 +1,4 @@
-"""A grid of experiments: a TOML file that names federations and seeds, and the cells it comes to."""
+"""A grid of experiments: a TOML file that names federations and seeds, and the cells that follow from it."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
 
-from feduhb.core.checks import check_whole
-from feduhb.data.load import DATASETS
-from feduhb.data.partition import make_client_ids, parse_partition
-from feduhb.data.request import Request
+from feduhb import Request
+from feduhb.core import check_whole
+from feduhb.data import list_datasets, make_client_ids, parse_partition
 from feduhb.errors import ConfigError
-from feduhb.runs.config import FORBID, read_toml, validate
+from feduhb.runs import read_toml, validate
 from feduhb_reproduction.cells import Place
 
 FOLDER = "experiments"
+FORBID = {"extra": "forbid"}  # pydantic: a key that is not a setting is an error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """[[parts]]: some federations, and what is asked of them beside the methods."""
+    """[[parts]]: some federations, and what is run on them beside the methods."""
 
     partitions: tuple[str, ...]
-    per_client: tuple[int, ...] = ()  # none: all images, shared out
+    per_client: tuple[int, ...] = ()  # empty: all images, shared out
     backdoor: bool = False  # the leavers plant one
     momenta: tuple[float, ...] = ()  # FedUHB without its rule with these, beside 0 and the grid's own
     steps: tuple[float, ...] = ()  # FedAvg with these server steps, beside 1
@@ -35,7 +35,7 @@ class Part:
         for text in self.partitions:
             parse_partition(text)
         if not self.partitions:
-            raise ConfigError("a part has no partitions; name some, such as ['iid', 'dirichlet:0.1']")
+            raise ConfigError("a part has no partitions; give some, such as ['iid', 'dirichlet:0.1']")
         _refuse_twice("partitions", self.partitions)
         _refuse_twice("per_client", self.per_client)
         _refuse_twice("momenta", map("{:g}".format, self.momenta))  # as their runs are named
@@ -67,8 +67,10 @@ class Grid:
     def __post_init__(self) -> None:
         check_whole("rounds", self.rounds)
         check_whole("clients", self.clients)
-        if self.data not in DATASETS:
-            raise ConfigError(f"there is no data set {self.data!r}; choose one of {', '.join(DATASETS)}")
+        if self.data not in list_datasets():
+            raise ConfigError(
+                f"there is no data set {self.data!r}; choose one of {', '.join(list_datasets())}"
+            )
         request = Request.parse(self.forget)
         if request.rows or request.classes:
             raise ConfigError(
@@ -77,10 +79,10 @@ class Grid:
         everyone = make_client_ids(self.clients)
         if unknown := [client for client in request.clients if client not in everyone]:
             raise ConfigError(
-                f"forget names {unknown[0]!r}, who is not among {everyone[0]} to {everyone[-1]}"
+                f"forget names {unknown[0]!r}, which is not a client; the clients are {everyone[0]} to {everyone[-1]}"
             )
         if len(set(request.clients)) == self.clients:
-            raise ConfigError(f"nobody would remain of {self.clients} clients; forget fewer")
+            raise ConfigError(f"no client would remain of {self.clients}; forget fewer")
         if not self.seeds or not self.parts:
             raise ConfigError("a grid needs seeds and [[parts]]; give at least one of each")
         _refuse_twice("seeds", self.seeds)
@@ -88,10 +90,10 @@ class Grid:
             _refuse_known("momenta", part.momenta, self.momentum, "FedUHB's own here")
         names = [place.name for place in self.places()]
         if twice := next((name for name in names if names.count(name) > 1), None):
-            raise ConfigError(f"two parts make the cell {twice}; join them")
+            raise ConfigError(f"two parts make the cell {twice}; merge them")
 
     def places(self) -> Iterator[Place]:
-        """Every cell: those to be timed first, then seed by seed, so that what is done is always whole seeds."""
+        """Yield every cell: the timed ones first, then seed by seed, so that finished seeds are whole."""
         found = [
             self._place(part, partition, size, seed)
             for seed in self.seeds
@@ -116,25 +118,24 @@ def _refuse_twice(name: str, values: Iterable[object]) -> None:
 
 
 def _refuse_known(name: str, values: Sequence[float], known: float, what: str) -> None:
-    """Refuse a value whose run every cell has under another name."""
+    """Raise ConfigError for a value whose run every cell has under another name."""
     if f"{known:g}" in map("{:g}".format, values):  # as their runs are named
-        raise ConfigError(f"{name} has {known:g}, which is {what} and run anyway; leave it out")
+        raise ConfigError(f"{name} has {known:g}, which is {what} and always run; leave it out")
 
 
 def read_grid(path: Path) -> Grid:
-    """Read a grid's file."""
+    """Return the grid in a file."""
     if not path.exists():
-        raise ConfigError(f"there is no grid file {path}; write one, {FOLDER}/mnist.toml shows how")
+        example = Path(__file__).with_name(FOLDER) / "mnist.toml"
+        raise ConfigError(f"there is no grid file {path}; write one; {example} is an example")
     return validate(Grid, read_toml(path), str(path))
 
 
-def grid_file(name: str, *, quick: bool = False) -> Path:
-    """Find the file of a grid that comes along, or take the path of a user's own."""
+def find_grid(name: str, *, quick: bool = False) -> Path:
+    """Return the file of a grid by name, or the path of a user's own."""
     if name.endswith(".toml"):
         if quick:
-            raise ConfigError(
-                "--quick belongs to the grids that come along; write a small grid of your own instead"
-            )
+            raise ConfigError("--quick is for the built-in grids; write a small grid of your own instead")
         return Path(name)
     file = f"{name}-quick.toml" if quick else f"{name}.toml"
     folder = Path(__file__).with_name(FOLDER)

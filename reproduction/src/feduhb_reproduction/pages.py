@@ -1,29 +1,28 @@
-"""Writes docs/reproduction.md and what the README says of it from results/, so that no number there is typed; run by `make docs`."""
+"""Write docs/reproduction/ and the README's sentence on it from results/, so that nobody types a number; `make docs` runs it."""
 
 from __future__ import annotations
 
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from html import escape
 from pathlib import Path
 
 from feduhb.errors import FeduhbError
-from feduhb.report.grids import NOTHING, Grid
-from feduhb.report.words import listed
-from feduhb_reproduction.cells import ORIGINAL, RETRAIN, Cell
-from feduhb_reproduction.report import claims
-from feduhb_reproduction.report.claims_noticed import noticed
-from feduhb_reproduction.report.claims_parts import DATA
-from feduhb_reproduction.report.federations import Federation
-from feduhb_reproduction.report.measures import UHB, UHB_ON, Spread, Stops, final, reached, stops, times
-from feduhb_reproduction.report.outcomes import saved
-from feduhb_reproduction.report.printed import CORRECTED
-from feduhb_reproduction.report.spelling import fired
-from feduhb_reproduction.report.tables import tables
+from feduhb.report.grids import Grid
+from feduhb.report.words import join_names
+from feduhb_reproduction import claims
+from feduhb_reproduction.cells import Cell
+from feduhb_reproduction.claims.noticed import tabulate_methods, tabulate_notes
+from feduhb_reproduction.claims.parts import DATA, NEITHER, OURS, Claim, Evidence, Judged
+from feduhb_reproduction.tables import make_tables
+from feduhb_reproduction.words import CORRECTED
 
 ROOT = Path(__file__).parents[3]
-PAGE = ROOT / "docs" / "reproduction.md"
+FOLDER, IMAGES = Path("docs/reproduction"), Path("docs/images/paper")
 BEGIN, END = "<!-- paper -->", "<!-- end paper -->"
+MADE = "<!-- Made by feduhb_reproduction.pages from results/: do not edit, run make docs. -->"
+PICTURE = "mnist-curves-525.png"  # on the first page
 FIGURES = {
     "curves": "Test accuracy and loss by round",
     "forgetting": "MISR and ASR of every method, with controls",
@@ -31,242 +30,153 @@ FIGURES = {
     "lambda": "The stop rule by λ and window",
     "ablation": "Momentum and the stop rule apart, and FedAvg with other server steps",
 }
-HEAD = f"""\
-<!-- Made by feduhb_reproduction.pages from results/: do not edit, run make docs. -->
-
-# The paper, reproduced
-
-`feduhb reproduce` runs the experiments of the FedUHB paper on real data: train, unlearn with every method, attack, for several
-seeds and several ways to share the data out. This page is what came of it. Every number on it was computed from the files in
-`results/`. A verdict follows from the numbers by a criterion that stands [at the end](#what-was-measured-on-each-claim), and other numbers would
-give another; where federations differ, the table says in which a claim holds. {claims.RUNS}"""
+LEAD = """\
+FedUHB saves rounds, but one round takes as long as one of Retrain. If all methods may use the same amount of client work, FedUHB is not
+always the most accurate. The paper's numbers on time, on MISR (its measure of membership inference) and on λ (the setting of the stop rule)
+were not reproduced."""
+WHERE = """\
+Each verdict links to its criterion and to the measurements ([all criteria](criteria.md)). All tables and figures: {appendices}."""
 AGAIN = """\
-### How to run it again
+## Run it again
 
 ```sh
-feduhb reproduce mnist --quick           # a first look on two cores
+feduhb reproduce mnist --quick     # a first look: one seed, one federation, ten rounds; six minutes on two cores
 feduhb reproduce mnist --data FOLDER --engine stacked:tf32 --out results/paper/mnist
 feduhb reproduce cifar10 --data FOLDER --engine stacked:tf32 --out results/paper/cifar10
 ```
 
-Without `--data` the files are downloaded. A cell is one federation of one seed and a file of its own: interrupt the command anywhere and
-start it again, and it goes on; what is done is never done again. `--workers N` runs several cells at once, `--missing` lists what is not there
-yet, and cells made on other machines are added by copying their files. The [command line](cli.md) says the rest. `make docs` writes this page."""
-EACH = f"""\
-## What was measured on each claim
+- Without `--data` the files are downloaded.
+- A cell is one federation with one seed, and has its own file. If you interrupt the command, start it again: it keeps the finished cells and continues.
+- `--workers N` makes several cells at once. `--missing` lists the cells that are missing.
+- To add cells from other machines, copy their files into `cells/`.
+- `make docs` writes these pages. The [command line](../cli.md) has all options."""
+CRITERIA = f"""\
+# The claims: criteria, measurements, conditions
 
-{claims.CLEARLY} A number in the name of a federation is the images of a client."""
+Each verdict is computed: a criterion is applied to the numbers in `results/`.
+
+- {claims.CLEARLY}
+- {claims.RUNS}
+- A number in the name of a federation, as in “iid (525)”, is the number of training images per client.
+- “In part” describes a partial result. A claim with such a result holds under conditions."""
 DIFFERS = """\
-- **Images of a client, and how they are shared out.** The paper says neither. Here they are the sizes and partitions named below.
-- **Window and ε of the stop rule.** Neither is given. Here the window is all rounds so far and ε is 0; the tables on λ replay other windows.
-- **The movement that is judged.** The rule looks at the movement just made and returns the newest model. The paper's algorithm looks at the movement
-  before that and returns the model before ([the stop rule](stop-rule.md)).
-- **The update.** The paper writes a gradient and trains local epochs. Here a client's update is what its local training changed, and the server takes it whole (step 1).
-- **The trigger.** The paper does not describe its backdoor. Here half of each leaver's images carry a bright square and the label 0; the other half stays
-  clean, so that there is something to tell the trigger from.
-- **MISR.** The attackers are cross-fitted: none is asked about an example that it was fitted on. The rate on test data stands beside every number.
-- **No held-out data.** Every image of a client is trained on; accuracy is measured on the data set's own test images.
-- **FedEraser and FedRecover** follow the algorithms as published ([methods](methods/index.md)). FedRecover stands here without periodic correction, as in the FedUHB
-  paper, and with it. {settings}"""
+## Where this differs from the paper
+
+- **Images of a client, and the partition.** The paper gives neither. The [tables]({first}) state those used here.
+- **Window and ε of the stop rule.** The paper gives neither. Here the window is all rounds so far and ε is 0. The tables on λ replay other windows.
+- **The movement that is judged.** Here the rule judges the newest movement and returns the newest model. The paper's algorithm judges the previous
+  movement and returns the previous model ([the stop rule](../stop-rule.md)).
+- **The update.** The paper's formula uses a gradient, but its experiments train local epochs. Here a client's update is the change that its local
+  training made, and the server applies it with step size 1.
+- **The trigger.** The paper does not describe its backdoor. Here half of each leaver's images carry a bright square and the label 0. The other
+  half stays clean, so that the model can distinguish the trigger from the rest of the image.
+- **MISR.** The attackers are cross-fitted: none classifies an example that it was fitted on. The rate on test data is given beside every MISR.
+- **No held-out data.** Clients train on all of their images. Accuracy is measured on the data set's own test images.
+- **FedEraser and FedRecover** follow their own papers ([methods](../methods/index.md)). FedRecover runs without periodic correction, as in the
+  FedUHB paper, and with it. {settings}"""
 WHOLE = """\
-- **2 classes a client on MNIST** stand with 525 images a client and with all images of the data set: not every class has enough images for 3,000 a client."""
+- **2 classes a client on MNIST** were run with 525 images a client and with all images, because not every class has enough images for 3,000 a client."""
 
 
-def page(root: Path = ROOT) -> str:
-    """Make the page from the results under a folder."""
+def make_pages(root: Path = ROOT) -> dict[str, str]:
+    """Return the pages by file name, made from the results under a folder."""
     evidence = claims.read_evidence(root / "results")
+    found = claims.judge_claims(evidence)
     there = {data: cells for data, cells in evidence.cells.items() if cells}
-    grids, found = {data: tables(cells) for data, cells in there.items()}, claims.judged(evidence)
-    verdicts = ["## The claims", claims.counted(found), claims.table(found).rstrip()]
-    each = [EACH, *(f"### {topic}\n\n{text}" for topic, text in claims.topics(found).items())]
-    ran = [part for data, cells in there.items() for part in _ran(data, cells, grids[data]["runs"])]
-    measured = [part for data in there for part in _shown(root, data, grids[data])]
-    differs = ["## Where this differs from the paper", f"{_differs(there)}\n{_precision(there.values())}"]
-    seen = ["## What we noticed", "\n".join(f"- {line}" for line in noticed(evidence))]
-    return (
-        "\n\n".join([HEAD, *verdicts, *seen, *differs, "## What was run", *ran, AGAIN, *measured, *each])
-        + "\n"
-    )
-
-
-def pictures(root: Path = ROOT) -> dict[Path, Path]:
-    """Give every figure of the page: the file in results/ by the one in docs/ that is its copy."""
-    images = root / "docs" / "images" / "paper"
-    return {
-        images / f"{data}-{path.name}": path
-        for data in DATA
-        for kind in FIGURES
-        for path in sorted((root / "results" / "paper" / data).glob(f"{kind}*.png"), key=_by_size)
+    parts = {
+        "index.md": _index(root, evidence, found, list(there)),
+        "criteria.md": _criteria(found, there),
+        **{f"{data}.md": _appendix(root, data, cells) for data, cells in there.items()},
     }
+    return {name: "\n\n".join([MADE, *each]) + "\n" for name, each in parts.items()}
 
 
-def front(root: Path = ROOT) -> str:
-    """Make the README's table, every federation in a line, and what is to be read with it."""
-    evidence = claims.read_evidence(root / "results")
-    found = {name: there for data, name in DATA.items() if (there := evidence.clean(data))}
-    rounds = " or ".join(f"{n}" for n in sorted({one.rounds for there in found.values() for one in there}))
-    lines = [
-        f"| federation | original | Retrain, {rounds} rounds | FedUHB, under its rule, first has that at round | its rule ends it at round | FedUHB then | FedEraser | FedRecover |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|",
-        *(f"| {' | '.join(_line(name, one))} |" for name, there in found.items() for one in there),
+def _index(root: Path, evidence: Evidence, found: Sequence[Judged], there: Sequence[str]) -> Iterator[str]:
+    yield "# The paper, reproduced"
+    yield f"{claims.count_verdicts(found)} {_devices(evidence)}"
+    yield "## The claims"
+    rows = [
+        f"| {mark} | {claim.words} | [{one.verdict}](criteria.md#claim-{mark.lower()}) |"
+        for mark, claim, one in claims.number_claims(found)
     ]
-    beside = " ".join(each for make in (_paced, _fires, _asked) if (each := make(found)))
-    return "\n".join([claims.counted(claims.judged(evidence)), "", *lines, *(["", beside] if beside else [])])
-
-
-def _line(data: str, one: Federation) -> list[str]:
-    """Give a federation's cells of the README's table."""
-    reach = reached(one, UHB)
-    return [
-        f"{data}, {one.label}",
-        *(_shares(final(one, run)) for run in (ORIGINAL, RETRAIN)),
-        f"{reach.mean:.0f}" if reach.all and reach.mean is not None else "not always",
-        _ended(stops(one, UHB_ON)),
-        *(_shares(final(one, run)) for run in (UHB, "federaser", "fedrecover")),
-    ]
-
-
-def _ended(ends: Stops) -> str:
-    """Spell the mean round after which a rule leaves a run, and in how many seeds it fires, where not in all."""
-    if not ends.fires:
-        return "never" if ends.n else NOTHING
-    return f"{ends.executed.mean:.0f}" + ("" if ends.fires == ends.n else f" ({fired(ends)} seeds)")
-
-
-def _paced(found: Mapping[str, Sequence[Federation]]) -> str:
-    """Say how long a round of FedUHB takes, and in which federations that was timed."""
-    took = [(one, times(one, UHB), times(one, RETRAIN)) for there in found.values() for one in there]
-    ratios = [
-        (one, our / their)
-        for one, ours, theirs in took
-        if ours and theirs and (our := ours.per_round.mean) and (their := theirs.per_round.mean)
-    ]
-    if not ratios:
-        return ""
-    where = listed(list(dict.fromkeys(one.short for one, _ in ratios)))
-    return f"A round of FedUHB takes {_between([each for _, each in ratios], '.2f')} times as long as one of Retrain (timed: {where})."
-
-
-def _fires(found: Mapping[str, Sequence[Federation]]) -> str:
-    """Say in how many runs the rule fires."""
-    ends = {data: [stops(one, UHB_ON) for one in there] for data, there in found.items()}
-    told = [
-        f"{sum(each.fires for each in these)} of {runs} runs on {data}"
-        for data, these in ends.items()
-        if (runs := sum(each.n for each in these))
-    ]
-    some = any(0 < each.fires < each.n for these in ends.values() for each in these)
-    last = "; a run that it does not end counts with its last round" if some else ""
-    return f"FedUHB's rule fires in {listed(told)}{last}." if told else ""
-
-
-def _asked(found: Mapping[str, Sequence[Federation]]) -> str:
-    """Say what FedEraser and FedRecover ask of clients, against Retrain."""
-    every = [one for there in found.values() for one in there]
-    eraser = _of_retrain(every, "federaser")
-    recover = {data: share for data, there in found.items() if (share := _of_retrain(there, "fedrecover"))}
-    if not eraser or not recover:
-        return ""
-    tracks = [track for one in every for track in one.tracks("federaser").values()]
-    ran = _between([track.rounds for track in tracks], ".0f")
-    sums = [track.sums for track in tracks if track.sums.get("client_rounds")]
-    long = _between([each["client_epochs"] / each["client_rounds"] for each in sums], ".3g")
-    whole = every[0].cells[0].place
-    return (
-        f"FedEraser runs {ran} rounds of {long} local epochs, in the first of which it asks nobody, and asks for {eraser} of the client rounds of Retrain, which runs {whole.rounds} of {whole.epochs}; "
-        f"FedRecover asks for {listed([f'{share} on {data}' for data, share in recover.items()])}."
+    yield "\n".join(
+        ["|  | claim of the paper (T1, T2: our own targets) | verdict |", "| ---: | :--- | :--- |", *rows]
     )
+    yield WHERE.format(appendices=join_names([f"[{DATA[data]}]({data}.md)" for data in there]))
+    yield "## In one picture"
+    yield LEAD
+    if PICTURE in {copy.name for copy in find_pictures(root)}:
+        yield f"![Test accuracy and loss by round on MNIST](../images/paper/{PICTURE})"
+    for table in (tabulate_methods(evidence), tabulate_notes(evidence)):
+        yield f"## {table.title}"
+        yield table.to_markdown().rstrip()
+    yield (
+        "Test accuracy is the mean over the seeds ± their standard deviation. A number in the name of a federation is the number of "
+        "training images per client. A client round is one client training in one round. If the stop rule does not end a run, the run counts with its last round."
+    )
+    yield AGAIN
 
 
-def _of_retrain(found: Iterable[Federation], run: str) -> str:
-    """Spell which share of Retrain's client rounds a run asks for: the range of the federations' means."""
-    means = [mean for one in found if (mean := saved(one, run).mean) is not None]
-    return f"{_between([100 * (1 - mean) for mean in means], '.0f')} %" if means else ""
+def _devices(evidence: Evidence) -> str:
+    """Return a sentence on the data, the seeds and the machine."""
+    every = [cell for cells in evidence.cells.values() for cell in cells]
+    seeds = sorted({cell.place.seed for cell in every})
+    names = [DATA[data] for data, cells in evidence.cells.items() if cells]
+    devices = join_names(sorted({str(cell.made["device"]) for cell in every}))
+    return f"Measured on {join_names(names)} with {len(seeds)} seed{'s' if len(seeds) > 1 else ''}, on {devices}."
 
 
-def _between(values: Iterable[float], spec: str) -> str:
-    """Spell a range."""
-    every = sorted(values)
-    return " to ".join(dict.fromkeys(format(each, spec) for each in (every[0], every[-1])))
+def _criteria(found: Sequence[Judged], there: Mapping[str, Sequence[Cell]]) -> Iterator[str]:
+    yield CRITERIA
+    topics: dict[str, list[str]] = {}
+    for mark, claim, one in claims.number_claims(found):
+        topics.setdefault(claim.topic, []).append(_claim(mark, claim, one))
+    for topic, each in topics.items():
+        yield f"## {topic}"
+        yield from each
+    said = "The FedUHB paper gives neither FedRecover's T_w, T_f and s nor FedEraser's Δt and r."
+    open_ones = dict.fromkeys(text for cells in there.values() for cell in cells if (text := _settings(cell)))
+    lines = [
+        DIFFERS.format(
+            first=f"{next(iter(there))}.md",
+            settings=f"{said} Here they are {' or '.join(open_ones)}." if open_ones else said,
+        )
+    ]
+    lines += [WHOLE] if any(cell.place.per_client is None for cell in there.get("mnist", ())) else []
+    yield "\n".join([*lines, _precision(there.values())])
 
 
-def filled(readme: str, root: Path = ROOT) -> str:
-    """Put the table and what belongs to it into the README, between its marks."""
-    before, _, rest = readme.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n{front(root)}\n{END}{after}"
-
-
-def _shares(found: Spread) -> str:
-    if found.mean is None:
-        return NOTHING
-    return f"{found.mean:.1%}" if found.sd is None else f"{found.mean:.1%} ± {100 * found.sd:.1f}"
-
-
-def write(root: Path = ROOT) -> None:
-    """Write the page, copy its figures, and fill in the README's table."""
-    text = page(root)
-    for copy, figure in pictures(root).items():
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(figure, copy)
-    (root / "docs" / PAGE.name).write_text(text, encoding="utf-8")
-    readme = root / "README.md"
-    if readme.exists():
-        readme.write_text(filled(readme.read_text(encoding="utf-8"), root), encoding="utf-8")
-
-
-def _by_size(path: Path) -> tuple[int, str]:
-    return len(path.name), path.name
-
-
-def _ran(data: str, cells: Sequence[Cell], runs: Grid) -> Iterator[str]:
-    """Say what was run, when, and on what."""
-    place, hours = cells[0].place, sum(cell.made["seconds"] for cell in cells) / 3600
-    commands = listed(
+def _claim(mark: str, claim: Claim, one: Judged) -> str:
+    """Return a claim's section: the verdict with its conditions, the criterion, the numbers."""
+    verdict = f"**{one.verdict.capitalize()}**" + (f": {one.why}." if one.why else ".")
+    run = "" if claim.run == NEITHER else f" Run of FedUHB: {claim.run}."
+    return "\n\n".join(
         [
-            f"`{command}`"
-            for command in dict.fromkeys(made["command"] for cell in cells for made in cell.origins)
+            f'<a id="claim-{mark.lower()}"></a>\n\n### {mark}. {claim.words}',
+            f"{verdict} {'Not in the paper.' if claim.where == OURS else f'In the paper: {claim.where}.'}",
+            f"- Holds if: {claim.criterion}{run}\n- Measured: {one.brief or 'nothing'}.",
+            *(_fold(part) for part in one.measured.split("\n\n") if part),
         ]
     )
-    yield (
-        f"**{DATA[data]}**: {len(cells)} cells, made by {commands}. {place.clients} clients, {len(place.forget.split(','))} of them to be "
-        f"forgotten, {place.rounds} rounds, {place.epochs} local epochs, batch {place.batch_size}, learning rate {place.lr:g}; FedUHB with "
-        f"β {place.momentum:g} and λ {place.scale:g}. Versions: {listed(_versions(cells))}. The cells took {hours:.1f} hours, added up."
+
+
+def _fold(measured: str) -> str:
+    """Return a folded HTML table: its summary line names the numbers, and each federation has a row."""
+    lead, *lines = measured.split("\n")
+    cells = [line.partition(": ") for line in lines]
+    rows = "".join(
+        f"<tr><td>{escape(name)}</td><td>{escape(rest)}</td></tr>"
+        if mark
+        else f"<tr><td>{escape(name)}</td></tr>"
+        for name, mark, rest in cells
     )
-    yield _grid(runs)
-
-
-def _shown(root: Path, data: str, grids: Mapping[str, Grid]) -> Iterator[str]:
-    """Show a data set's figures and tables."""
-    yield f"## {DATA[data]}: figures and tables"
-    for copy, figure in pictures(root).items():
-        if figure.parent.name == data:
-            kind, _, size = figure.stem.partition("-")
-            more = {"": "", "all": ", all images"}.get(size, f", {size} images a client")
-            yield f"![{DATA[data]}: {FIGURES[kind]}{more}](images/paper/{copy.name})"
-    for name, grid in grids.items():
-        if name != "runs":
-            yield f"### {DATA[data]}: {grid.title}"
-            yield _grid(grid)
-
-
-def _grid(grid: Grid) -> str:
-    return "\n\n".join(part for part in (grid.markdown().rstrip(), grid.note, *grid.sentences) if part)
-
-
-def _differs(grids: Mapping[str, Sequence[Cell]]) -> str:
-    """Say where this differs, with the settings that stand in the cells."""
-    found = dict.fromkeys(told for cells in grids.values() for cell in cells if (told := _settings(cell)))
-    said = "The FedUHB paper gives neither FedRecover's T_w, T_f and s nor FedEraser's Δt and r."
-    lines = DIFFERS.format(settings=f"{said} Here they are {' or '.join(found)}." if found else said)
-    whole = [cell.place for cell in grids.get("mnist", ()) if cell.place.per_client is None]
-    return f"{lines}\n{WHOLE}" if whole else lines
+    return f"<details><summary>{escape(lead)}</summary><table>{rows}</table></details>"
 
 
 def _settings(cell: Cell) -> str:
-    runs = {
-        name: cell.runs[name].settings for name in ("fedrecover", CORRECTED, "federaser") if name in cell.runs
-    }
+    """Return the values that a cell uses for the settings that the paper does not state."""
+    names = ("fedrecover", CORRECTED, "federaser")
+    runs = {name: cell.runs[name].settings for name in names if name in cell.runs}
     if len(runs) < 3 or not all(runs.values()):
         return ""
     plain, corrected, eraser = runs.values()
@@ -278,7 +188,36 @@ def _settings(cell: Cell) -> str:
 
 def _precision(grids: Iterable[Sequence[Cell]]) -> str:
     found = sorted({str(cell.made["engine"]["precision"]) for cells in grids for cell in cells})
-    return f"- **Precision.** The paper does not say. Here it was {listed(found)}; what that changes is measured under [speed](speed.md)."
+    return f"- **Precision.** The paper does not give it. Here it was {join_names(found)}, which [speed](../speed.md) compares with float32."
+
+
+def _appendix(root: Path, data: str, cells: Sequence[Cell]) -> Iterator[str]:
+    """Yield what was run on a data set, its figures and its tables."""
+    place, hours = cells[0].place, sum(cell.made["seconds"] for cell in cells) / 3600
+    commands = dict.fromkeys(f"`{made['command']}`" for cell in cells for made in cell.origins)
+    yield f"# {DATA[data]}: what was run, figures, tables"
+    yield (
+        f"{len(cells)} cells, made by {join_names(list(commands))}.\n\n"
+        f"- {place.clients} clients, {len(place.forget.split(','))} of them leavers; {place.rounds} rounds, {place.epochs} local epochs, "
+        f"batch {place.batch_size}, learning rate {place.lr:g}\n"
+        f"- FedUHB with β {place.momentum:g} and λ {place.scale:g}\n"
+        f"- {hours:.1f} hours of cells, added up\n- {join_names(_versions(cells))}"
+    )
+    found = make_tables(cells)
+    yield _format_table(found.pop("runs"))
+    yield "## Figures"
+    for copy, figure in find_pictures(root).items():
+        if figure.parent.name == data:
+            kind, _, size = figure.stem.partition("-")
+            more = {"": "", "all": ", all images"}.get(size, f", {size} images a client")
+            yield f"![{DATA[data]}: {FIGURES[kind]}{more}](../images/paper/{copy.name})"
+    for table in found.values():
+        yield f"## {table.title}"
+        yield _format_table(table)
+
+
+def _format_table(table: Grid) -> str:
+    return "\n\n".join(part for part in (table.to_markdown().rstrip(), table.note) if part)
 
 
 def _versions(cells: Sequence[Cell]) -> list[str]:
@@ -291,8 +230,43 @@ def _versions(cells: Sequence[Cell]) -> list[str]:
     return sorted(found)
 
 
+def find_pictures(root: Path = ROOT) -> dict[Path, Path]:
+    """Return the figures of the pages: a dict from the copy in docs/ to the file in results/."""
+    return {
+        root / IMAGES / f"{data}-{path.name}": path
+        for data in DATA
+        for kind in FIGURES
+        for path in sorted(
+            (root / "results" / "paper" / data).glob(f"{kind}*.png"),
+            key=lambda path: (len(path.name), path.name),
+        )
+    }
+
+
+def fill_readme(readme: str, root: Path = ROOT) -> str:
+    """Return the README with the count of verdicts between its marks."""
+    before, _, rest = readme.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    counted = claims.count_verdicts(claims.judge_claims(claims.read_evidence(root / "results")))
+    return f"{before}{BEGIN}\n{counted}\n{END}{after}"
+
+
+def write_pages(root: Path = ROOT) -> None:
+    """Write the pages, copy their figures, and fill in the README."""
+    pages = make_pages(root)
+    for copy, figure in find_pictures(root).items():
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(figure, copy)
+    (root / FOLDER).mkdir(parents=True, exist_ok=True)
+    for name, text in pages.items():
+        (root / FOLDER / name).write_text(text, encoding="utf-8")
+    readme = root / "README.md"
+    if readme.exists():
+        readme.write_text(fill_readme(readme.read_text(encoding="utf-8"), root), encoding="utf-8")
+
+
 if __name__ == "__main__":
     try:
-        write(Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT)
+        write_pages(Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT)
     except FeduhbError as error:
-        sys.exit(f"docs/reproduction.md is not written: {error}")
+        sys.exit(f"{FOLDER} is not written: {error}")

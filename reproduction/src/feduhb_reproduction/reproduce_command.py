@@ -7,12 +7,10 @@ from typing import Annotated
 
 import typer
 
-from feduhb.cli.options import Data, Json, answering, parse_numbers
+from feduhb.cli import Data, Json, answering, parse_numbers
 from feduhb.errors import ConfigError, FeduhbError
 
-CELLS_KEPT = (
-    "what is done is kept, start again to go on; or delete FOLDER/work, whose models know the forgotten data"
-)
+CELLS_KEPT = "finished cells are kept, start again to continue; or delete FOLDER/work, whose models know the forgotten data"
 
 
 def reproduce(
@@ -26,14 +24,14 @@ def reproduce(
         bool,
         typer.Option(
             "--quick",
-            help="One seed of one federation, 525 images a client, 10 rounds: about six minutes on two cores.",
+            help="One seed, one federation, 525 images a client, 10 rounds: about six minutes on two cores.",
         ),
     ] = False,
     out: Annotated[
         Path | None,
         typer.Option(
             metavar="FOLDER",
-            help="Where cells, tables and figures go; paper/GRID if not given.",
+            help="Folder for cells, tables and figures; default: paper/GRID.",
             show_default=False,
         ),
     ] = None,
@@ -43,58 +41,56 @@ def reproduce(
     ] = "auto",
     workers: Annotated[
         int | None,
-        typer.Option(help="Cells at once; 6 on a GPU and 1 elsewhere if not given.", show_default=False),
+        typer.Option(
+            help="The number of cells to run at once; default: 6 on a GPU, 1 elsewhere.", show_default=False
+        ),
     ] = None,
     seeds: Annotated[
         str | None,
-        typer.Option(
-            help="Only these of the grid's seeds, such as 0,1, to share the work out.", show_default=False
-        ),
+        typer.Option(help="Run only these seeds of the grid, such as 0,1.", show_default=False),
     ] = None,
     only: Annotated[
         list[str] | None,
         typer.Option(
             metavar="WORD",
-            help="Only cells whose name begins so, such as iid; can be repeated.",
+            help="Run only cells whose names begin with this word, such as iid; can be repeated.",
             show_default=False,
         ),
     ] = None,
-    missing: Annotated[
-        bool, typer.Option("--missing", help="List the cells that are missing, and compute nothing.")
-    ] = False,
+    missing: Annotated[bool, typer.Option("--missing", help="List the missing cells and exit.")] = False,
     keep: Annotated[
-        bool, typer.Option("--keep", help="Keep every run's folder, with histories of gigabytes.")
+        bool, typer.Option("--keep", help="Keep the folder of every run, with gigabytes of history.")
     ] = False,
     json: Json = False,
 ) -> None:
-    """Make the paper's tables and figures again, with error bars, from real training.
+    """Repeat the paper's experiments, with tables, figures and error bars.
 
-    For example: feduhb reproduce mnist --data data --out paper/mnist
+    Example: feduhb reproduce mnist --data data --out paper/mnist
 
-    Each cell of the grid (a federation of one seed: trained, unlearned by every method, attacked) is a file of its own. Interrupt the
-    command anywhere and start it again: it goes on where it stood, and what is done is never done again. Cells made on other
-    machines are added by copying their files into FOLDER/cells, and a grid that asks for more momenta or server steps than before
-    has only those run. Tables and figures are drawn from the cells that are there.
+    A cell of the grid is one federation with one seed. It is trained, unlearned by every method and attacked, and its results are one
+    file. If you interrupt the command and start it again, it continues and keeps the finished cells. To add cells from other machines,
+    copy their files into FOLDER/cells. If you add momenta or server steps to a grid, only these are run. Tables and figures show the
+    finished cells.
 
-    A grid is a TOML file: experiments/mnist.toml shows all there is to set.
+    A grid is a TOML file; docs/config.md lists its settings.
     """
-    from feduhb_reproduction.grids import grid_file, read_grid
-    from feduhb_reproduction.reproduce import CellsError, standing
+    from feduhb_reproduction.grids import find_grid, read_grid
+    from feduhb_reproduction.reproduce import CellsError, check_progress
     from feduhb_reproduction.reproduce import reproduce as run_grid
 
     with answering(json, CELLS_KEPT) as answer:
-        path = grid_file(what, quick=quick)
+        path = find_grid(what, quick=quick)
         grid = read_grid(path)
         folder = out or Path("paper") / path.stem
         chosen = {"seeds": _parse_integers("--seeds", seeds), "only": only or ()}
         failed: CellsError | None = None
         try:
-            found = standing(grid, folder, **chosen) if missing else run_grid(
+            found = check_progress(grid, folder, **chosen) if missing else run_grid(
                 grid, folder, data=data, engine=engine, workers=workers, keep=keep, **chosen,
                 command=_format_command(what, quick, engine, workers), show="auto" if json else "lines",
             )  # fmt: skip
         except CellsError as error:
-            failed, found = error, standing(grid, folder, **chosen)
+            failed, found = error, check_progress(grid, folder, **chosen)
         written = [] if missing else _write_report(folder, failed)
         answer.update(
             done=[place.name for place in found.done], missing=[place.name for place in found.missing],
@@ -118,11 +114,11 @@ def _write_report(folder: Path, failed: FeduhbError | None) -> list[Path]:
     except Exception as error:
         if failed is None:
             raise
-        raise type(failed)(f"{failed}; nor could the others be drawn: {error}") from error
+        raise type(failed)(f"{failed}; the report on the others failed too: {error}") from error
 
 
 def _parse_integers(option: str, text: str | None) -> list[int] | None:
-    """Read whole numbers separated by commas."""
+    """Return the whole numbers in a text, separated by commas; None without a text."""
     found = None if text is None else parse_numbers(option, text, "0,1")
     if found and any(number != number or number % 1 for number in found):
         raise ConfigError(f"{option} {text!r} is not a list of whole numbers; write for example {option} 0,1")
@@ -130,7 +126,7 @@ def _parse_integers(option: str, text: str | None) -> list[int] | None:
 
 
 def _format_command(what: str, quick: bool, engine: str, workers: int | None) -> str:
-    """The command as somebody else would type it: without folders of this machine."""
+    """Return the command as another person would type it: without folders of this machine."""
     grid = what if not what.endswith(".toml") else Path(what).name
     words = ["feduhb", "reproduce", grid, *(["--quick"] if quick else []), "--engine", engine]
     return " ".join([*words, *(["--workers", str(workers)] if workers else [])])

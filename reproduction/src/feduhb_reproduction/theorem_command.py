@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
-from feduhb.cli.options import Data, Json, answering, parse_numbers
+from feduhb.cli import Data, Json, answering, parse_numbers
 
 
 def theorem(
     data: Annotated[str, typer.Option(help="mnist-5k, digits, mnist or cifar10.")] = "mnist-5k",
-    clients: Annotated[int, typer.Option(help="How many share the data.")] = 20,
+    clients: Annotated[int, typer.Option(help="The number of clients.")] = 20,
     partition: Annotated[str, typer.Option(help="iid, dirichlet:A or shards:K.")] = "iid",
     forget: Annotated[
         str, typer.Option(metavar="WHAT", help="Clients, rows or a class, as feduhb unlearn reads them.")
@@ -20,17 +20,19 @@ def theorem(
     betas: Annotated[
         str, typer.Option(help="Momenta to measure, at least 0 and below 1, separated by commas.")
     ] = "0,0.3,0.6,0.9",
-    regulariser: Annotated[float, typer.Option(help="mu: larger converges in fewer rounds.")] = 0.02,
-    rounds: Annotated[int, typer.Option(help="Of Retrain and of FedUHB with every beta.")] = 400,
-    seed: Annotated[int, typer.Option(help="Of the partition and the fresh model.")] = 0,
+    regulariser: Annotated[
+        float, typer.Option(help="The constant mu: a larger one converges in fewer rounds.")
+    ] = 0.02,
+    rounds: Annotated[int, typer.Option(help="Rounds of Retrain, and of FedUHB with every beta.")] = 400,
+    seed: Annotated[int, typer.Option(help="The seed of the partition and the fresh model.")] = 0,
     data_folder: Data = None,
-    out: Annotated[Path, typer.Option(help="Where numbers, page and figure go.")] = Path("theorem"),
+    out: Annotated[Path, typer.Option(help="Folder for numbers, page and figure.")] = Path("theorem"),
     json: Json = False,
 ) -> None:
-    """Measure the paper's theorem: how far FedUHB is from Retrain, under both bounds.
+    """Measure the paper's theorem: how far FedUHB is from Retrain, compared with both bounds.
 
-    Both run on l2-regularised softmax regression with full gradients, where every constant of the theorem is known.
-    About a minute on two cores.
+    Both methods run on l2-regularised softmax regression with full gradients, for which every constant of the theorem is known.
+    This takes about a minute on two cores.
     """
     from feduhb_reproduction.theorem import TheoremSettings, run_theorem
     from feduhb_reproduction.theorem_page import headline, summary, write_theorem

@@ -5,14 +5,22 @@ from __future__ import annotations
 import pytest
 
 from feduhb.audit.attacks import misr
-from quiet import no_waiting_for_the_disk, one_thread
+from grid.small import FEW_TREES
+from quiet import commands, no_waiting_for_the_disk, one_thread, save_blank_figures
 
-__all__ = ["few_trees", "no_waiting_for_the_disk", "one_thread"]
+__all__ = ["blank_figures", "commands", "few_trees", "no_waiting_for_the_disk", "one_thread"]
 
 
 @pytest.fixture(scope="module", autouse=True)
 def few_trees():
     """What attackers find is not judged here."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(misr, "TREES", {**misr.TREES, "max_iter": 5, "max_bins": 8})
+        patch.setattr(misr, "TREES", {**misr.TREES, **FEW_TREES})
+        yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def blank_figures():
+    """Files of figures are only looked for here; the tests of the paper look into them."""
+    with save_blank_figures():
         yield

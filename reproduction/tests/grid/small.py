@@ -8,12 +8,16 @@ import signal
 from pathlib import Path
 from typing import Any
 
+from feduhb.audit.attacks import misr
+from feduhb.runs import BeginStep
+from feduhb_reproduction.cell import show_nothing
 from feduhb_reproduction.cell_plan import Job
 from feduhb_reproduction.cells import Cell
 from feduhb_reproduction.grids import Grid, Part, read_grid
+from feduhb_reproduction.reproduce import attempt_cell
 
 TEXT = """
-data = "mnist-5k"
+data = "digits"
 clients = 5
 rounds = 6
 epochs = 1
@@ -40,6 +44,8 @@ partitions = ["iid"]
 per_client = [40]
 backdoor = true
 """
+BACKDOORED = Part(partitions=("dirichlet:0.5",), per_client=(40,), backdoor=True, momenta=(0.5,))
+FEW_TREES = {"max_iter": 5, "max_bins": 8}  # of the attackers, whose finds are not judged here
 CLOCKS = ("client_seconds", "server_seconds", "evaluate_seconds")
 
 
@@ -80,3 +86,9 @@ def killed_at_the_first_backdoor(job: Job, show: object = None) -> list[str]:  #
     if job.place.name == "iid-40-backdoor-s0":
         os.kill(os.getpid(), signal.SIGKILL)
     return []
+
+
+def attempt_with_few_trees(job: Job, show: BeginStep = show_nothing) -> list[tuple[str, str]]:
+    """Make a cell in a worker process, which knows nothing of the attackers' size in this one."""
+    misr.TREES = {**misr.TREES, **FEW_TREES}
+    return attempt_cell(job, show)

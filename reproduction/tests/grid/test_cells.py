@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feduhb.errors import RunFolderError
-from feduhb_reproduction.cells import Cell, Place, Track, read_cells, shortened
+from feduhb_reproduction.cells import Cell, Place, Track, read_cells, round_series
 
 PLACE = Place(
     data="mnist", partition="dirichlet:0.1", per_client=525, backdoor=False, seed=3, clients=20, forget="c00,c01",
@@ -52,9 +52,7 @@ def test_a_track_counts_its_rounds_and_has_no_series_it_lacks():
 def test_a_damaged_cell_is_refused_with_the_way_out(tmp_path, cut):
     path = CELL.write(tmp_path)
     path.write_text(path.read_text()[:cut])
-    with pytest.raises(
-        RunFolderError, match=r"is damaged .* delete it, and feduhb reproduce makes that cell"
-    ):
+    with pytest.raises(RunFolderError, match=r"is damaged .* delete it, and feduhb reproduce makes the cell"):
         Cell.read(path)
 
 
@@ -95,7 +93,7 @@ def test_federations_that_differ_have_names_that_differ():
 
 @given(st.lists(st.floats(-1e6, 1e6), max_size=20))
 def test_series_are_kept_to_six_digits(values):
-    kept = shortened(values)
+    kept = round_series(values)
     assert kept == pytest.approx(values, rel=1e-5, abs=1e-300)
     assert all(
         len(f"{abs(value):.20g}".rstrip("0")) < 40 and value == float(f"{value:.6g}") for value in kept

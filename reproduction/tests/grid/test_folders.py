@@ -15,11 +15,13 @@ from feduhb.errors import RunFolderError, StorageError
 from feduhb.runs.folder import disk_errors
 from feduhb_reproduction import reproduce as module
 from feduhb_reproduction.cells import Place
+from feduhb_reproduction.federations import check_cells
 from feduhb_reproduction.grids import Grid, Part
-from feduhb_reproduction.report.federations import check
-from feduhb_reproduction.reproduce import reproduce, standing
+from feduhb_reproduction.reproduce import check_progress, reproduce
 from grid.small import written
 from paper.cells import cell, place
+
+pytestmark = pytest.mark.slow
 
 PART = Part(partitions=("iid",), per_client=(525,))
 GRID = Grid(data="mnist", parts=(PART,), seeds=(0,))  # its cell is that of `place()`
@@ -110,7 +112,7 @@ def test_a_report_that_fails_too_does_not_hide_the_cells_that_failed(tmp_path, m
     monkeypatch.setattr("feduhb_reproduction.report.write_paper", full)
     line = typed(written(tmp_path), "--out", tmp_path / "paper").stderr.splitlines()[-1]
     assert line.startswith("feduhb: 2 of 6 cells could not be made, the others are done: ")
-    assert line.endswith("; nor could the others be drawn: the disk is full")
+    assert line.endswith("; the report on the others failed too: the disk is full")
 
 
 @pytest.mark.parametrize("more", [["--missing"], []])
@@ -130,14 +132,14 @@ def test_a_folder_is_refused_for_what_its_report_would_be_refused_for(tmp_path, 
     stranger = cell(place(**{"partition": "dirichlet:0.1", name: OTHER[name]}))
     stranger.write(tmp_path / "cells")
     try:
-        check([cell(), stranger])
+        check_cells([cell(), stranger])
     except RunFolderError:
         with pytest.raises(
             RunFolderError, match=f"was made with {name}.* choose another --out for this grid"
         ):
             reproduce(GRID, tmp_path, show=None)
     else:
-        assert [each.name for each in standing(GRID, tmp_path).missing] == ["iid-525-s0"]
+        assert [each.name for each in check_progress(GRID, tmp_path).missing] == ["iid-525-s0"]
 
 
 @pytest.mark.usefixtures("no_computing")
@@ -148,10 +150,10 @@ def test_a_grid_that_grows_keeps_its_folder(tmp_path):
         Part(partitions=("shards:2",)),
         Part(partitions=("iid",), per_client=(525, 3000), backdoor=True),
     )
-    found = standing(Grid(data="mnist", parts=more, seeds=(0, 1)), tmp_path)
+    found = check_progress(Grid(data="mnist", parts=more, seeds=(0, 1)), tmp_path)
     assert dict(found.partly) == {"iid-525-s0": "momentum-0.5, step-2"}
     assert len(found.missing) == 8
-    assert standing(GRID, tmp_path).missing == ()
+    assert check_progress(GRID, tmp_path).missing == ()
 
 
 @pytest.mark.usefixtures("no_computing")
@@ -159,7 +161,7 @@ def test_a_copy_that_its_report_would_be_refused_for_is_told_of_before(tmp_path)
     path = cell().write(tmp_path / "cells")
     path.with_name("iid-525-s0 (1).json").write_bytes(path.read_bytes())
     with pytest.raises(RunFolderError, match=r"\(1\).json holds the cell iid-525-s0; .* delete it"):
-        standing(GRID, tmp_path)
+        check_progress(GRID, tmp_path)
 
 
 @pytest.mark.parametrize("more", [["--missing"], []])
@@ -168,7 +170,7 @@ def test_a_copy_that_its_report_would_be_refused_for_is_told_of_before(tmp_path)
 def test_a_file_is_no_folder(tmp_path, file, out, more):
     (tmp_path / file).write_text("kept")
     line = refused("mnist", "--out", tmp_path / out, *more)
-    assert line == f"feduhb: {tmp_path / file} is no folder; choose another --out"
+    assert line == f"feduhb: {tmp_path / file} is not a folder; choose another --out"
     assert (tmp_path / file).read_text() == "kept"
 
 
@@ -184,7 +186,7 @@ def test_a_full_disk_speaks_of_no_option_that_is_not_there(tmp_path, monkeypatch
 
     monkeypatch.setattr(module, "make_cell", full)
     line = refused(written(tmp_path), "--out", tmp_path / "paper", "--only", "iid-40-s0")
-    assert line.endswith("free some space and go on: what was finished is kept")
+    assert line.endswith("free some space and resume: what was finished is kept")
     told = json.loads(typed(written(tmp_path), "--out", tmp_path / "paper", "--json").stdout)
     assert "--resume" not in told["error"]["message"]
 
@@ -193,7 +195,7 @@ def test_a_full_disk_speaks_of_no_option_that_is_not_there(tmp_path, monkeypatch
 def test_a_link_to_nothing_is_no_folder(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "gone")
     line = refused("mnist", "--out", tmp_path / "link", "--missing")
-    assert line == f"feduhb: {tmp_path / 'link'} is no folder; choose another --out"
+    assert line == f"feduhb: {tmp_path / 'link'} is not a folder; choose another --out"
 
 
 @pytest.mark.usefixtures("no_computing")

@@ -6,8 +6,8 @@ import pytest
 
 from feduhb.errors import ConfigError
 from feduhb.methods import FedRecover
-from feduhb_reproduction.cell_plan import plans
-from feduhb_reproduction.grids import Grid, Part, grid_file, read_grid
+from feduhb_reproduction.cell_plan import plan_runs
+from feduhb_reproduction.grids import Grid, Part, find_grid, read_grid
 from grid.small import TEXT, written
 
 PART = Part(partitions=("iid",))
@@ -33,7 +33,7 @@ def test_a_cell_knows_all_that_its_numbers_depend_on(tmp_path):
 def test_whole_numbers_of_fedrecover_stay_whole(tmp_path):
     text = TEXT.replace("warmup = 3", "buffer = 3, warmup = 4")
     place = next(read_grid(written(tmp_path, text)).places())
-    method = plans(place)["fedrecover"].method
+    method = plan_runs(place)["fedrecover"].method
     assert isinstance(method, FedRecover)
     assert isinstance(method.buffer, int)
 
@@ -49,10 +49,10 @@ def test_without_a_size_all_images_are_shared_out():
     [
         ("seeds = [0, 1]", "seed = [0, 1]", "no setting seed; did you mean seeds?"),
         ("timed = true", "time = true", "no setting parts.time; did you mean timed?"),
-        ("rounds = 6", 'rounds = "6"', "rounds = '6' will not do"),
+        ("rounds = 6", 'rounds = "6"', "rounds = '6' is invalid"),
         ("rounds = 6", "rounds = 0", "rounds is 0; give 1 or more"),
         ('"iid"]', '"idd"]', "no partition 'idd'"),
-        ('"mnist-5k"', '"mnist-6k"', "no data set 'mnist-6k'"),
+        ('"digits"', '"digit"', "no data set 'digit'"),
         ("seeds = [0, 1]", "seeds = []", "needs seeds"),
         ("backdoor = true", "backdoor = false", "two parts make the cell iid-40-s0"),
         ("seeds = [0, 1]", "seeds = [0, 1, 0]", "seeds has 0 twice; name it once"),
@@ -64,21 +64,25 @@ def test_without_a_size_all_images_are_shared_out():
         (
             "momenta = [0.5]",
             "momenta = [0.5, 0.0]",
-            "momenta has 0, which is Retrain and run anyway; leave it out",
+            "momenta has 0, which is Retrain and always run; leave it out",
         ),
-        ("steps = [2.0]", "steps = [1.0000001]", "steps has 1, which is Retrain and run anyway"),
-        ("steps = [2.0]", "steps = [1.0]", "steps has 1, which is Retrain and run anyway; leave it out"),
+        ("steps = [2.0]", "steps = [1.0000001]", "steps has 1, which is Retrain and always run"),
+        ("steps = [2.0]", "steps = [1.0]", "steps has 1, which is Retrain and always run; leave it out"),
         (
             "momenta = [0.5]",
             "momenta = [0.9]",
-            "momenta has 0.9, which is FedUHB's own here and run anyway; leave it out",
+            "momenta has 0.9, which is FedUHB's own here and always run; leave it out",
         ),
         ("clients = 5", 'clients = 5\nforget = "class:3"', "cannot forget; name clients"),
         ('["dirichlet:0.5"]', "[]", "a part has no partitions"),
         ("clients = 5", "clients = 0", "clients is 0; give 1 or more"),
         ("clients = 5", "clients = -3", "clients is -3; give 1 or more"),
-        ("clients = 5", "clients = 1", "forget names 'c01', who is not among c00 to c00"),
-        ("clients = 5", "clients = 2", "nobody would remain of 2 clients"),
+        (
+            "clients = 5",
+            "clients = 1",
+            "forget names 'c01', which is not a client; the clients are c00 to c00",
+        ),
+        ("clients = 5", "clients = 2", "no client would remain of 2"),
     ],
 )
 def test_what_is_wrong_is_said_with_the_file(tmp_path, before, after, says):
@@ -91,7 +95,7 @@ def test_what_is_wrong_is_said_with_the_file(tmp_path, before, after, says):
 
 
 def test_the_paper_comes_along():
-    mnist, cifar = (read_grid(grid_file(name)) for name in ("mnist", "cifar10"))
+    mnist, cifar = (read_grid(find_grid(name)) for name in ("mnist", "cifar10"))
     for grid in (mnist, cifar):
         assert (grid.clients, grid.forget, grid.rounds, grid.epochs) == (20, "c00,c01", 40, 5)
         assert (grid.batch_size, grid.lr, grid.momentum, grid.scale) == (64, 0.005, 0.9, 0.6)
@@ -106,17 +110,17 @@ def test_the_paper_comes_along():
 
 @pytest.mark.parametrize("name", ["mnist", "cifar10"])
 def test_a_quick_look_is_one_seed_of_525_images(name):
-    places = list(read_grid(grid_file(name, quick=True)).places())
+    places = list(read_grid(find_grid(name, quick=True)).places())
     assert {(place.seed, place.per_client) for place in places} == {(0, 525)}
     assert places[0].rounds < 40
 
 
 def test_a_grid_that_is_not_there(tmp_path):
     with pytest.raises(ConfigError, match=r"no grid 'imagenet'; choose cifar10 or mnist"):
-        grid_file("imagenet")
+        find_grid("imagenet")
     with pytest.raises(
-        ConfigError, match=r"no grid file .*mine.toml; write one, experiments/mnist.toml shows how"
+        ConfigError, match=r"no grid file .*mine.toml; write one; .*experiments.mnist.toml is an example"
     ):
-        read_grid(grid_file(str(tmp_path / "mine.toml")))
-    with pytest.raises(ConfigError, match="--quick belongs to the grids that come along"):
-        grid_file("mine.toml", quick=True)
+        read_grid(find_grid(str(tmp_path / "mine.toml")))
+    with pytest.raises(ConfigError, match="--quick is for the built-in grids"):
+        find_grid("mine.toml", quick=True)

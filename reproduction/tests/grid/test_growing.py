@@ -9,15 +9,18 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+import feduhb
 from feduhb.cli import app
 from feduhb.errors import RunFolderError
 from feduhb_reproduction import cell as module
-from feduhb_reproduction.cell_plan import Job, joined, lacking
+from feduhb_reproduction.cell_plan import Job, list_lacking, merge_places
 from feduhb_reproduction.cells import Cell
 from feduhb_reproduction.grids import Part
-from feduhb_reproduction.report.tables import markdown
-from feduhb_reproduction.reproduce import reproduce, standing
+from feduhb_reproduction.reproduce import check_progress, reproduce
+from feduhb_reproduction.tables import format_markdown
 from grid.small import TEXT, facts, one_cell, written
+
+pytestmark = pytest.mark.slow
 
 SMALL = Part(partitions=("iid",), per_client=(40,), momenta=(0.5,))
 LARGE = replace(SMALL, momenta=(0.3, 0.5), steps=(0.7, 2.0))
@@ -54,12 +57,10 @@ def small(tmp_path, whole) -> Path:
 
 
 def test_a_cell_that_grew_is_the_cell_made_at_once(small, whole, monkeypatch):
-    def run(*arguments, label, **options):
-        assert label != "train", "what was trained is not trained again"
-        return run_method(*arguments, label=label, **options)
+    def refuse(*_, **__):
+        raise AssertionError("the training is not repeated")
 
-    run_method = module.run_method
-    monkeypatch.setattr(module, "run_method", run)
+    monkeypatch.setattr(feduhb, "train", refuse, raising=False)
     assert make(small, LARGE, command="later").missing == ()
     assert facts(cell_of(small)) == facts(whole)
     assert list(Cell.read(cell_of(small)).runs) == list(Cell.read(whole).runs)
@@ -75,7 +76,7 @@ def test_who_added_what_is_told(small):
     assert added["runs"] == ["momentum-0.3", "step-0.7", "step-2"]
     assert {*before} == {*added} - {"runs"}
     assert [origin["command"] for origin in cell.origins] == [before["command"], "later"]
-    assert "and `later`" in markdown([cell])
+    assert "and `later`" in format_markdown([cell])
 
 
 def test_a_second_growth_keeps_the_first_in_its_records(small):
@@ -86,7 +87,7 @@ def test_a_second_growth_keeps_the_first_in_its_records(small):
 
 
 def test_what_a_cell_lacks_is_listed_by_run(small):
-    found = standing(one_cell(small, parts=(LARGE,)), small / "paper")
+    found = check_progress(one_cell(small, parts=(LARGE,)), small / "paper")
     assert str(found) == f"0 of 1 cells are done\nmissing: {NAME} (momentum-0.3, step-0.7, step-2)"
     file = written(small, _text(steps=[0.7, 2.0]))
     command = ["reproduce", str(file), "--out", str(small / "paper"), "--missing", "--json"]
@@ -109,14 +110,13 @@ def test_an_added_run_that_diverges_is_a_result(small):
 
 
 def test_a_growth_that_was_interrupted_goes_on(small, whole, monkeypatch):
-    def interrupted(job, planned, serve):
-        first = dict(list(planned.items())[:1])
-        unlearned(job, first, serve)
+    def interrupted(job, trained, planned, show):
+        unlearn(job, trained, dict(list(planned.items())[:1]), show)
         raise KeyboardInterrupt
 
-    unlearned = module._unlearned
+    unlearn = module._unlearn
     before = cell_of(small).read_text()
-    monkeypatch.setattr(module, "_unlearned", interrupted)
+    monkeypatch.setattr(module, "_unlearn", interrupted)
     with pytest.raises(KeyboardInterrupt):
         make(small, LARGE)
     monkeypatch.undo()
@@ -130,9 +130,9 @@ def test_a_cell_made_among_others_is_made_again_alone_where_it_is_to_be_timed(sm
     crowded = Cell.read(cell_of(small))
     replace(crowded, made={**crowded.made, "alone": False}).write(cell_of(small).parent)
     timed = replace(SMALL, timed=True)
-    found = standing(one_cell(small, parts=(timed,)), small / "paper")
+    found = check_progress(one_cell(small, parts=(timed,)), small / "paper")
     assert str(found) == f"0 of 1 cells are done\nmissing: {NAME} (its seconds)"
-    assert standing(one_cell(small, parts=(SMALL,)), small / "paper").missing == ()
+    assert check_progress(one_cell(small, parts=(SMALL,)), small / "paper").missing == ()
     assert make(small, timed).missing == ()
     again = Cell.read(cell_of(small))
     assert again.made["alone"] is True
@@ -168,14 +168,14 @@ def test_a_cell_that_is_timed_again_keeps_the_runs_that_its_grid_no_longer_asks_
 def test_other_settings_are_refused_whatever_is_added(small):
     grid = one_cell(small, parts=(LARGE,), lr=0.04)
     with pytest.raises(RunFolderError, match=r"was made with lr = 0.05, not 0.04; choose another --out"):
-        standing(grid, small / "paper")
+        check_progress(grid, small / "paper")
 
 
 def test_a_cell_that_is_not_there_lacks_its_training_too(tmp_path):
     (place,) = one_cell(tmp_path, parts=(LARGE,)).places()
     job = Job(place=place, out=tmp_path)
-    assert lacking(place, job.file)[:2] == ("original", "retrain")
-    assert joined(place, replace(place, steps=(1.5,))).steps == (0.7, 1.5, 2.0)
+    assert list_lacking(place, job.file)[:2] == ("original", "retrain")
+    assert merge_places(place, replace(place, steps=(1.5,))).steps == (0.7, 1.5, 2.0)
 
 
 def _text(steps: list[float]) -> str:

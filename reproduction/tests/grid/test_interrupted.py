@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from feduhb_reproduction.cell import Job, make_cell
-from feduhb_reproduction.grids import Part
-from grid.small import facts, one_cell
+from grid.small import BACKDOORED, facts, one_cell
 
-PART = Part(partitions=("dirichlet:0.5",), per_client=(40,), backdoor=True, momenta=(0.5,))
+pytestmark = pytest.mark.slow
+MAKING = Path(__file__).with_name("making.py")
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    (found,) = one_cell(tmp_path_factory.mktemp("grid"), parts=(PART,)).places()
+    (found,) = one_cell(tmp_path_factory.mktemp("grid"), parts=(BACKDOORED,)).places()
     return found
 
 
@@ -35,7 +33,7 @@ def whole(place, tmp_path_factory):
     return facts(job.file), seen
 
 
-@pytest.mark.parametrize("share", [0.0, 0.2, 0.45, 0.7, 1.0])
+@pytest.mark.parametrize("share", [0.0, 0.45, 1.0])
 def test_an_interruption_costs_nothing_but_time(place, whole, tmp_path, share):
     expected, rounds = whole
     last = round(share * (len(rounds) - 1))
@@ -61,42 +59,13 @@ def test_an_interruption_costs_nothing_but_time(place, whole, tmp_path, share):
     assert not finished & {what for what, _ in again}  # a run that had ended is not run again
 
 
-SCRIPT = """
-import sys
-from pathlib import Path
-from grid.small import one_cell
-from grid.test_interrupted import PART
-from feduhb.audit.attacks import misr
-from feduhb_reproduction.cell import Job, make_cell
-
-misr.TREES = {**misr.TREES, "max_iter": 5, "max_bins": 8}
-out, kill = Path(sys.argv[1]), int(sys.argv[2])
-(place,) = one_cell(out, parts=(PART,)).places()
-if kill:
-    import os, signal
-    seen = 0
-    DISK = {"write", "fsync", "rename", "replace", "close", "mkdir", "unlink", "rmdir"}
-    def moment(frame, event, what):
-        global seen
-        if event in ("c_call", "c_return") and what.__name__ in DISK:
-            seen += 1
-            if seen == kill:
-                os.kill(os.getpid(), signal.SIGKILL)
-    sys.setprofile(moment)
-make_cell(Job(place=place, out=out, engine="pool"))
-"""
-
-
 @pytest.mark.parametrize("moment", [900, 2100])
-def test_a_kill_at_any_write_costs_nothing_but_time(whole, tmp_path, moment):
-    def ran(kill: int) -> int:
-        command = [sys.executable, "-c", SCRIPT, str(tmp_path), str(kill)]
-        done = subprocess.run(
-            command, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[1]
-        )
+def test_a_kill_at_any_write_costs_nothing_but_time(commands, whole, tmp_path, moment):
+    def make(kill: int) -> int:
+        done = commands.run_script(MAKING, tmp_path, kill)
         assert done.returncode in (0, -signal.SIGKILL), done.stderr
         return done.returncode
 
-    assert ran(moment) == -signal.SIGKILL
-    assert ran(0) == 0
+    assert make(moment) == -signal.SIGKILL
+    assert make(0) == 0
     assert facts(tmp_path / "cells" / "dirichlet-0.5-40-backdoor-s0.json") == whole[0]

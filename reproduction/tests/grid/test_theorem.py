@@ -22,9 +22,8 @@ from feduhb.engines import Loop
 from feduhb.errors import ConfigError, RequestError, StorageError
 from feduhb.methods import FedUHB, Retrain
 from feduhb.models import softmax
-from feduhb.runs.folder import Round
 from feduhb_reproduction import bounds as theorem
-from feduhb_reproduction.theorem import TheoremSettings, measure, remaining, run_theorem
+from feduhb_reproduction.theorem import TheoremSettings, load_remaining, measure, run_theorem
 from toys import Quadratics, quadratics, quick
 
 BETAS = (0.0, 0.05, 0.3, 0.6, 0.9)
@@ -65,7 +64,7 @@ def test_every_eigenvalue_of_the_exact_hessian_is_between_mu_and_l(
     seed: int, classes: int, regulariser: float, size: float
 ):
     federation = small_softmax(classes, seed=seed)
-    known = theorem.constants(federation, regulariser)
+    known = theorem.find_constants(federation, regulariser)
     w = size * torch.randn(5 * classes, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     hessian = torch.autograd.functional.hessian(lambda w: loss(federation, regulariser, w), w)
     eigenvalues = torch.linalg.eigvalsh(hessian)
@@ -80,7 +79,7 @@ def test_l_is_reached_by_two_classes_at_zero_so_no_smaller_one_would_do():
         lambda w: loss(federation, 0.3, w), torch.zeros(10, dtype=torch.float64)
     )
     eigenvalues = torch.linalg.eigvalsh(hessian)
-    known = theorem.constants(federation, 0.3)
+    known = theorem.find_constants(federation, 0.3)
     assert float(eigenvalues[-1]) == pytest.approx(known.smooth, rel=1e-12)
     assert float(eigenvalues[0]) == pytest.approx(known.strong, rel=1e-9)
 
@@ -90,7 +89,7 @@ def test_the_noted_gradient_is_that_of_the_written_out_loss():
     federation = small_softmax()
     start = flatten(federation.fresh_model())
     engine = Loop(federation, Local(l2=0.2))
-    path = theorem.follow(Retrain(epochs=0, step_size=0.5), engine, list(federation.clients), start, 3)
+    path = theorem.follow_method(Retrain(epochs=0, step_size=0.5), engine, list(federation.clients), start, 3)
     assert len(path.gradients) == len(path.weights) == 4
     for w, norm in zip(path.weights, path.gradients, strict=True):
         exact = torch.autograd.functional.jacobian(lambda w: loss(federation, 0.2, w), w)
@@ -101,7 +100,7 @@ def test_every_example_is_divided_by_its_own_norm_and_an_empty_one_stays():
     federation = small_softmax()
     x, y = federation.clients["a"].all()
     x[2] = 0
-    scaled = theorem.regression(federation.replace(clients={"a": (x.float(), y)}, test=(x.float(), y)))
+    scaled = theorem.make_regression(federation.replace(clients={"a": (x.float(), y)}, test=(x.float(), y)))
     rows, labels = scaled.clients["a"].all()
     assert rows.dtype == torch.float64
     assert torch.equal(labels, y)
@@ -115,12 +114,12 @@ def test_scaling_lets_nothing_of_a_leaver_flow_to_the_others():
     federation = small_softmax()
     x, y = federation.clients["b"].all()
     noisy = federation.replace(clients={**federation.clients, "b": (1e6 * x.flip(0), y)})
-    one, other = (theorem.regression(f.without(["b"])) for f in (federation, noisy))
+    one, other = (theorem.make_regression(f.without(["b"])) for f in (federation, noisy))
     assert list(one.clients) == ["a", "c"]
     for client in one.clients:
         assert torch.equal(one.clients[client].all()[0], other.clients[client].all()[0])
     assert torch.equal(flatten(one.fresh_model()), flatten(other.fresh_model()))
-    assert theorem.constants(one, 0.1) == theorem.constants(other, 0.1)
+    assert theorem.find_constants(one, 0.1) == theorem.find_constants(other, 0.1)
 
 
 # The bounds: their algebra, and measured paths on quadratics
@@ -130,20 +129,20 @@ def test_the_bounds_on_paper():
     """α = 1/2, μ = 3/2: ρ = 1/2. G = 4, β = 1/2: pushes 4 and 2; after t rounds 2 push (1 - 2^-t)."""
     known = theorem.Constants(strong=1.5, smooth=2.0)
     assert (known.step_size, known.shrink) == (0.5, 0.5)
-    paper, tight = (theorem.push(0.5, 0.5, 4.0, tight=tight) for tight in (False, True))
+    paper, tight = (theorem.compute_push(0.5, 0.5, 4.0, tight=tight) for tight in (False, True))
     assert (paper, tight) == (4.0, 2.0)
-    assert theorem.bound(3, 0.5, paper) == [0.0, 4.0, 6.0, 7.0]
-    assert theorem.bound(3, 0.5, tight, apart=8.0) == [8.0, 6.0, 5.0, 4.5]
-    assert (theorem.limit(0.5, paper), theorem.limit(0.5, tight)) == (8.0, 4.0)
+    assert theorem.bound_distances(3, 0.5, paper) == [0.0, 4.0, 6.0, 7.0]
+    assert theorem.bound_distances(3, 0.5, tight, apart=8.0) == [8.0, 6.0, 5.0, 4.5]
+    assert (theorem.find_limit(0.5, paper), theorem.find_limit(0.5, tight)) == (8.0, 4.0)
 
 
 def test_with_beta_the_tight_bound_goes_to_0_and_the_papers_does_not():
     betas = (0.5, 0.1, 1e-3, 1e-9, 0.0)
-    tight = [theorem.push(0.5, beta, 4.0, tight=True) for beta in betas]
+    tight = [theorem.compute_push(0.5, beta, 4.0, tight=True) for beta in betas]
     assert tight == sorted(tight, reverse=True)
     assert tight[-2] < 1e-8
     assert tight[-1] == 0.0
-    assert theorem.push(0.5, 0.0, 4.0, tight=False) == 2.0
+    assert theorem.compute_push(0.5, 0.0, 4.0, tight=False) == 2.0
 
 
 def federation_of(curvature: Tensor) -> Quadratics:
@@ -154,22 +153,23 @@ def federation_of(curvature: Tensor) -> Quadratics:
 def excess(
     engine: Any, clients: Sequence[str], starts: Sequence[Tensor], alpha: float, mu: float, beta: float
 ) -> dict[str, float]:
-    """Give by how much the distance exceeds each bound at most, in units of the start, over 60 rounds."""
+    """Return by how much the distance exceeds each bound at most, in units of the start, over 60 rounds."""
     rounds = 60
-    ball = theorem.follow(FedUHB(alpha, beta, epochs=0), engine, clients, starts[0], rounds)
-    plain = theorem.follow(Retrain(alpha, epochs=0), engine, clients, starts[1], rounds)
-    distance, largest = theorem.distances(ball, plain), theorem.largest_gradient(ball, plain)
+    ball = theorem.follow_method(FedUHB(alpha, beta, epochs=0), engine, clients, starts[0], rounds)
+    plain = theorem.follow_method(Retrain(alpha, epochs=0), engine, clients, starts[1], rounds)
+    distance, largest = theorem.measure_distances(ball, plain), theorem.find_largest_gradient(ball, plain)
     unit = 1 + float(sum(torch.linalg.vector_norm(start) for start in starts))
-    rho = theorem.shrink(alpha, mu)
+    rho = theorem.compute_rho(alpha, mu)
     bounds = {
-        name: theorem.bound(
-            rounds, rho, theorem.push(alpha, beta, largest, tight=name == "tight"), distance[0]
+        name: theorem.bound_distances(
+            rounds, rho, theorem.compute_push(alpha, beta, largest, tight=name == "tight"), distance[0]
         )
         for name in ("paper", "tight")
     }
     return {name: max((d - b) / unit for d, b in zip(distance, bounds[name], strict=True)) for name in bounds}
 
 
+@pytest.mark.slow
 @settings(quick, max_examples=80)
 @given(
     st.integers(0, 10**6),
@@ -239,7 +239,7 @@ def test_in_a_federation_of_quadratics_the_gap_bounds_the_distance_to_the_optimu
     engine, clients = quadratics(), ("b", "c", "e")
     start = torch.full((3,), 4.0, dtype=torch.float64)
     mu = float(torch.linalg.eigvalsh(engine.hessian(clients))[0])
-    path = theorem.follow(FedUHB(0.3, 0.5, epochs=0), engine, clients, start, 12)
+    path = theorem.follow_method(FedUHB(0.3, 0.5, epochs=0), engine, clients, start, 12)
     left = float(torch.linalg.vector_norm(path.weights[-1] - engine.optimum(clients)))
     assert 0 < left <= path.gap(mu) < 10 * left
 
@@ -247,6 +247,7 @@ def test_in_a_federation_of_quadratics_the_gap_bounds_the_distance_to_the_optimu
 # Real data: what `feduhb theorem` measures
 
 
+@pytest.mark.slow
 def test_the_distance_stays_under_both_bounds_for_every_beta(found: dict[str, Any]):
     assert [run["beta"] for run in found["runs"]] == list(BETAS)
     for run in found["runs"]:
@@ -257,6 +258,7 @@ def test_the_distance_stays_under_both_bounds_for_every_beta(found: dict[str, An
             assert 0 <= distance <= tight <= paper
 
 
+@pytest.mark.slow
 def test_it_could_have_been_broken(found: dict[str, Any]):
     """With half of the G that was seen, the bound with β would not hold: the check has teeth."""
     for run in found["runs"][1:3]:
@@ -266,6 +268,7 @@ def test_it_could_have_been_broken(found: dict[str, Any]):
         assert bound / measured == pytest.approx(near["ratio"], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_the_distance_goes_to_0_and_the_bounds_do_not(found: dict[str, Any]):
     for run in found["runs"][1:]:
         assert run["peak"] == pytest.approx(max(run["distance"]), rel=1e-5)
@@ -301,19 +304,19 @@ def test_a_smaller_beta_gives_a_smaller_distance_and_a_smaller_tight_bound(found
 
 
 def test_the_constants_are_the_remaining_clients(found: dict[str, Any]):
-    federation = remaining(SMALL)
+    federation = load_remaining(SMALL)
     assert list(federation.clients) == ["c02", "c03", "c04"]
     assert found["remaining_clients"] == 3
     assert found["remaining_examples"] == sum(map(len, federation.clients.values()))
     assert found["parameters"] == 650
     assert found["mu"] == 0.1
-    assert found["L"] == theorem.constants(federation, 0.1).smooth
+    assert found["L"] == theorem.find_constants(federation, 0.1).smooth
     assert found["alpha"] * found["L"] == pytest.approx(1.0, rel=1e-15)
     assert found["rho"] == math.sqrt(1 - found["alpha"] * 0.1)
 
 
 def test_g_is_the_largest_gradient_of_either_path(found: dict[str, Any]):
-    federation = remaining(SMALL)
+    federation = load_remaining(SMALL)
     start = flatten(federation.fresh_model())
     gradient = torch.autograd.functional.jacobian(lambda w: loss(federation, 0.1, w), start)
     for run in found["runs"]:
@@ -322,26 +325,27 @@ def test_g_is_the_largest_gradient_of_either_path(found: dict[str, Any]):
 
 
 def test_the_accuracy_is_that_of_the_final_model(found: dict[str, Any]):
-    federation = remaining(SMALL)
+    federation = load_remaining(SMALL)
     engine = Loop(federation, Local(l2=0.1))
     method = Retrain(epochs=0, step_size=found["alpha"])
     start = flatten(federation.fresh_model())
-    path = theorem.follow(method, engine, list(federation.clients), start, SMALL.rounds)
+    path = theorem.follow_method(method, engine, list(federation.clients), start, SMALL.rounds)
     x, y = federation.test.all()
     with torch.no_grad():
         right = with_params(federation.fresh_model(), path.weights[-1])(x).argmax(dim=1) == y
     assert found["retrain"]["test_accuracy"] == pytest.approx(float(right.double().mean()))
 
 
-def test_it_writes_what_it_found_and_shows_some_rounds_of_every_run(tmp_path: Path):
-    seen: list[Round] = []
+def test_it_writes_what_it_found_and_shows_a_line_for_every_run(tmp_path: Path, capsys):
     quickly = TheoremSettings(data="digits", clients=3, forget="c00", betas=(0.9, 0.5, 0.9), rounds=50)
-    found = run_theorem(tmp_path / "deep" / "theorem", quickly, show=seen.append)
+    found = run_theorem(tmp_path / "deep" / "theorem", quickly, show="lines")
     written = (tmp_path / "deep" / "theorem" / "theorem.json").read_text()
     assert json.loads(written) == json.loads(json.dumps(found))
     assert [run["beta"] for run in found["runs"]] == [0.5, 0.9]
     assert found["settings"]["forget"] == "c00"
-    assert [record.round + 1 for record in seen] == list(range(2, 51, 2)) * 3
+    assert capsys.readouterr().err.splitlines() == [
+        "theorem 1/3  retrain", "theorem 2/3  beta 0.5", "theorem 3/3  beta 0.9",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -350,7 +354,7 @@ def test_it_writes_what_it_found_and_shows_some_rounds_of_every_run(tmp_path: Pa
         ({"betas": (0.3, 1.0)}, "momentum is 1.0; give at least 0 and below 1"),
         ({"betas": (-0.1,)}, "momentum is -0.1; give at least 0"),
         ({"betas": (math.nan,)}, "momentum is nan"),
-        ({"betas": ()}, "no beta is given; name some"),
+        ({"betas": ()}, "no beta is given; give some"),
         ({"regulariser": 0.0}, "the regulariser is 0.0; give a positive number"),
         ({"regulariser": -1.0}, "the regulariser is -1.0; give a positive number"),
         ({"regulariser": math.inf}, "the regulariser is inf"),
@@ -363,7 +367,7 @@ def test_settings_that_cannot_be_are_refused_in_words(changes: dict[str, Any], w
 
 
 def test_forgetting_everyone_or_a_stranger_is_refused():
-    with pytest.raises(RequestError, match="nobody would remain to retrain on"):
+    with pytest.raises(RequestError, match="no client would remain to train on"):
         measure(TheoremSettings(data="digits", clients=2, forget="c00,c01"), show=None)
     with pytest.raises(RequestError, match="c77"):
         measure(TheoremSettings(data="digits", clients=2, forget="c77"), show=None)

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from feduhb.stopping import dynamic_stop, replay
-from feduhb_reproduction.cells import Cell, Place, Track, shortened
-from feduhb_reproduction.report.federations import ORDER
+from feduhb_reproduction.cells import Cell, Place, Track, round_series
+from feduhb_reproduction.federations import ORDER
 
 ROUNDS = 40
 TOPS = {"iid": 0.97, "dirichlet:0.5": 0.96, "dirichlet:0.1": 0.93, "shards:2": 0.85}
@@ -75,7 +75,9 @@ def track(
         "scores": {"forgotten": accuracy[-1] if n else 0.1, "retained": min(1.0, accuracy[-1] + 0.01) if n else 0.1},
     }  # fmt: skip
     return Track(
-        series={name: shortened(values) for name, values in series.items()}, failed=None, **{**told, **more}
+        series={name: round_series(values) for name, values in series.items()},
+        failed=None,
+        **{**told, **more},
     )
 
 

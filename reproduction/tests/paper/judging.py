@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from feduhb_reproduction.cells import Cell, Track
-from feduhb_reproduction.report.claims_parts import Evidence
+from feduhb_reproduction.claims.parts import Evidence
 from paper.cells import ROUNDS, cell, falling, place, track
 
 Runs = Mapping[str, Sequence[float] | Track]

@@ -7,15 +7,15 @@ from functools import partial
 
 import pytest
 
+from feduhb_reproduction import claims
 from feduhb_reproduction.cells import Cell, Track
-from feduhb_reproduction.report import (
-    claims,
-    claims_accuracy,
-    claims_convergence,
-    claims_recover,
-    claims_time,
+from feduhb_reproduction.claims import (
+    accuracy,
+    convergence,
+    recover,
+    time,
 )
-from feduhb_reproduction.report.claims_parts import (
+from feduhb_reproduction.claims.parts import (
     CONDITIONS,
     FAILS,
     HOLDS,
@@ -31,7 +31,7 @@ SLOW = rise(40)  # Retrain's: it has its final accuracy in the last round alone
 
 
 def sooner(*cells: list[Cell]) -> Judged:
-    return claims_convergence.sooner(evidence(*cells))
+    return convergence.judge_sooner(evidence(*cells))
 
 
 def test_sooner_than_retrain_holds():
@@ -55,7 +55,7 @@ def test_93_percent_that_comes_no_sooner_is_a_condition():
     judged = sooner(federation({"retrain": quick, "feduhb": late}))
     assert (judged.verdict, judged.why) == (
         CONDITIONS,
-        "Retrain's final accuracy, yes, but 93% not clearly sooner",
+        "Retrain's final accuracy sooner, 93% not clearly",
     )
     assert judged.measured.endswith("iid: 8 of 40 (40 of 40) / 8 of 40 (5 of 40)")
     assert sooner(federation({"retrain": quick, "feduhb": rise(4, 0.97)})).verdict == HOLDS
@@ -79,9 +79,9 @@ def test_federations_that_disagree_are_named():
 
 def test_converged_by_round_20():
     def judged(ours: list[float]) -> Judged:
-        return claims_convergence.settled(evidence(federation({"retrain": SLOW, "feduhb-on": ours})))
+        return convergence.judge_settled(evidence(federation({"retrain": SLOW, "feduhb-on": ours})))
 
-    strict = "by a stricter reading, within a point of its own last accuracy, "
+    strict = "read strictly (within a point of its own last accuracy): "
     assert (judged(rise(20)).verdict, judged(rise(20)).why) == (HOLDS, f"{strict}everywhere")
     assert (judged(rise(21)).verdict, judged(rise(21)).why) == (FAILS, f"{strict}nowhere")
     above = [*rise(9, 0.91, rounds=39), 0.99]
@@ -90,18 +90,18 @@ def test_converged_by_round_20():
         federation({"retrain": SLOW, "feduhb-on": ours}, per_client=n)
         for n, ours in ((525, above), (3000, rise(9)))
     ]
-    assert claims_convergence.settled(evidence(*two)).why == f"{strict}for iid (3000) only"
+    assert convergence.judge_settled(evidence(*two)).why == f"{strict}for iid (3000) only"
     short = federation({"feduhb-on": rise(5, rounds=10)}, rounds=10)
-    assert claims_convergence.settled(evidence(short)).verdict == UNKNOWN
+    assert convergence.judge_settled(evidence(short)).verdict == UNKNOWN
 
 
 def test_retrain_and_federaser_behind_at_round_20():
     ahead = {"feduhb-on": rise(9), "retrain": SLOW, "federaser": rise(9, 0.8, rounds=20)}
-    assert claims_convergence.behind(evidence(federation(ahead))).verdict == HOLDS
-    judged = claims_convergence.behind(evidence(federation({**ahead, "federaser": rise(9, rounds=20)})))
+    assert convergence.judge_behind(evidence(federation(ahead))).verdict == HOLDS
+    judged = convergence.judge_behind(evidence(federation({**ahead, "federaser": rise(9, rounds=20)})))
     assert (judged.verdict, judged.why) == (CONDITIONS, "true of Retrain only")
     level = {"feduhb-on": SLOW, "retrain": SLOW, "federaser": rise(9, rounds=20)}
-    assert claims_convergence.behind(evidence(federation(level))).verdict == FAILS
+    assert convergence.judge_behind(evidence(federation(level))).verdict == FAILS
 
 
 def test_fedrecover_is_quick_and_falls_short():
@@ -109,7 +109,7 @@ def test_fedrecover_is_quick_and_falls_short():
     others = {"retrain": rise(30), "feduhb": rise(9)}
 
     def judged(curve: list[float]) -> Judged:
-        return claims_recover.recovered(evidence(federation({**others, "fedrecover": curve})))
+        return recover.judge_recovered(evidence(federation({**others, "fedrecover": curve})))
 
     assert judged(quick).verdict == HOLDS
     assert judged(late).why == "behind but not quick"
@@ -127,7 +127,7 @@ def test_fedrecover_is_judged_before_its_last_exact_rounds_too():
     others = {"retrain": rise(30), "feduhb": rise(9)}
 
     def judged(early: list[float], end: float) -> Judged:
-        return claims_recover.recovered(evidence(federation({**others, "fedrecover": repaired(early, end)})))
+        return recover.judge_recovered(evidence(federation({**others, "fedrecover": repaired(early, end)})))
 
     assert judged(rise(3, 0.8), 0.8).verdict == HOLDS
     mixed = judged(rise(3, 0.5), 0.85)
@@ -142,7 +142,7 @@ def test_fedrecover_is_judged_before_its_last_exact_rounds_too():
 def test_thirty_percent_before_the_repair_is_a_condition():
     def judged(early: float, end: float) -> Judged:
         cells = federation({"fedrecover": repaired(rise(9, early), end)}, data="cifar10")
-        return claims_recover.thirty(evidence(cells))
+        return recover.judge_thirty(evidence(cells))
 
     assert judged(0.32, 0.33).verdict == HOLDS
     assert (judged(0.32, 0.4).verdict, judged(0.32, 0.4).why) == (
@@ -159,14 +159,14 @@ def test_fedrecover_on_cifar10_is_compared_before_the_repair_too():
     cifar = federation(
         {"retrain": rise(9), "fedrecover": repaired(rise(9, 0.5), 0.9)}, data="cifar10", per_client=2500
     )
-    judged = claims_recover.weaker(evidence(mnist, cifar))
+    judged = recover.judge_weaker(evidence(mnist, cifar))
     assert (judged.verdict, judged.why) == (CONDITIONS, "true before its last exact rounds, not at the end")
     assert "-40.0 / -2.0 before its last exact rounds, +0.0 / +0.0 at the end" in judged.measured
 
 
 def test_a_fedrecover_that_breaks_off_is_said_to():
     cells = [failing(one, "fedrecover") for one in federation({})]
-    judged = claims_recover.recovered(evidence(cells))
+    judged = recover.judge_recovered(evidence(cells))
     assert judged.verdict == FAILS
     assert "broke off in 3 of 3 seeds" in judged.measured
 
@@ -174,14 +174,14 @@ def test_a_fedrecover_that_breaks_off_is_said_to():
 def test_one_broken_seed_leaves_the_others():
     runs = {"retrain": rise(30), "feduhb": rise(9), "fedrecover": rise(3, 0.8)}
     some = [failing(one, "fedrecover") if one.place.seed == 1 else one for one in federation(runs)]
-    judged = claims_recover.recovered(evidence(some))
+    judged = recover.judge_recovered(evidence(some))
     assert judged.verdict == HOLDS
     assert judged.measured.endswith("iid: 3.0 / 30.0 / -10.0, broke off in 1 of 3 seeds")
     other = [replace(one, place=replace(one.place, data="cifar10")) for one in some]
-    assert claims_recover.weaker(evidence(federation(runs), other)).verdict == FAILS
+    assert recover.judge_weaker(evidence(federation(runs), other)).verdict == FAILS
     assert (
         "-10.0, broke off in 1 of 3 seeds / -10.0"
-        in claims_recover.weaker(evidence(federation(runs), other)).measured
+        in recover.judge_weaker(evidence(federation(runs), other)).measured
     )
 
 
@@ -191,11 +191,11 @@ def test_a_method_that_was_not_run_leaves_nothing_to_compare():
         for one in federation({})
     ]
     for judge in (
-        claims_accuracy.satisfying,
-        partial(claims_accuracy.best, data="mnist"),
-        claims_convergence.behind,
+        accuracy.judge_satisfying,
+        partial(accuracy.judge_best, data="mnist"),
+        convergence.judge_behind,
     ):
-        assert judge(evidence(few)) == Judged("", UNKNOWN, "nothing is there to judge it by")
+        assert judge(evidence(few)) == Judged("", UNKNOWN, "there are no numbers to judge it by")
 
 
 def test_fedrecover_is_weaker_on_cifar10():
@@ -204,15 +204,15 @@ def test_fedrecover_is_weaker_on_cifar10():
         {"retrain": rise(9), "fedrecover": rise(9, 0.5)},
     )
     mnist, cifar = federation(near), federation(far, data="cifar10", per_client=2500)
-    assert claims_recover.weaker(evidence(mnist, cifar)).verdict == HOLDS
-    assert "iid: -40.0 / -5.0" in claims_recover.weaker(evidence(mnist, cifar)).measured
+    assert recover.judge_weaker(evidence(mnist, cifar)).verdict == HOLDS
+    assert "iid: -40.0 / -5.0" in recover.judge_weaker(evidence(mnist, cifar)).measured
     other = federation(far, per_client=3000)
-    assert claims_recover.weaker(evidence(mnist, other, cifar)).verdict == FAILS
+    assert recover.judge_weaker(evidence(mnist, other, cifar)).verdict == FAILS
     hardly = federation({**near, "fedrecover": rise(9, 0.845)}, data="cifar10")
-    assert claims_recover.weaker(evidence(mnist, hardly)).verdict == FAILS
-    assert claims_recover.weaker(evidence(mnist)).why == "no cell of CIFAR-10 is there"
-    assert claims_recover.weaker(evidence(cifar)).why == "no cell of MNIST is there"
-    assert claims_recover.weaker(evidence(mnist, [failing(c, "fedrecover") for c in cifar])).verdict == HOLDS
+    assert recover.judge_weaker(evidence(mnist, hardly)).verdict == FAILS
+    assert recover.judge_weaker(evidence(mnist)).why == "there is no cell of CIFAR-10"
+    assert recover.judge_weaker(evidence(cifar)).why == "there is no cell of MNIST"
+    assert recover.judge_weaker(evidence(mnist, [failing(c, "fedrecover") for c in cifar])).verdict == HOLDS
 
 
 @pytest.mark.parametrize(
@@ -220,19 +220,17 @@ def test_fedrecover_is_weaker_on_cifar10():
     [(took(0.89), HOLDS), (took(0.91), FAILS), (took(1.0, 20), CONDITIONS), (took(1.0), FAILS)],
 )
 def test_seconds_of_a_round_against_retrains(ours, verdict):
-    judged = claims_time.each_round(
-        evidence(federation({"feduhb": ours, "retrain": took(1.0)})), data="mnist"
-    )
+    judged = time.judge_each_round(evidence(federation({"feduhb": ours, "retrain": took(1.0)})), data="mnist")
     assert judged.verdict == verdict
     if verdict == CONDITIONS:
-        assert judged.why == "only if the total is divided by the scheduled rounds, run or not"
+        assert judged.why == "only the total over the scheduled rounds"
         assert "iid: 1.00 / 1.00 / 0.500 / 1.00" in judged.measured
 
 
 def test_a_verdict_that_noise_would_turn_is_marked():
     def why(ours: Track) -> str:
         runs = {"feduhb": ours, "retrain": took(1.0), "federaser": took(1.0), "fedrecover": took(1.0)}
-        return claims_time.in_all(evidence(federation(runs)), data="mnist").why
+        return time.judge_in_all(evidence(federation(runs)), data="mnist").why
 
     near = "0.890 of Retrain's for iid, 0.890 of FedEraser's for iid and 0.890 of FedRecover's for iid"
     assert why(took(0.89)) == f"borderline: {near}, against 0.90"
@@ -240,20 +238,20 @@ def test_a_verdict_that_noise_would_turn_is_marked():
     assert not why(took(0.87))
     assert not why(took(0.93))
     runs = {"feduhb": took(0.89), "retrain": took(1.0)}
-    told = claims_time.each_round(evidence(federation(runs)), data="mnist").why
+    told = time.judge_each_round(evidence(federation(runs)), data="mnist").why
     assert told == "borderline: 0.890 of Retrain's for iid, against 0.90"
 
 
 def test_seconds_of_a_round_against_the_others():
     runs = {"feduhb": took(1.0), "federaser": took(2.0), "fedrecover": took(0.5)}
-    judged = claims_time.than_others(evidence(federation(runs)), data="mnist")
+    judged = time.judge_than_others(evidence(federation(runs)), data="mnist")
     assert (judged.verdict, judged.why) == (CONDITIONS, "against FedEraser only")
     assert (
-        claims_time.than_others(evidence(federation({**runs, "feduhb": took(0.4)})), data="mnist").verdict
+        time.judge_than_others(evidence(federation({**runs, "feduhb": took(0.4)})), data="mnist").verdict
         == HOLDS
     )
     assert (
-        claims_time.than_others(evidence(federation({**runs, "feduhb": took(2.0)})), data="mnist").verdict
+        time.judge_than_others(evidence(federation({**runs, "feduhb": took(2.0)})), data="mnist").verdict
         == FAILS
     )
 
@@ -265,7 +263,7 @@ def test_seconds_in_all():
         "federaser": took(0.5, 20),
         "fedrecover": took(1.0),
     }
-    judged = claims_time.in_all(evidence(federation(runs)), data="mnist")
+    judged = time.judge_in_all(evidence(federation(runs)), data="mnist")
     assert judged.why == "against Retrain and FedRecover only"
     assert judged.measured.endswith("iid: 20.0 / 40.0 / 10.0 / 40.0")
 
@@ -274,16 +272,14 @@ def test_rounds_that_compiled_count_as_the_usual():
     """Retrain compiles in its first round, which is no merit of the others."""
     first = took(1.0)
     late = replace(first, series={**first.series, "client_seconds": (30.0, *[1.0] * 39)})
-    judged = claims_time.each_round(
-        evidence(federation({"feduhb": took(1.0), "retrain": late})), data="mnist"
-    )
+    judged = time.judge_each_round(evidence(federation({"feduhb": took(1.0), "retrain": late})), data="mnist")
     assert judged.verdict == FAILS
     assert "iid: 1.00 / 1.00 / 1.00 / 1.00" in judged.measured
 
 
 def test_only_cells_that_were_alone_are_asked_for_seconds():
-    judged = claims_time.in_all(evidence(federation({}, alone=False)), data="mnist")
-    assert judged == Judged("", UNKNOWN, "no cell of MNIST had its machine to itself")
+    judged = time.judge_in_all(evidence(federation({}, alone=False)), data="mnist")
+    assert judged == Judged("", UNKNOWN, "no cell of MNIST ran alone on its machine")
 
 
 FOUR = {"feduhb": rise(9, 0.95), "retrain": rise(9), "federaser": rise(9, 0.88), "fedrecover": rise(9, 0.86)}
@@ -291,43 +287,42 @@ FOUR = {"feduhb": rise(9, 0.95), "retrain": rise(9), "federaser": rise(9, 0.88),
 
 def test_all_four_satisfy():
     whole = {**FOUR, "original": rise(9)}
-    assert claims_accuracy.satisfying(evidence(federation(whole))).verdict == HOLDS
-    judged = claims_accuracy.satisfying(evidence(federation({**whole, "fedrecover": rise(9, 0.84)})))
+    assert accuracy.judge_satisfying(evidence(federation(whole))).verdict == HOLDS
+    judged = accuracy.judge_satisfying(evidence(federation({**whole, "fedrecover": rise(9, 0.84)})))
     assert judged.why == "true of FedUHB, Retrain and FedEraser only"
     assert (
-        claims_accuracy.satisfying(evidence(federation({**whole, "original": rise(9, 1.01)}))).verdict
-        == FAILS
+        accuracy.judge_satisfying(evidence(federation({**whole, "original": rise(9, 1.01)}))).verdict == FAILS
     )
     broken = [failing(one, "fedrecover") for one in federation(whole)[:1]]
-    assert claims_accuracy.satisfying(evidence(broken)).verdict == CONDITIONS
+    assert accuracy.judge_satisfying(evidence(broken)).verdict == CONDITIONS
 
 
 def test_the_best_of_the_four_or_not():
-    assert claims_accuracy.best(evidence(federation(FOUR)), data="mnist").verdict == HOLDS
-    judged = claims_accuracy.best(evidence(federation({**FOUR, "federaser": rise(9, 0.95)})), data="mnist")
+    assert accuracy.judge_best(evidence(federation(FOUR)), data="mnist").verdict == HOLDS
+    judged = accuracy.judge_best(evidence(federation({**FOUR, "federaser": rise(9, 0.95)})), data="mnist")
     assert judged.why == "against Retrain and FedRecover only"
     assert (
-        claims_accuracy.best(evidence(federation({**FOUR, "feduhb": rise(9, 0.1)})), data="mnist").verdict
+        accuracy.judge_best(evidence(federation({**FOUR, "feduhb": rise(9, 0.1)})), data="mnist").verdict
         == FAILS
     )
     noisy = {0: {"feduhb": rise(9, 0.99)}, 1: {"feduhb": rise(9, 0.81)}}
     assert (
         "against FedEraser"
-        not in claims_accuracy.best(evidence(federation(FOUR, apart=noisy)), data="mnist").why
+        not in accuracy.judge_best(evidence(federation(FOUR, apart=noisy)), data="mnist").why
     )
 
 
 def test_fedrecover_at_thirty_percent():
     for final, verdict in ((0.3, HOLDS), (0.34, HOLDS), (0.36, FAILS), (0.24, FAILS)):
         cells = federation({"fedrecover": rise(9, final)}, data="cifar10")
-        assert claims_recover.thirty(evidence(cells)).verdict == verdict
-    assert claims_recover.thirty(evidence([failing(c, "fedrecover") for c in cells])).verdict == FAILS
+        assert recover.judge_thirty(evidence(cells)).verdict == verdict
+    assert recover.judge_thirty(evidence([failing(c, "fedrecover") for c in cells])).verdict == FAILS
 
 
 def test_the_other_three_decline():
     whole = {**FOUR, "original": rise(9, 0.96)}
-    assert claims_accuracy.declined(evidence(federation(whole, data="cifar10"))).verdict == HOLDS
-    judged = claims_accuracy.declined(
+    assert accuracy.judge_declined(evidence(federation(whole, data="cifar10"))).verdict == HOLDS
+    judged = accuracy.judge_declined(
         evidence(federation({**whole, "original": rise(9, 0.92)}, data="cifar10"))
     )
     assert judged.why == "true of Retrain and FedEraser only"
@@ -337,26 +332,26 @@ def test_the_other_three_decline():
 def test_a_decline_from_mnist_is_the_other_reading():
     def why(*mnist: list[Cell]) -> str:
         here = federation({**FOUR, "original": rise(9, 0.96)}, data="cifar10", per_client=2500)
-        return claims_accuracy.declined(evidence(here, *mnist)).why
+        return accuracy.judge_declined(evidence(here, *mnist)).why
 
     high = federation(dict.fromkeys(FOUR, rise(9, 0.97)))
-    assert why(high) == "read as lower than on MNIST, it is true of all three for all"
+    assert why(high) == "read as lower than on MNIST, true of all three in all federations"
     assert (
         why(high, federation(FOUR, per_client=3000))
-        == "read as lower than on MNIST, it is true of all three for none"
+        == "read as lower than on MNIST, true of all three for none"
     )
     assert not why()
 
 
 def test_without_any_evidence_nothing_is_judged():
-    found = claims.judged(Evidence({}))
+    found = claims.judge_claims(Evidence({}))
     assert {one.verdict for one in found} == {UNKNOWN}
     assert all(one.why for one in found)
 
 
 def test_a_whole_grid_is_judged_in_every_claim():
     whole = evidence(grid(seeds=range(2)), grid(sizes=(2500,), seeds=range(2), data="cifar10"))
-    found = claims.judged(whole)
+    found = claims.judge_claims(whole)
     known = {
         claim.topic
         for claim, one in zip((*claims.CLAIMS, *claims.TARGETS), found, strict=True)
@@ -364,39 +359,14 @@ def test_a_whole_grid_is_judged_in_every_claim():
     }
     assert {claim.topic for claim in claims.CLAIMS} - known == {"Exactness", "Theorem"}
     assert all(one.measured for one in found if one.verdict != UNKNOWN)
-    assert claims.counted(found).startswith(f"Of {len(claims.CLAIMS)} claims of the paper, ")
+    assert claims.count_verdicts(found).startswith(f"Of {len(claims.CLAIMS)} claims of the paper, ")
     assert all(one.brief for one in found if one.verdict != UNKNOWN)
 
 
 def test_the_verdicts_are_counted():
     verdicts: list[Verdict] = [HOLDS, HOLDS, FAILS, UNKNOWN]
-    told = claims.counted([Judged("", verdict) for verdict in verdicts])
+    told = claims.count_verdicts([Judged("", verdict) for verdict in verdicts])
     assert (
         told
         == "Of 4 claims of the paper, 2 hold, 0 hold under conditions, 1 does not hold and 1 cannot be judged."
-    )
-
-
-def test_the_table_has_a_row_for_each_claim():
-    found = claims.judged(evidence(federation({"retrain": SLOW, "feduhb": rise(20)})))
-    lines = claims.table(found).splitlines()
-    assert len(lines) == 2 + len(claims.CLAIMS) + len(claims.TARGETS)
-    assert lines[2] == (
-        "| 1 | MNIST: FedUHB converges faster than Retrain. | abstract, IV-B.2, Fig. 2 | Retrain's final accuracy at round 20.0, Retrain itself at 40.0; 93% at nothing, Retrain at nothing (FedUHB: under its rule) | holds |"
-    )
-    assert lines[3].endswith("| – | cannot be judged: no cell of CIFAR-10 is there |")  # noqa: RUF001
-
-
-def test_each_claim_is_told_with_its_criterion():
-    two = [federation({"retrain": SLOW, "feduhb": rise(20)}, per_client=size) for size in (525, 3000)]
-    made = claims.topics(claims.judged(evidence(*two)))
-    assert sum(text.count(" Holds if: ") for text in made.values()) == len(claims.CLAIMS) + len(
-        claims.TARGETS
-    )
-    assert made["Convergence"].startswith(
-        "**1. MNIST: FedUHB converges faster than Retrain.** Holds if: In every seed"
-    )
-    assert (
-        "**iid (525)**: 20 of 40 (40 of 40) / never in 3 of 3 seeds (never in 3 of 3 seeds); **iid (3000)**: 20 of 40"
-        in made["Convergence"]
     )

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from feduhb_reproduction.cells import Cell
-from feduhb_reproduction.report.claims import CLAIMS
-from feduhb_reproduction.report.claims_parts import Evidence
+from feduhb_reproduction.claims import CLAIMS
+from feduhb_reproduction.claims.parts import Evidence
 from paper.cells import failing, track
 from paper.judging import Runs, audit, evidence, federation, rise, ruled, summed, theorem, took
 
@@ -19,10 +19,9 @@ NEAR = "near its own level at round 5.0 to 6.0, Retrain at 40.0, -12.0 to -2.0 p
 ASRS = {"original": 0.9, "feduhb": 0.03, "retrain": 0.02, "federaser": 0.04, "fedrecover": 0.05}
 
 
-def brief(words: str, found: Evidence) -> str:
-    """The brief of the one claim that holds these words."""
-    (claim,) = (claim for claim in CLAIMS if words in claim.words)
-    return claim.judge(found).brief
+def brief(number: int, found: Evidence) -> str:
+    """Return the numbers of a claim in brief; claims are numbered from 1."""
+    return CLAIMS[number - 1].judge(found).brief
 
 
 def both(runs: Runs, other: Runs, data: str = "mnist") -> Evidence:
@@ -33,91 +32,93 @@ def both(runs: Runs, other: Runs, data: str = "mnist") -> Evidence:
 
 
 @pytest.mark.parametrize(
-    ("words", "runs", "other", "told"),
+    ("number", "runs", "other", "told"),
     [
-        ("FedUHB converges faster", FOUR, {"feduhb": rise(14, 0.82)}, "Retrain's final accuracy at round 10.0 to 14.0, Retrain itself at 40.0; 93% at nothing, Retrain at nothing"),
-        ("within about 20 rounds", {"feduhb-on": rise(30), "retrain": rise(40, 0.8)}, {"feduhb-on": rise(9)}, "10.0% to 90.0% at round 20; at the last Retrain 80.0%, FedUHB 90.0%"),
-        ("converge slowly", {**FOUR, "feduhb-on": rise(9)}, {}, "90.0% at round 20; Retrain 10.0%, FedEraser 78.0%"),
-        ("falls short", FOUR, {"fedrecover": rise(6, 0.8)}, f"before its last exact rounds: {NEAR}; at the end: {NEAR}"),
-        ("satisfyingly", FOUR, {"fedrecover": rise(6, 0.81)}, "the lowest of the four -10.0 to -2.0 points from the original model"),
-        ("most accurate of the four", FOUR, {"fedrecover": rise(6, 0.81)}, "82.0%; the best of the others 79.0% to 81.0%"),
-        ("MNIST: the stop rule", {"feduhb-on": ruled(rise(30, 0.9))}, {"feduhb-on": ruled(rise(9, 0.9))}, "24.0 rounds run, -80.0 to +0.0 points from going on"),
-        ("larger λ", {"feduhb-on": ruled([0.5 + 0.01 * t for t in range(40)])}, {}, "λ 0.2: 34.0 rounds, 83.0%; λ 1: 20.0 rounds, 69.0%"),
-        ("λ = 0.6", {"feduhb-on": ruled(rise(9, 0.93))}, {"feduhb-on": ruled(rise(9, 0.95))}, "24.0 rounds, 93.0% to 95.0%"),
-        ("higher β converges", {"retrain": rise(40), "momentum-0.5": rise(30), "feduhb-on": rise(9)}, {"feduhb-on": rise(11)}, "with the lowest β at round 40.0, with the highest at 9.0 to 11.0"),
-        ("MNIST: it is the heavy ball", {"retrain": rise(40), "step-2": rise(30, 0.95), "feduhb-on": rise(9, 0.97)}, {}, "at round 9.0, with a tuned step at 30.0; ends at 97.0%, with a tuned step at 95.0%"),
-        ("more stable", {"feduhb-on": [0.1, 0.5, 0.3], "retrain": rise(9)}, {"retrain": [0.5, 0.1]}, "falls by 20.0 points; Retrain's by 0.0 to 40.0"),
-        ("MNIST: a round of FedUHB", TIMES, {"feduhb": took(1, 30)}, "1.00 s a round, Retrain 1.50; total over the scheduled rounds 0.500 to 0.750, Retrain 1.50"),
-        ("MNIST: it takes less", TIMES, {}, "1.00 s a round; FedEraser 0.500, FedRecover 2.00"),
-        ("MNIST: FedUHB completes", TIMES, {"fedrecover": took(60)}, "20.0 s; Retrain 60.0, FedEraser 10.0, FedRecover 80.0 to 2,400"),
-        ("stores only one", {"feduhb": summed(), "federaser": summed(history_bytes_read=2e9), "fedrecover": summed(history_bytes_read=3e9)}, {}, "1.0 MB; FedEraser 800, FedRecover 3,000"),
-        ("significantly less than that of", {run: summed(bytes_up=n * 1e6, bytes_down=0) for n, run in enumerate(("feduhb", "federaser", "fedrecover"), 1)}, {}, "1 MB; FedEraser 2, FedRecover 3"),
-        ("is rare", {"feduhb": summed(bytes_up=80e6, bytes_down=0), "retrain": summed(bytes_up=40e6, bytes_down=0)}, {}, "2.0 MB a round, Retrain 1.0"),
+        (1, FOUR, {"feduhb": rise(14, 0.82)}, "Retrain's final accuracy at round 10.0 to 14.0, Retrain itself at 40.0; 93% at nothing, Retrain at nothing"),
+        (3, {"feduhb-on": rise(30), "retrain": rise(40, 0.8)}, {"feduhb-on": rise(9)}, "10.0% to 90.0% at round 20; at the last round Retrain 80.0%, FedUHB 90.0%"),
+        (4, {**FOUR, "feduhb-on": rise(9)}, {}, "90.0% at round 20; Retrain 10.0%, FedEraser 78.0%"),
+        (5, FOUR, {"fedrecover": rise(6, 0.8)}, f"before its last exact rounds: {NEAR}; at the end: {NEAR}"),
+        (13, FOUR, {"fedrecover": rise(6, 0.81)}, "the lowest of the four -10.0 to -2.0 points from the original model"),
+        (14, FOUR, {"fedrecover": rise(6, 0.81)}, "82.0%; the best of the others 79.0% to 81.0%"),
+        (25, {"feduhb-on": ruled(rise(30, 0.9))}, {"feduhb-on": ruled(rise(9, 0.9))}, "24.0 rounds run, -80.0 to +0.0 points from the last round"),
+        (27, {"feduhb-on": ruled([0.5 + 0.01 * t for t in range(40)])}, {}, "λ 0.2: 34.0 rounds, 83.0%; λ 1: 20.0 rounds, 69.0%"),
+        (29, {"feduhb-on": ruled(rise(9, 0.93))}, {"feduhb-on": ruled(rise(9, 0.95))}, "24.0 rounds, 93.0% to 95.0%"),
+        (30, {"retrain": rise(40), "momentum-0.5": rise(30), "feduhb-on": rise(9)}, {"feduhb-on": rise(11)}, "with the lowest β at round 40.0, with the highest at 9.0 to 11.0"),
+        (31, {"retrain": rise(40), "step-2": rise(30, 0.95), "feduhb-on": rise(9, 0.97)}, {}, "at round 9.0, with a tuned step at 30.0; ends at 97.0%, with a tuned step at 95.0%"),
+        (33, {"feduhb-on": [0.1, 0.5, 0.3], "retrain": rise(9)}, {"retrain": [0.5, 0.1]}, "falls by 20.0 points; Retrain's by 0.0 to 40.0"),
+        (7, TIMES, {"feduhb": took(1, 30)}, "1.00 s a round, Retrain 1.50; total over the scheduled rounds 0.500 to 0.750, Retrain 1.50"),
+        (8, TIMES, {}, "1.00 s a round; FedEraser 0.500, FedRecover 2.00"),
+        (9, TIMES, {"fedrecover": took(60)}, "20.0 s; Retrain 60.0, FedEraser 10.0, FedRecover 80.0 to 2,400"),
+        (38, {"feduhb": summed(), "federaser": summed(history_bytes_read=2e9), "fedrecover": summed(history_bytes_read=3e9)}, {}, "1.0 MB; FedEraser 800, FedRecover 3,000"),
+        (39, {run: summed(bytes_up=n * 1e6, bytes_down=0) for n, run in enumerate(("feduhb", "federaser", "fedrecover"), 1)}, {}, "1 MB; FedEraser 2, FedRecover 3"),
+        (40, {"feduhb": summed(bytes_up=80e6, bytes_down=0), "retrain": summed(bytes_up=40e6, bytes_down=0)}, {}, "2.0 MB a round, Retrain 1.0"),
     ],
 )  # fmt: skip
-def test_of_mnist(words, runs, other, told):
-    assert brief(words, both(runs, other)) == told
+def test_of_mnist(number, runs, other, told):
+    assert brief(number, both(runs, other)) == told
 
 
 @pytest.mark.parametrize(
-    ("words", "runs", "other", "told"),
+    ("number", "runs", "other", "told"),
     [
-        ("CIFAR-10: FedUHB goes on", FOUR, {}, "Retrain's final accuracy at round 10.0; Retrain itself 40.0, FedEraser 41.0, FedRecover 41.0 (41 standing for never)"),
-        ("around 30 %", FOUR, {"fedrecover": rise(9, 0.3)}, "before its last exact rounds 30.0% to 70.0%, at the end 30.0% to 70.0%"),
-        ("declines too", FOUR, {"feduhb": rise(9, 0.85)}, "FedUHB +2.0 to +5.0 points, Retrain -1.0, FedEraser -2.0"),
-        ("surpasses", FOUR, {}, "82.0%; the best of the others 79.0%"),
+        (2, FOUR, {}, "Retrain's final accuracy at round 10.0; Retrain itself 40.0, FedEraser 41.0, FedRecover 41.0 (41 stands for never)"),
+        (15, FOUR, {"fedrecover": rise(9, 0.3)}, "before its last exact rounds 30.0% to 70.0%, at the end 30.0% to 70.0%"),
+        (16, FOUR, {"feduhb": rise(9, 0.85)}, "FedUHB +2.0 to +5.0 points, Retrain -1.0, FedEraser -2.0"),
+        (17, FOUR, {}, "82.0%; the best of the others 79.0%"),
     ],
 )  # fmt: skip
-def test_of_cifar10(words, runs, other, told):
-    assert brief(words, both(runs, other, "cifar10")) == told
+def test_of_cifar10(number, runs, other, told):
+    assert brief(number, both(runs, other, "cifar10")) == told
 
 
 def test_of_both_data_sets():
     near = federation({**FOUR, "fedrecover": rise(5, 0.75)})
     found = evidence(near, federation(FOUR, data="cifar10"))
     words = "-9.0 points from Retrain, on MNIST -4.0"
-    assert brief("notably weaker", found) == f"before its last exact rounds: {words}; at the end: {words}"
+    assert brief(6, found) == f"before its last exact rounds: {words}; at the end: {words}"
 
 
 @pytest.mark.parametrize(
-    ("words", "data", "told"),
+    ("number", "data", "told"),
     [
-        ("MISR close to 0.5", "mnist", "Retrain 30.0%, the original model 90.0%"),
-        ("is only 23.9%", "mnist", "Retrain 30.0%, FedEraser 50.0%, FedRecover 60.0%"),
-        ("FedUHB's MISR is lower", "mnist", "rate 20.0%; the lowest of the others 50.0%; over the rate on test data, for iid by boosted trees, -20.0 points; the lowest of the others +10.0; the original model +50.0"),
-        ("still better than Retrain", "cifar10", "rate 20.0%; the lowest of the others 30.0%; over the rate on test data, for iid by boosted trees, -20.0 points; the lowest of the others -10.0; the original model +50.0"),
+        (19, "mnist", "Retrain 30.0%, the original model 90.0%"),
+        (20, "mnist", "Retrain 30.0%, FedEraser 50.0%, FedRecover 60.0%"),
+        (21, "mnist", "rate 20.0%; the lowest of the others 50.0%; minus the rate on test data, for iid by boosted trees, -20.0 points; the lowest of the others +10.0; the original model +50.0"),
+        (22, "cifar10", "rate 20.0%; the lowest of the others 30.0%; minus the rate on test data, for iid by boosted trees, -20.0 points; the lowest of the others -10.0; the original model +50.0"),
     ],
 )  # fmt: skip
-def test_of_misr(words, data, told):
+def test_of_misr(number, data, told):
     found = evidence(*(federation({}, data=each, misr=RATES) for each in dict.fromkeys(("mnist", data))))
-    assert brief(words, found) == told
+    assert brief(number, found) == told
 
 
-@pytest.mark.parametrize(("words", "data"), [("prevent the attack", "mnist"), ("the ASRs of", "cifar10")])
-def test_of_asr(words, data):
+@pytest.mark.parametrize(("number", "data"), [(23, "mnist"), (24, "cifar10")])
+def test_of_asr(number, data):
     runs = {run: track(rise(9), backdoor=rate) for run, rate in ASRS.items()}
     found = evidence(federation(runs, data=data, backdoor=True))
-    assert brief(words, found) == "original 90.0%, FedUHB 3.0%, Retrain 2.0%, FedEraser 4.0%, FedRecover 5.0%"
+    assert (
+        brief(number, found) == "original 90.0%, FedUHB 3.0%, Retrain 2.0%, FedEraser 4.0%, FedRecover 5.0%"
+    )
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("number", "told"),
     [
-        ("is bounded by", "under the bound in every round"),
-        ("leads to a larger bound", "at most 0.500 (β 0.3) / 3.00 (β 0.9)"),
-        ("stabilizes at", "distance (limit) 0.00200 (12.0), β 0.3 / 0.00100 (86.0), β 0.9"),
-        ("unlearns effectively", "limit 12.0 (β 0.3) / 86.0 (β 0.9); untrained model 4.00"),
+        (34, "under the bound in every round"),
+        (35, "at most 0.500 (β 0.3) / 3.00 (β 0.9)"),
+        (36, "distance (limit) 0.00200 (12.0), β 0.3 / 0.00100 (86.0), β 0.9"),
+        (37, "limit 12.0 (β 0.3) / 86.0 (β 0.9); untrained model 4.00"),
     ],
 )
-def test_of_the_theorem(words, told):
-    assert brief(words, Evidence({}, theorem((0.3, 0.5, 0.002, 12.0), (0.9, 3.0, 0.001, 86.0)))) == told
+def test_of_the_theorem(number, told):
+    assert brief(number, Evidence({}, theorem((0.3, 0.5, 0.002, 12.0), (0.9, 3.0, 0.001, 86.0)))) == told
 
 
 def test_of_exactness():
     audits = {"feduhb": audit(same=True), "federaser": audit(same=False), "fedrecover": audit(same=False)}
-    assert brief("is exact", Evidence({}, audits=audits)) == "the same weights bit for bit: FedUHB"
+    assert brief(18, Evidence({}, audits=audits)) == "the same weights bit for bit: FedUHB"
     none = {name: audit(same=False) for name in audits}
-    assert brief("is exact", Evidence({}, audits=none)) == "the same weights bit for bit: none"
+    assert brief(18, Evidence({}, audits=none)) == "the same weights bit for bit: none"
 
 
 def broken(data: str) -> list[Cell]:
@@ -125,9 +126,7 @@ def broken(data: str) -> list[Cell]:
 
 
 def test_where_fedrecover_broke_off():
-    assert brief("falls short", evidence(broken("mnist"))) == "broke off in 3 of 3 seeds"
-    assert brief("satisfyingly", evidence(broken("mnist"))).startswith("the lowest of the four -2.0 points")
-    assert brief("around 30 %", evidence(broken("cifar10"))).endswith("at the end nothing")
-    assert (
-        brief("notably weaker", evidence(federation(FOUR), broken("cifar10"))) == "broke off in 3 of 3 seeds"
-    )
+    assert brief(5, evidence(broken("mnist"))) == "broke off in 3 of 3 seeds"
+    assert brief(13, evidence(broken("mnist"))).startswith("the lowest of the four -2.0 points")
+    assert brief(15, evidence(broken("cifar10"))).endswith("at the end nothing")
+    assert brief(6, evidence(federation(FOUR), broken("cifar10"))) == "broke off in 3 of 3 seeds"

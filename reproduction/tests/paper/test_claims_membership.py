@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from feduhb_reproduction.report import claims_membership
-from feduhb_reproduction.report.claims_parts import CONDITIONS, FAILS, HOLDS, UNKNOWN, Judged
+from feduhb_reproduction.claims import membership
+from feduhb_reproduction.claims.parts import CONDITIONS, FAILS, HOLDS, UNKNOWN, Judged
 from paper.judging import evidence, federation
 
 
@@ -13,9 +13,7 @@ def rates(**called: float) -> dict[str, tuple[float, float]]:
 
 def test_one_half_must_tell_retrain_from_the_original():
     def judged(retrain: float, original: float) -> Judged:
-        return claims_membership.half(
-            evidence(federation({}, misr=rates(retrain=retrain, original=original)))
-        )
+        return membership.judge_half(evidence(federation({}, misr=rates(retrain=retrain, original=original))))
 
     assert judged(0.5, 0.8).verdict == HOLDS
     assert judged(0.24, 0.8).verdict == FAILS
@@ -26,7 +24,7 @@ def test_one_half_must_tell_retrain_from_the_original():
 
 def test_levels_of_misr():
     def judged(**called: float) -> Judged:
-        return claims_membership.levels(evidence(federation({}, misr=rates(**called))))
+        return membership.judge_levels(evidence(federation({}, misr=rates(**called))))
 
     assert judged(retrain=0.25, federaser=0.5, fedrecover=0.55).verdict == HOLDS
     assert judged(retrain=0.5, federaser=0.5, fedrecover=0.5).verdict == FAILS
@@ -41,12 +39,12 @@ LOW = {"feduhb": 0.3, "federaser": 0.5, "fedrecover": 0.5, "original": 0.9, "ret
 def lower(also: dict[str, float] | None = None, **called: float) -> Judged:
     told = {**LOW, **called}
     cells = federation({}, misr=rates(**told), logistic=rates(**{**told, **also}) if also else None)
-    return claims_membership.lower(evidence(cells), data="mnist", than=("federaser", "fedrecover"))
+    return membership.judge_lower(evidence(cells), data="mnist", than=("federaser", "fedrecover"))
 
 
 def over(told: str) -> str:
     """Why, where the bare rate has FedUHB below both."""
-    return f"as a bare rate, by boosted trees: holds. Over the attacker's rate on test data: {told}"
+    return f"as a bare rate, by boosted trees: holds. Minus the attacker's rate on test data: {told}"
 
 
 def test_a_lower_misr():
@@ -58,7 +56,7 @@ def test_a_lower_misr():
     assert some.verdict == CONDITIONS
     assert some.why == (
         "as a bare rate, by boosted trees: lower than FedEraser's only. "
-        "Over the attacker's rate on test data: lower than FedEraser's by boosted trees only"
+        "Minus the attacker's rate on test data: lower than FedEraser's by boosted trees only"
     )
     assert lower(feduhb=0.6, fedrecover=0.2).verdict == FAILS
 
@@ -66,19 +64,19 @@ def test_a_lower_misr():
 def test_the_bare_rate_alone_is_no_forgetting():
     """FedUHB's attacker says member less often to everything: the paper's number is lower, and nothing is forgotten by that."""
     called = rates(**LOW) | {"feduhb": (0.3, 0.2)}
-    judged = claims_membership.lower(evidence(federation({}, misr=called)), data="mnist", than=("federaser",))
+    judged = membership.judge_lower(evidence(federation({}, misr=called)), data="mnist", than=("federaser",))
     assert (judged.verdict, judged.why) == (CONDITIONS, over("does not hold"))
     assert judged.brief == (
-        "rate 30.0%; the lowest of the others 50.0%; over the rate on test data, for iid by boosted trees, +10.0 points; the lowest of the others +5.0; the original model +45.0"
+        "rate 30.0%; the lowest of the others 50.0%; minus the rate on test data, for iid by boosted trees, +10.0 points; the lowest of the others +5.0; the original model +45.0"
     )
 
 
 def test_a_rate_that_is_lower_over_chance_alone_is_not_the_papers():
     called = rates(**LOW) | {"feduhb": (0.6, 0.9)}
-    judged = claims_membership.lower(evidence(federation({}, misr=called)), data="mnist", than=("federaser",))
+    judged = membership.judge_lower(evidence(federation({}, misr=called)), data="mnist", than=("federaser",))
     assert judged.verdict == CONDITIONS
     assert judged.why == (
-        "as a bare rate, by boosted trees: does not hold. Over the attacker's rate on test data: holds"
+        "as a bare rate, by boosted trees: does not hold. Minus the attacker's rate on test data: holds"
     )
 
 
@@ -95,23 +93,23 @@ def test_both_attackers_must_agree():
 def test_where_the_original_has_retrains_misr_only_the_bare_rate_can_be_judged():
     judged = lower(original=0.44)
     assert judged.verdict == CONDITIONS
-    unseen = "cannot be judged, nowhere can it be seen: where neither attacker sets the original model 5 points above"
+    unseen = "cannot be judged, nothing to judge by: where no attacker puts the original model 5 points above"
     assert judged.why.startswith(over(unseen))
     assert lower(feduhb=0.6, original=0.44).verdict == FAILS, "the bare rate is known, and it is no lower"
     assert lower(original=0.46).verdict == HOLDS
     blind, seeing = rates(**{**LOW, "original": 0.44}), rates(**LOW)
     two = [federation({}, misr=blind), federation({}, misr=seeing, per_client=3000)]
-    some = claims_membership.lower(evidence(*two), data="mnist", than=("federaser",))
+    some = membership.judge_lower(evidence(*two), data="mnist", than=("federaser",))
     assert some.verdict == CONDITIONS
-    assert some.why.startswith(over("for iid (3000); nothing is known of iid (525), where neither attacker"))
+    assert some.why.startswith(over("for iid (3000); unknown for iid (525), where no attacker"))
     worse = [
         federation({}, misr=blind),
         federation({}, misr=rates(**{**LOW, "feduhb": 0.8}), per_client=3000),
     ]
-    none = claims_membership.lower(evidence(*worse), data="mnist", than=("federaser",))
+    none = membership.judge_lower(evidence(*worse), data="mnist", than=("federaser",))
     assert none.verdict == CONDITIONS
-    assert none.why.startswith("as a bare rate, by boosted trees: for iid (525); not for iid (3000). Over")
-    assert "data: does not hold, judged by iid (3000); nothing is known of iid (525)" in none.why
+    assert none.why.startswith("as a bare rate, by boosted trees: for iid (525); not for iid (3000). Minus")
+    assert "data: does not hold, judged by iid (3000); unknown for iid (525)" in none.why
 
 
 def test_slightly_worse_than_on_mnist_and_better_than_retrain():
@@ -120,7 +118,7 @@ def test_slightly_worse_than_on_mnist_and_better_than_retrain():
             federation({}, misr=rates(**{**LOW, "feduhb": rate}), data=data)
             for data, rate in (("mnist", there), ("cifar10", here))
         ]
-        return claims_membership.lower(evidence(*cells), data="cifar10", than=("retrain",), among="mnist")
+        return membership.judge_lower(evidence(*cells), data="cifar10", than=("retrain",), among="mnist")
 
     assert judged(0.3, 0.2).verdict == HOLDS
     assert judged(0.3, 0.2).measured.endswith("iid: -15.0 / -5.0 / +45.0 / -25.0 (boosted trees)")
@@ -129,5 +127,5 @@ def test_slightly_worse_than_on_mnist_and_better_than_retrain():
     assert judged(0.5, 0.35).why.endswith("data: higher than on MNIST by boosted trees only")
     assert judged(0.5, 0.6).verdict == FAILS
     alone = evidence(federation({}, misr=rates(**LOW), data="cifar10"))
-    told = claims_membership.lower(alone, data="cifar10", than=("retrain",), among="mnist")
-    assert (told.verdict, told.why) == (UNKNOWN, "no cell of MNIST is there")
+    told = membership.judge_lower(alone, data="cifar10", than=("retrain",), among="mnist")
+    assert (told.verdict, told.why) == (UNKNOWN, "there is no cell of MNIST")

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
+from feduhb_reproduction import claims
 from feduhb_reproduction.cells import Cell
-from feduhb_reproduction.report import claims
-from feduhb_reproduction.report.claims import CLAIMS, TARGETS, Claim, Evidence
-from feduhb_reproduction.report.claims_parts import BOTH, NEITHER, OFF, REPLAYED, UNDER
+from feduhb_reproduction.claims import CLAIMS, Claim, Evidence
+from feduhb_reproduction.claims.parts import BOTH, NEITHER, OFF, REPLAYED, UNDER
 from paper.cells import grid, track
 
 OTHERS = {UNDER: ["feduhb-on"], OFF: ["feduhb"], REPLAYED: ["feduhb"], NEITHER: ["feduhb", "feduhb-on"]}
@@ -59,16 +59,6 @@ def test_and_the_run_it_names_matters(cells, claim: Claim):
     assert other != whole or whole.verdict == "cannot be judged" or claim.topic == "Storage and communication"
 
 
-def test_every_claim_says_which_run_it_means(cells):
-    found = claims.judged(Evidence(cells))
+def test_every_claim_says_which_run_it_means():
     assert {claim.run for claim in CLAIMS} == {UNDER, OFF, BOTH, REPLAYED, NEITHER}
-    lines = claims.table(found).splitlines()[2:]
-    for claim, one, line in zip((*CLAIMS, *TARGETS), found, lines, strict=True):
-        said = bool(one.brief) and claim.run not in {BOTH, NEITHER}
-        assert (f" (FedUHB: {claim.run}) | " in line) == said
-    assert any(f" (FedUHB: {OFF}) | " in line for line in lines)
-    told = claims.topics(found)
-    assert "within about 20 rounds.** Holds if: " in told["Convergence"]
-    assert " FedUHB: rule off.\n\n" in told["Convergence"]
-    assert f"“{UNDER}”" in claims.RUNS
-    assert f"“{OFF}”" in claims.RUNS
+    assert all(f"“{run}”" in claims.RUNS for run in (UNDER, OFF, REPLAYED))

@@ -7,7 +7,7 @@ import pytest
 
 from feduhb.errors import RunFolderError
 from feduhb_reproduction.cells import Cell
-from feduhb_reproduction.report.federations import ORDER, by_size, federations
+from feduhb_reproduction.federations import ORDER, group_by_size, group_cells
 from paper.cells import cell, failing, grid, place
 
 
@@ -18,7 +18,7 @@ def bare(*args: Any, **more: Any) -> Cell:
 
 def test_cells_are_sorted_by_size_then_from_iid_to_the_most_skewed():
     cells = [bare(part, size, seed) for seed in (1, 0) for size in (3000, 525) for part in reversed(ORDER)]
-    found = federations(cells)
+    found = group_cells(cells)
     assert [(each.partition, each.per_client) for each in found] == [
         (part, size) for size in (525, 3000) for part in ORDER
     ]
@@ -27,7 +27,7 @@ def test_cells_are_sorted_by_size_then_from_iid_to_the_most_skewed():
 
 def test_a_backdoor_is_a_federation_of_its_own():
     cells = [bare("iid", 525), bare("iid", 525, backdoor=True)]
-    (plain,), (planted,) = federations(cells), federations(cells, backdoor=True)
+    (plain,), (planted,) = group_cells(cells), group_cells(cells, backdoor=True)
     assert (plain.label, plain.name) == ("iid, 525 images a client", "iid-525")
     assert (planted.label, planted.name) == ("iid, 525 images a client, backdoor", "iid-525-backdoor")
 
@@ -41,17 +41,17 @@ def test_a_backdoor_is_a_federation_of_its_own():
     ],
 )
 def test_federations_are_named_as_people_do(partition: str, size: int | None, label: str):
-    (found,) = federations([bare(partition, size)])
+    (found,) = group_cells([bare(partition, size)])
     assert found.label == label
 
 
 def test_a_name_is_that_of_the_cells_files():
-    (found,) = federations([bare("shards:2", None, 3)])
+    (found,) = group_cells([bare("shards:2", None, 3)])
     assert f"{found.name}-s3" == found.cells[0].place.name == "shards-2-all-s3"
 
 
 def test_an_unknown_partition_comes_after_the_known_ones():
-    found = federations([bare("by-hand", 525), bare("shards:2", 525)])
+    found = group_cells([bare("by-hand", 525), bare("shards:2", 525)])
     assert [each.partition for each in found] == ["shards:2", "by-hand"]
 
 
@@ -59,13 +59,13 @@ def test_clients_that_share_all_images_stand_with_the_largest_size():
     cells = [
         bare("iid", 525), bare("iid", 3000), bare("shards:2", 525), bare("shards:2", None),
     ]  # fmt: skip
-    sizes = by_size(federations(cells))
+    sizes = group_by_size(group_cells(cells))
     assert {size: [each.name for each in found] for size, found in sizes.items()} == {
         "525": ["iid-525", "shards-2-525"],
         "3000": ["iid-3000", "shards-2-all"],
     }
-    assert list(by_size(federations([bare("iid", None)]))) == ["all"]
-    assert by_size([]) == {}
+    assert list(group_by_size(group_cells([bare("iid", None)]))) == ["all"]
+    assert group_by_size([]) == {}
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_cells_of_two_experiments_are_refused_by_name(change: dict[str, Any]):
     odd = replace(place("shards:2", 3000, 4), **change)
     (name, value), *_ = change.items()
     with pytest.raises(RunFolderError, match=f"iid-525-s0 and shards-2-3000-s4 .*{name} .* and ") as told:
-        federations([bare(), replace(bare(), place=odd)])
+        group_cells([bare(), replace(bare(), place=odd)])
     assert str(value) in str(told.value)
     assert "a folder of its own" in str(told.value)
 
@@ -84,12 +84,12 @@ def test_what_a_grid_varies_is_no_other_experiment():
     there = [
         place(), place("dirichlet:0.5", 3000, 4), place(backdoor=True), place(seed=1, timed=True),
     ]  # fmt: skip
-    assert len(federations([replace(bare(), place=at) for at in there])) == 2
+    assert len(group_cells([replace(bare(), place=at) for at in there])) == 2
 
 
 def test_a_run_that_broke_off_is_told_apart():
     whole = cell(place(seed=0))
-    (found,) = federations([whole, failing(cell(place(seed=1)), "fedrecover")])
+    (found,) = group_cells([whole, failing(cell(place(seed=1)), "fedrecover")])
     assert set(found.every("fedrecover")) == {0, 1}
     assert set(found.tracks("fedrecover")) == {0}
     assert found.failed("fedrecover") == {1: "the model was not finite in round 5"}
@@ -99,8 +99,8 @@ def test_a_run_that_broke_off_is_told_apart():
 
 
 def test_only_cells_that_were_alone_are_timed():
-    (found,) = federations(grid(["dirichlet:0.1"], [525], range(3)))
+    (found,) = group_cells(grid(["dirichlet:0.1"], [525], range(3)))
     assert found.timed is not None
     assert found.timed.seeds == (0,)
-    (untimed,) = federations([cell(place(seed=1), alone=False)])
+    (untimed,) = group_cells([cell(place(seed=1), alone=False)])
     assert untimed.timed is None

@@ -10,20 +10,20 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from feduhb.report.figures import pdf, png
-from feduhb.report.grids import NOTHING
-from feduhb.report.style import BLUE
+from feduhb.report.drawing import BLUE, to_pdf, to_png
+from feduhb.report.words import NOTHING
 from feduhb_reproduction.cells import Cell
-from feduhb_reproduction.report.ablation import ablation
-from feduhb_reproduction.report.curves import curves
-from feduhb_reproduction.report.drawn import draw
-from feduhb_reproduction.report.federations import federations
-from feduhb_reproduction.report.forgetting import forgetting
-from feduhb_reproduction.report.momentum import beta
-from feduhb_reproduction.report.pen import mean_line
-from feduhb_reproduction.report.scales import scales
+from feduhb_reproduction.federations import group_cells
+from feduhb_reproduction.figures import draw
+from feduhb_reproduction.figures.curves import draw_curves
+from feduhb_reproduction.figures.forgetting import draw_forgetting
+from feduhb_reproduction.figures.parts import average_series
+from feduhb_reproduction.figures.scales import draw_scales
+from feduhb_reproduction.figures.sweeps import draw_ablation, draw_betas
 from paper.cells import cell, failing, falling, grid, place, track
 from report.looking import legible, written
+
+pytestmark = pytest.mark.slow
 
 ALL = ["curves-525", "curves-3000", "forgetting", "beta", "lambda-525", "lambda-3000", "ablation"]
 
@@ -36,10 +36,10 @@ def drawn() -> dict[str, Figure]:
 
 def only(name: str, cells: list[Cell]) -> Figure:
     """One figure of those that `draw` draws."""
-    found = federations(cells)
+    found = group_cells(cells)
     kinds: dict[str, Callable[[], Figure | None]] = {
-        "curves": lambda: curves(found), "lambda": lambda: scales(found), "beta": lambda: beta(cells),
-        "ablation": lambda: ablation(cells), "forgetting": lambda: forgetting(cells),
+        "curves": lambda: draw_curves(found), "lambda": lambda: draw_scales(found), "beta": lambda: draw_betas(cells),
+        "ablation": lambda: draw_ablation(cells), "forgetting": lambda: draw_forgetting(cells),
     }  # fmt: skip
     figure = kinds[name]()
     assert figure is not None
@@ -87,11 +87,11 @@ def test_the_figures_fit_a_page_of_900_pixels(drawn):
 
 
 def test_the_mean_line_goes_as_far_as_the_shortest_run():
-    mean, sd = mean_line([track([0.2, 0.4, 0.6]), track([0.4, 0.8])], "test_accuracy")
+    mean, sd = average_series([track([0.2, 0.4, 0.6]), track([0.4, 0.8])], "test_accuracy")
     assert mean == pytest.approx([0.3, 0.6])
     assert sd == pytest.approx([0.2 / math.sqrt(2), 0.4 / math.sqrt(2)])
-    assert mean_line([track([0.2])], "test_accuracy") == ([0.2], [0.0])
-    assert mean_line([], "test_accuracy") == ([], [])
+    assert average_series([track([0.2])], "test_accuracy") == ([0.2], [0.0])
+    assert average_series([], "test_accuracy") == ([], [])
 
 
 def test_curves_say_when_feduhb_has_retrains_accuracy():
@@ -157,20 +157,20 @@ def test_every_run_may_have_broken_off():
     broken = cell(place("dirichlet:0.5"))
     for run in broken.runs:
         broken = failing(broken, run, 2)
-    assert all(png(figure) for figure in draw([broken]).values())
+    assert all(to_png(figure) for figure in draw([broken]).values())
 
 
 def test_odd_numbers_are_drawn():
     base = track([0.1, 0.2, 0.1])
     odd = replace(base, series={**base.series, "test_loss": (2.3, math.inf, math.nan)})
     cells = [cell(place(seed=seed), runs_too={"fedrecover": odd}) for seed in (0, 1)]
-    assert png(only("curves", cells))
+    assert to_png(only("curves", cells))
 
 
 def test_the_same_cells_give_the_same_bytes():
     cells = [cell()]
-    assert png(only("curves", cells)) == png(only("curves", cells))
-    assert pdf(only("forgetting", cells)) == pdf(only("forgetting", cells))
+    assert to_png(only("curves", cells)) == to_png(only("curves", cells))
+    assert to_pdf(only("forgetting", cells)) == to_pdf(only("forgetting", cells))
 
 
 def upright(line: Line2D) -> float | None:
@@ -230,7 +230,7 @@ def test_lambda_tells_which_windows_never_speak_and_where_the_paper_was():
     never = [cell(place(data="mnist-5k"), runs_too={"feduhb-on": silent})]
     text = said(only("lambda", never))
     assert "The rule never fires" in text
-    assert "be it judged by all rounds so far or by the last 5, 10 or 20." in text
+    assert "a window of all rounds so far or the last 5, 10 or 20." in text
     assert "the paper's" not in text
 
 

@@ -10,8 +10,11 @@ import pytest
 
 from feduhb.errors import RunFolderError
 from feduhb_reproduction.cells import Cell, read_cells
-from feduhb_reproduction.report import summary, write_paper
+from feduhb_reproduction.report import summarise, write_paper
+from feduhb_reproduction.tables import make_tables
 from paper.cells import cell, failing, grid, place
+
+pytestmark = pytest.mark.slow
 
 
 def put(cells: list[Cell], folder: Path) -> Path:
@@ -20,34 +23,33 @@ def put(cells: list[Cell], folder: Path) -> Path:
     return folder
 
 
-def test_tables_and_figures_are_written_beside_the_cells(tmp_path: Path):
-    folder = put([cell(), cell(place(backdoor=True))], tmp_path)
-    written = write_paper(folder)
-    names = {path.name for path in written}
+@pytest.fixture(scope="module")
+def report(tmp_path_factory) -> Path:
+    """A report on two cells, written by a process that must not import torch."""
+    folder = put([cell(), cell(place(backdoor=True))], tmp_path_factory.mktemp("report"))
+    code = f"import sys; from feduhb_reproduction.report import write_paper; write_paper({str(folder)!r}); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    return folder
+
+
+def test_tables_and_figures_are_written_beside_the_cells(report: Path):
     figures = {"curves-525", "forgetting", "lambda-525"}
-    assert names == {
-        "tables.md",
-        "summary.json",
-        "table-1.tex",
-        *(f"{n}.{kind}" for n in figures for kind in ("png", "pdf")),
-    }
-    assert {path.name for path in folder.iterdir()} == names | {"cells"}
-    assert (folder / "curves-525.png").read_bytes().startswith(b"\x89PNG")
-    assert (folder / "curves-525.pdf").read_bytes().startswith(b"%PDF")
-    assert (folder / "tables.md").read_text(encoding="utf-8").startswith("## What was run\n")
-    assert (
-        "\n\nThe cells were made by `feduhb reproduce mnist`.\n\n| federation |"
-        in (folder / "tables.md").read_text()
+    pictures = {f"{name}.{kind}" for name in figures for kind in ("png", "pdf")}
+    tables = {"tables.md", "summary.json", "table-1.tex"}
+    assert {path.name for path in report.iterdir()} == {"cells", *tables, *pictures}
+    assert (report / "curves-525.png").read_bytes().startswith(b"\x89PNG")
+    assert (report / "curves-525.pdf").read_bytes().startswith(b"%PDF")
+    text = (report / "tables.md").read_text(encoding="utf-8")
+    assert text.startswith(
+        "## What was run\n\nThe cells were made by `feduhb reproduce mnist`.\n\n| federation |"
     )
-    found = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    assert found == json.loads(json.dumps(summary(read_cells(folder / "cells"))))
-    before = {path: path.read_bytes() for path in written}
-    assert {path: path.read_bytes() for path in write_paper(str(folder))} == before, "the same bytes again"
+    found = json.loads((report / "summary.json").read_text(encoding="utf-8"))
+    assert found == json.loads(json.dumps(summarise(read_cells(report / "cells"))))
 
 
 def test_cells_read_back_give_the_same_numbers(tmp_path: Path):
     cells = [cell(place(seed=seed)) for seed in (0, 1)]
-    assert summary(read_cells(put(cells, tmp_path) / "cells")) == summary(cells)
+    assert summarise(read_cells(put(cells, tmp_path) / "cells")) == summarise(cells)
 
 
 def test_no_cells_are_an_error_that_says_what_makes_them(tmp_path: Path):
@@ -56,17 +58,17 @@ def test_no_cells_are_an_error_that_says_what_makes_them(tmp_path: Path):
 
 
 def test_a_report_that_fails_leaves_the_old_one_whole(tmp_path: Path):
-    folder = put([cell()], tmp_path)
-    before = {path: path.read_bytes() for path in write_paper(folder)}
-    put([cell(place("shards:2", rounds=20))], folder)
+    folder = put([cell(), cell(place("shards:2", rounds=20))], tmp_path)
+    (folder / "tables.md").write_text("old")
     with pytest.raises(RunFolderError, match="different experiments"):
         write_paper(folder)
-    assert {path: path.read_bytes() for path in before} == before
+    assert {path.name for path in folder.iterdir()} == {"cells", "tables.md"}
+    assert (folder / "tables.md").read_text() == "old"
 
 
 def test_the_summary_has_every_number_and_is_json():
     cells = grid(["iid", "dirichlet:0.5"], [525], range(2))
-    found = json.loads(json.dumps(summary(cells), allow_nan=False))
+    found = json.loads(json.dumps(summarise(cells), allow_nan=False))
     assert found["data"] == "mnist"
     assert list(found["federations"]) == ["iid-525", "dirichlet-0.5-525", "iid-525-backdoor"]
     swept = found["federations"]["dirichlet-0.5-525"]
@@ -84,29 +86,21 @@ def test_the_summary_has_every_number_and_is_json():
 
 
 def test_the_summary_tells_what_broke_off():
-    found = summary([failing(cell(), "fedrecover")])["federations"]["iid-525"]["runs"]["fedrecover"]
+    found = summarise([failing(cell(), "fedrecover")])["federations"]["iid-525"]["runs"]["fedrecover"]
     assert found["failed"] == {0: "the model was not finite in round 5"}
     assert found["test_accuracy"]["n"] == 0
     assert found["seconds"] is None
 
 
 def test_the_summary_of_other_data_has_no_goal_of_the_papers():
-    run = summary([cell(place(data="cifar10"))])["federations"]["iid-525"]["runs"]["feduhb"]
+    run = summarise([cell(place(data="cifar10"))])["federations"]["iid-525"]["runs"]["feduhb"]
     assert run["reaches_goal"] is None
     assert run["reaches_retrain"]["n"] == 1
-    assert summary([]) == {"data": None, "federations": {}}
+    assert summarise([]) == {"data": None, "federations": {}}
 
 
-def test_a_cell_without_attackers_scores_or_seconds_is_reported(tmp_path: Path):
+def test_a_cell_without_attackers_scores_or_seconds_has_fewer_tables():
     plain = cell(alone=False)
-    runs = {name: replace(run, scores={}) for name, run in plain.runs.items()}
-    written = write_paper(put([replace(plain, misr={}, runs=runs)], tmp_path))
-    text = next(path for path in written if path.suffix == ".md").read_text(encoding="utf-8")
-    assert "MISR" not in text
-    assert "table-1.tex" not in {path.name for path in written}
-
-
-def test_reports_on_cells_do_without_torch(tmp_path: Path):
-    folder = put([cell()], tmp_path)
-    code = f"import sys; from feduhb_reproduction.report import write_paper; write_paper({str(folder)!r}); sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    bare = replace(plain, misr={}, runs={name: replace(run, scores={}) for name, run in plain.runs.items()})
+    assert set(make_tables([plain])) - set(make_tables([bare])) == {"misr"}
+    assert "table-1" not in make_tables([bare])

@@ -1,4 +1,6 @@
-"""docs/reproduction.md is what feduhb_reproduction.pages makes of results/: no number on it is typed."""
+"""The pages in docs/reproduction/ are what feduhb_reproduction.pages makes of results/: no number on them is typed."""
+
+from __future__ import annotations
 
 import re
 import subprocess
@@ -10,162 +12,154 @@ import pytest
 
 from feduhb.errors import RunFolderError
 from feduhb_reproduction import pages
-from feduhb_reproduction.cells import read_cells
-from feduhb_reproduction.report.claims import CLAIMS, TARGETS
-from paper.cells import cell, falling, grid, place, track
+from feduhb_reproduction.cells import Cell
+from feduhb_reproduction.claims import CLAIMS, TARGETS
+from paper.cells import cell, grid, place
 
 ROOT = Path(__file__).parents[3]
-PAGE = ROOT / "docs" / "reproduction.md"
 PICTURE = b"\x89PNG, or so"
+SETTINGS = {
+    "fedrecover": {"warmup": 7, "final": 3, "buffer": 2, "correction": 0},
+    "fedrecover-corrected": {"warmup": 7, "final": 3, "buffer": 2, "correction": 9},
+    "federaser": {"interval": 4, "ratio": 0.25},
+}
 
 
-@pytest.fixture
-def script():
-    return pages
-
-
-@pytest.fixture
-def root(tmp_path):
-    """A project with results of both data sets, made by hand, and pictures that are none."""
+@pytest.fixture(scope="module")
+def root(tmp_path_factory) -> Path:
+    """A project with results of both data sets, made by hand, with stand-ins for pictures, and its pages."""
+    root = tmp_path_factory.mktemp("project")
     for data, sizes in (("mnist", (525, 3000)), ("cifar10", (2500,))):
-        folder = tmp_path / "results" / "paper" / data
+        folder = root / "results" / "paper" / data
         for one in grid(("iid", "dirichlet:0.5"), sizes, range(2), data=data):
             one.write(folder / "cells")
         for name in ("forgetting", "beta", *(f"curves-{size}" for size in sizes)):
             (folder / f"{name}.png").write_bytes(PICTURE + name.encode())
         (folder / "curves.pdf").write_bytes(b"%PDF")
-    (tmp_path / "docs").mkdir()
-    return tmp_path
+    (root / "README.md").write_text(f"above\n{pages.BEGIN}\nold\n{pages.END}\nbelow\n")
+    pages.write_pages(root)
+    return root
 
 
-def test_the_page_is_what_the_results_say(script):
-    """Where there are results there is a page, it is up to date, it shows their figures, and the menu leads to it."""
-    there = any((ROOT / "results" / "paper").glob("*/cells/*.json"))
-    assert PAGE.exists() == there, "run make docs"
-    assert ("reproduction.md" in re.findall(r"[\w/-]+\.md", (ROOT / "mkdocs.yml").read_text())) == there
-    if there:
-        assert PAGE.read_text(encoding="utf-8") == script.page(), "run make docs"
-        assert all(copy.read_bytes() == figure.read_bytes() for copy, figure in script.pictures().items())
+def read(root: Path, name: str) -> str:
+    return (root / "docs" / "reproduction" / name).read_text(encoding="utf-8")
 
 
-def test_the_readme_shows_what_the_results_say(script):
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert script.filled(readme) == readme, "run make docs"
-    assert readme.count(script.BEGIN) == readme.count(script.END) == 1
+def write_cells(root: Path, *cells: Cell) -> Path:
+    for each in cells:
+        each.write(root / "results" / "paper" / "mnist" / "cells")
+    return root
 
 
-def test_only_what_stands_between_the_marks_is_written(script, root):
-    (root / "README.md").write_text(f"above\n{script.BEGIN}\nold\n{script.END}\nbelow\n")
-    script.write(root)
-    text = (root / "README.md").read_text()
-    assert text.startswith(f"above\n{script.BEGIN}\nOf {len(CLAIMS)} claims of the paper, ")
-    assert text.endswith(f" CIFAR-10.\n{script.END}\nbelow\n")
-    assert text.count("| CIFAR-10, ") == 2
-    assert "\nold\n" not in text
+def with_settings(**where: object) -> Cell:
+    whole = cell(place(**where))  # pyright: ignore[reportArgumentType]
+    runs = {name: replace(run, settings=SETTINGS.get(name, {})) for name, run in whole.runs.items()}
+    return replace(whole, runs=runs)
 
 
-def test_below_the_readmes_table_stands_what_the_cells_say(script, root):
-    """FedEraser runs half of the rounds with half of the 18 clients, FedRecover asks 5 or 9 of them in 40 rounds."""
-    cells = root / "results" / "paper" / "cifar10" / "cells"
-    for seed in range(2):
-        asks = {"fedrecover": track([0.9] * 40, asked=9), "feduhb-on": track([0.9] * 40, [1.0] * 40)}
-        cell(place("shards:2", 2500, seed, data="cifar10"), runs_too=asks).write(cells)
-    told = script.front(root).rpartition("|\n\n")[2]
-    assert told == (
-        "A round of FedUHB takes 1.00 times as long as one of Retrain (timed: iid, Dirichlet 0.5 and 2 classes a client). FedUHB's rule fires in 8 of 8 runs on MNIST and 4 of 6 runs on CIFAR-10. "
-        "FedEraser runs 20 rounds of 5 local epochs, in the first of which it asks nobody, and asks for 25 % of the client rounds of Retrain, which runs 40 of 5; FedRecover asks for 28 % on "
-        "MNIST and 28 to 50 % on CIFAR-10."
-    )
-
-
-def test_below_the_readmes_table_stands_nothing_that_was_not_run(script, root):
-    for data in ("mnist", "cifar10"):
-        folder = root / "results" / "paper" / data / "cells"
-        for whole in read_cells(folder):
-            fewer = {name: run for name, run in whole.runs.items() if name in {"original", "retrain"}}
-            replace(whole, runs=fewer, misr={}).write(folder)
-    assert script.front(root).endswith("|")
-
-
-@pytest.mark.parametrize(
-    ("fire", "said"), [((True, True), "24"), ((True, False), "32 (1 of 2 seeds)"), ((False, False), "never")]
-)
-def test_the_readme_tells_the_mean_round_and_how_many_seeds_the_rule_ends(script, tmp_path, fire, said):
-    folder = tmp_path / "results" / "paper" / "mnist" / "cells"
-    for seed, fires in enumerate(fire):
-        runs = {"feduhb-on": track([0.9] * 40, falling() if fires else [1.0] * 40)}
-        cell(place(seed=seed), runs_too=runs).write(folder)
-    told = script.front(tmp_path)
-    head, _, row = (line.split(" | ") for line in told.splitlines() if line.startswith("|"))
-    assert row[head.index("its rule ends it at round")] == said
-    assert ("; a run that it does not end counts with its last round." in told) == (
-        set(fire) == {True, False}
-    )
-    assert head[2] == "Retrain, 40 rounds"
-
-
-def test_a_page_is_made(script, root):
-    script.write(root)
-    text = (root / "docs" / "reproduction.md").read_text(encoding="utf-8")
-    assert (
-        "**MNIST**: 12 cells, made by `feduhb reproduce mnist`. 20 clients, 2 of them to be forgotten, 40 rounds"
-        in text
-    )
-    assert text.count("Holds if: ") == len(CLAIMS) + len(TARGETS)
-    heads = [
-        "The claims",
-        "What we noticed",
-        "Where this differs",
-        "What was run",
-        "MNIST: fig",
-        "CIFAR-10: fig",
-        "What was measured",
+def test_the_pages_are_what_the_results_say():
+    """They are up to date, they show the figures of results/, and the menu leads to them."""
+    made = pages.make_pages()
+    folder = ROOT / pages.FOLDER
+    assert {path.name: path.read_text(encoding="utf-8") for path in folder.iterdir()} == made, "run make docs"
+    assert all(copy.read_bytes() == figure.read_bytes() for copy, figure in pages.find_pictures().items())
+    menu = re.findall(r"[\w/-]+\.md", (ROOT / "mkdocs.yml").read_text())
+    assert [name for name in menu if name.startswith("reproduction")] == [
+        f"reproduction/{name}" for name in made
     ]
-    assert sorted(heads, key=lambda head: text.index(f"\n## {head}")) == heads
-    assert "- **Precision.** The paper does not say. Here it was tf32;" in text
-    assert "### CIFAR-10: Table I: running time" in text
-    assert script.page(root) == text
+    first = made["index.md"]
+    counted = (
+        "Of 40 claims of the paper, 9 hold, 19 hold under conditions, 10 do not hold and 2 cannot be judged."
+    )
+    assert counted in first
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert f"{pages.BEGIN}\n{counted}\n{pages.END}" in readme, "run make docs"
 
 
-def test_every_figure_is_copied_and_shown(script, root):
-    script.write(root)
-    text = (root / "docs" / "reproduction.md").read_text(encoding="utf-8")
-    shown = re.findall(r"\]\((images/[^)]+)\)", text)
-    assert [Path(name).name for name in shown] == [
+def test_only_the_sentence_between_the_marks_of_the_readme_is_written(root):
+    above, begin, counted, end, below = (root / "README.md").read_text().splitlines()
+    assert (above, begin, end, below) == ("above", pages.BEGIN, pages.END, "below")
+    assert counted.startswith(f"Of {len(CLAIMS)} claims of the paper, ")
+
+
+def test_every_claim_is_a_row_and_leads_to_its_criterion(root):
+    links = re.findall(
+        r"^\| T?\d+ \| .* \| \[.*\]\(criteria\.md#(claim-t?\d+)\) \|$", read(root, "index.md"), re.MULTILINE
+    )
+    assert len(links) == len(CLAIMS) + len(TARGETS)
+    criteria = read(root, "criteria.md")
+    assert links == re.findall(r'<a id="(claim-t?\d+)"></a>', criteria)
+    assert criteria.count("- Holds if: ") == criteria.count("- Measured: ") == len(links)
+
+
+def test_the_first_page_fits_a_phrase_into_a_row():
+    assert max(len(claim.words) for claim in (*CLAIMS, *TARGETS)) <= 90
+    assert not any(claim.words.endswith(".") for claim in (*CLAIMS, *TARGETS))
+
+
+def test_each_data_set_has_an_appendix_with_its_figures(root):
+    for data, count in (("mnist", 12), ("cifar10", 6)):
+        text = read(root, f"{data}.md")
+        assert f"{count} cells, made by `feduhb reproduce mnist`" in text
+        assert "20 clients, 2 of them leavers; 40 rounds" in text
+        assert "## Table I: running time" in text
+    shown = [Path(name).name for data in ("mnist", "cifar10") for name in re.findall(r"\((\.\./images/[^)]+)\)", read(root, f"{data}.md"))]  # fmt: skip
+    assert shown == [
         "mnist-curves-525.png", "mnist-curves-3000.png", "mnist-forgetting.png", "mnist-beta.png",
         "cifar10-curves-2500.png", "cifar10-forgetting.png", "cifar10-beta.png",
     ]  # fmt: skip
     copied = {path.name: path.read_bytes() for path in (root / "docs" / "images" / "paper").iterdir()}
-    assert set(copied) == {Path(name).name for name in shown}
+    assert set(copied) == set(shown)
     assert copied["cifar10-beta.png"] == PICTURE + b"beta"
 
 
-def test_links_of_the_page_lead_to_pages_that_are_there(script, root):
-    links = re.findall(r"\]\(([\w/-]+\.md)\)", script.page(root))
-    assert links
-    assert all((ROOT / "docs" / link).exists() for link in links)
+def test_links_of_the_pages_lead_to_pages_that_are_there(root):
+    for name, text in pages.make_pages(root).items():
+        links = re.findall(r"\]\(([\w./-]+\.md)", text)
+        there = [(ROOT / "docs" / "reproduction" / link).exists() for link in links]
+        assert all(there), (name, links)
 
 
-def test_other_results_make_another_page(script, root):
-    before = script.page(root)
-    for path in (root / "results" / "paper" / "cifar10" / "cells").glob("*.json"):
-        path.unlink()
-    after = script.page(root)
-    assert after != before
-    assert "## CIFAR-10: figures" not in after
-    assert "cannot be judged: no cell of CIFAR-10 is there" in after
+def test_other_results_make_other_pages(root, tmp_path):
+    write_cells(
+        tmp_path, *(Cell.read(path) for path in (root / "results" / "paper" / "mnist" / "cells").iterdir())
+    )
+    made = pages.make_pages(tmp_path)
+    assert set(made) == {"index.md", "criteria.md", "mnist.md"}
+    assert "**Cannot be judged**: there is no cell of CIFAR-10." in made["criteria.md"]
 
 
-def test_without_results_no_page_is_written(script, tmp_path):
+def test_settings_that_the_paper_leaves_open_are_read_from_the_cells(tmp_path):
+    told = pages.make_pages(write_cells(tmp_path / "a", with_settings()))["criteria.md"]
+    assert "Here they are T_w 7, T_f 3, s 2 and, where it is corrected, T_c 9; Δt 4 and r 0.25." in told
+    assert "Here it was tf32" in told
+    assert "2 classes a client on MNIST" not in told
+    bare = pages.make_pages(write_cells(tmp_path / "b", cell()))["criteria.md"]
+    assert "Here they are T_w" not in bare
+    whole = write_cells(tmp_path / "c", with_settings(), with_settings(partition="shards:2", per_client=None))
+    assert "- **2 classes a client on MNIST**" in pages.make_pages(whole)["criteria.md"]
+
+
+def test_versions_say_where_feduhb_ran_from_its_source_tree(tmp_path):
+    installed, bare = cell(), cell(place(seed=1))
+    assert (
+        "- feduhb 0.1.0 and torch 2.13.0"
+        in pages.make_pages(write_cells(tmp_path / "a", installed))["mnist.md"]
+    )
+    made = {**bare.made, "versions": {"feduhb": "not installed", "torch": "2.13.0"}}
+    text = pages.make_pages(write_cells(tmp_path / "b", replace(bare, made=made)))["mnist.md"]
+    assert "- feduhb from source, at the commits below and torch 2.13.0" in text
+
+
+def test_without_results_no_page_is_written(tmp_path):
     with pytest.raises(RunFolderError, match="holds no cells"):
-        script.write(tmp_path)
+        pages.write_pages(tmp_path)
     assert not list(tmp_path.iterdir())
 
 
-def test_the_module_says_why_it_wrote_nothing(tmp_path):
-    """Run in a project without results."""
+def test_the_module_prints_why_it_wrote_nothing(tmp_path):
     command = [sys.executable, "-m", "feduhb_reproduction.pages", str(tmp_path)]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.returncode == 1
-    assert ended.stderr.startswith("docs/reproduction.md is not written: ")
+    assert ended.stderr.startswith("docs/reproduction is not written: ")
     assert "make some with feduhb reproduce mnist" in ended.stderr

@@ -12,29 +12,29 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
-from feduhb.report.drawing import blank
+from feduhb.report.drawing import BLUE, VERMILLION, Stroke, grade_colours, new_figure
 from feduhb.report.stop_map import SCALES
-from feduhb.report.style import BLUE, VERMILLION, Stroke, graded
-from feduhb_reproduction.report.ablation import GREEN, ablation
-from feduhb_reproduction.report.curves import MOST, curves
-from feduhb_reproduction.report.federations import Federation, federations
-from feduhb_reproduction.report.forgetting import forgetting
-from feduhb_reproduction.report.measures import Spread, stops
-from feduhb_reproduction.report.momentum import beta
-from feduhb_reproduction.report.pen import (
-    accuracy_axis,
-    banded,
-    bar_of,
-    count_rounds,
-    legend,
-    panel_width,
+from feduhb_reproduction.federations import Federation, group_cells
+from feduhb_reproduction.figures.curves import MOST, draw_curves
+from feduhb_reproduction.figures.forgetting import draw_forgetting
+from feduhb_reproduction.figures.parts import (
+    draw_band,
+    draw_legend,
+    draw_whisker,
+    find_panel_width,
+    set_accuracy_axis,
+    set_round_axis,
     write_over,
 )
-from feduhb_reproduction.report.printed import CORRECTED, LABELS, METHODS, ROWS, STROKES
-from feduhb_reproduction.report.scales import COLOURS, PALE, quotients, scales
-from feduhb_reproduction.report.tuning import never_fires
+from feduhb_reproduction.figures.scales import COLOURS, PALE, draw_scales, list_quotients
+from feduhb_reproduction.figures.sweeps import GREEN, draw_ablation, draw_betas
+from feduhb_reproduction.measures import Spread, replay_rule
+from feduhb_reproduction.tuning import never_fires
+from feduhb_reproduction.words import CORRECTED, LABELS, METHODS, ROWS, STROKES
 from paper.cells import cell, falling, grid, place, track
 from report.looking import legible, written
+
+pytestmark = pytest.mark.slow
 
 STILL = [1.0] * 40  # movements at which the rule never fires
 
@@ -47,7 +47,7 @@ def drawn(axes: Axes, colour: str, *, mark: str = "None") -> list[list[tuple[flo
 
 
 def panel() -> tuple[Figure, Axes]:
-    figure, (axes,) = blank(1, 1, width=4, height=2)
+    figure, (axes,) = new_figure(1, 1, width=4, height=2)
     return figure, axes
 
 
@@ -61,14 +61,14 @@ def axes_of(figure: Figure | None) -> Sequence[Axes]:
 
 
 def test_panels_share_the_page_but_are_never_too_narrow_or_too_wide():
-    assert [panel_width(n) for n in (1, 2, 3)] == [4.6, 4.6, pytest.approx(3.4)]
-    assert panel_width(4) == pytest.approx(2.55)
-    assert panel_width(9) == 2.5
+    assert [find_panel_width(n) for n in (1, 2, 3)] == [4.6, 4.6, pytest.approx(3.4)]
+    assert find_panel_width(4) == pytest.approx(2.55)
+    assert find_panel_width(9) == 2.5
 
 
 def test_a_band_is_one_standard_deviation_to_either_side():
     _, axes = panel()
-    banded(axes, [0.5, 0.6], [0.1, 0.2], Stroke(BLUE, "solid"))
+    draw_band(axes, [0.5, 0.6], [0.1, 0.2], Stroke(BLUE, "solid"))
     (band,) = axes.collections
     corners = {tuple(np.round(point, 6)) for point in np.asarray(band.get_paths()[0].vertices)}
     assert {(1.0, 0.4), (1.0, 0.6), (2.0, 0.4), (2.0, 0.8)} <= corners
@@ -76,44 +76,44 @@ def test_a_band_is_one_standard_deviation_to_either_side():
 
 def test_one_seed_has_no_band_and_no_whisker():
     _, axes = panel()
-    banded(axes, [0.5, 0.6], [0.0, 0.0], Stroke(BLUE, "solid"))
-    bar_of(axes, 1, Spread((0.5,)), BLUE)
-    bar_of(axes, 1, Spread(), BLUE)
+    draw_band(axes, [0.5, 0.6], [0.0, 0.0], Stroke(BLUE, "solid"))
+    draw_whisker(axes, 1, Spread((0.5,)), BLUE)
+    draw_whisker(axes, 1, Spread(), BLUE)
     assert not axes.collections
     assert len(axes.lines) == 1
 
 
 def test_a_whisker_is_one_standard_deviation_to_either_side():
     _, axes = panel()
-    bar_of(axes, 3, Spread((1.0, 3.0)), BLUE)
+    draw_whisker(axes, 3, Spread((1.0, 3.0)), BLUE)
     assert drawn(axes, BLUE) == [[(3, pytest.approx(2 - math.sqrt(2))), (3, pytest.approx(2 + math.sqrt(2)))]]
 
 
 def test_the_accuracy_axis_shows_every_end_and_a_quarter_under_retrain():
     _, axes = panel()
-    accuracy_axis(axes, [Spread((0.9,)), Spread((0.95,)), Spread()], Spread((0.9,)))
+    set_accuracy_axis(axes, [Spread((0.9,)), Spread((0.95,)), Spread()], Spread((0.9,)))
     low, high = axes.get_ylim()
     assert low < 0.65
     assert high > 0.95
     _, axes = panel()
-    accuracy_axis(axes, [Spread((0.1,)), Spread((0.95,))], Spread((0.9,)))
+    set_accuracy_axis(axes, [Spread((0.1,)), Spread((0.95,))], Spread((0.9,)))
     assert axes.get_ylim()[0] < 0.1, "the worst is not cut off"
     assert axes.get_ylim()[0] >= 0
 
 
 def test_without_retrain_nothing_is_dashed():
     _, axes = panel()
-    accuracy_axis(axes, [Spread((0.9,))], Spread())
+    set_accuracy_axis(axes, [Spread((0.9,))], Spread())
     assert not axes.lines
     _, axes = panel()
-    accuracy_axis(axes, [], Spread())
+    set_accuracy_axis(axes, [], Spread())
     assert axes.get_ylim() == (0, 1)
 
 
 def test_rounds_are_counted_in_whole_numbers():
     for rounds in (1, 4, 40):
         _, axes = panel()
-        count_rounds(axes, rounds)
+        set_round_axis(axes, rounds)
         low, high = axes.get_xlim()
         assert low < 1
         assert high > rounds
@@ -124,8 +124,8 @@ def test_a_legend_takes_the_rows_that_the_width_asks_for():
     entries = [(name, Stroke(BLUE, "solid")) for name in "abcdef"]
     heights = []
     for width in (4.0, 12.0):
-        figure, _ = blank(1, 1, width=width, height=2)
-        legend(figure, entries)
+        figure, _ = new_figure(1, 1, width=width, height=2)
+        draw_legend(figure, entries)
         heights.append(figure.get_figheight())
         assert [text.get_text() for text in figure.legends[0].get_texts()] == list("abcdef")
     assert heights[0] > heights[1] == 2
@@ -159,7 +159,7 @@ def test_every_method_has_a_name_and_a_stroke_of_its_own():
 def test_feduhb_is_drawn_in_full_up_to_the_rule_and_dotted_beyond():
     accuracy = [0.02 * t for t in range(1, 41)]
     cells = [cell(place(), runs_too={"feduhb-on": track(accuracy, falling())})]
-    axes = axes_of(curves(federations(cells)))[0]
+    axes = axes_of(draw_curves(group_cells(cells)))[0]
     full, dotted = drawn(axes, BLUE)
     assert [x for x, _ in full] == list(range(1, 25))
     assert [x for x, _ in dotted] == list(range(24, 41))
@@ -168,35 +168,35 @@ def test_feduhb_is_drawn_in_full_up_to_the_rule_and_dotted_beyond():
 
 def test_curves_are_means_over_the_seeds():
     cells = [cell(place(seed=i), runs_too={"retrain": track([end] * 40)}) for i, end in enumerate((0.6, 0.8))]
-    (mean,) = drawn(axes_of(curves(federations(cells)))[0], VERMILLION)
+    (mean,) = drawn(axes_of(draw_curves(group_cells(cells)))[0], VERMILLION)
     assert mean == [(t, pytest.approx(0.7)) for t in range(1, 41)]
 
 
 def test_a_column_for_each_federation_accuracy_over_loss():
-    found = federations(grid(["iid", "shards:2"], [525], [0]))
-    figure = curves(found)
+    found = group_cells(grid(["iid", "shards:2"], [525], [0]))
+    figure = draw_curves(found)
     above, below = axes_of(figure)[:2], axes_of(figure)[2:]
     assert [axes.get_title("left") for axes in above] == ["iid", "2 classes a client"]
     assert (above[0].get_ylabel(), below[0].get_ylabel()) == ("test accuracy", "test loss (log)")
     assert (above[1].get_ylabel(), below[1].get_ylabel()) == ("", "")
-    assert curves([]) is None
+    assert draw_curves([]) is None
 
 
 def test_a_loss_that_explodes_does_not_flatten_the_others():
     wild = track([0.1] * 40)
     series = {**wild.series, "test_loss": (1e9,) * 40}
     cells = [cell(place(), runs_too={"fedrecover": replace(wild, series=series)})]
-    figure = curves(federations(cells))
+    figure = draw_curves(group_cells(cells))
     assert axes_of(figure)[1].get_ylim()[1] < MOST
     assert "loss over 10 is not shown" in said(figure)
-    assert "loss over" not in said(curves(federations([cell()])))
+    assert "loss over" not in said(draw_curves(group_cells([cell()])))
 
 
 def test_an_early_peak_of_the_loss_is_shown_whole():
     peaked = track([0.5] * 40)
     series = {**peaked.series, "test_loss": (2.3, 5.0, *[1.0] * 38)}
     cells = [cell(place(), runs_too={"feduhb-on": replace(peaked, series=series)})]
-    axes = axes_of(curves(federations(cells)))[1]
+    axes = axes_of(draw_curves(group_cells(cells)))[1]
     assert axes.get_yscale() == "log"
     assert axes.get_ylim()[1] > 5.0
 
@@ -204,11 +204,11 @@ def test_an_early_peak_of_the_loss_is_shown_whole():
 def test_panels_of_a_row_share_one_range_and_say_what_is_cut_off():
     runs = {"iid": [0.95] * 40, "shards:2": [0.6] * 40}
     cells = [cell(place(way), runs_too={"retrain": track(end)}) for way, end in runs.items()]
-    figure = curves(federations(cells))
+    figure = draw_curves(group_cells(cells))
     ranges = [axes.get_ylim() for axes in axes_of(figure)]
     assert ranges[0] == ranges[1]
     assert ranges[2] == ranges[3]
-    lower = axes_of(scales(federations(grid(["iid", "shards:2"], [525], [0]))))[2:]
+    lower = axes_of(draw_scales(group_cells(grid(["iid", "shards:2"], [525], [0]))))[2:]
     assert lower[0].get_ylim() == lower[1].get_ylim()
     assert f"share one range: accuracy under {100 * ranges[0][0]:.1f}% is not shown" in said(figure)
 
@@ -217,7 +217,8 @@ def test_retrain_lies_wide_under_a_line_that_is_the_same():
     """Else FedRecover is not to be seen where its estimates are right."""
     same = track([0.7] * 40)
     cells = [cell(place(), runs_too={"retrain": same, "fedrecover": same, CORRECTED: same})]
-    lines = [line for line in axes_of(curves(federations(cells)))[0].lines if len(line.get_xdata()) == 40]  # pyright: ignore[reportArgumentType]
+    drawn = axes_of(draw_curves(group_cells(cells)))[0].lines
+    lines = [line for line in drawn if len(np.asarray(line.get_xdata())) == 40]
     look = {to_hex(line.get_color()).upper(): (line.get_zorder(), line.get_linewidth()) for line in lines}
     under, over = look[VERMILLION], look[STROKES["fedrecover"].colour.upper()]
     assert under[0] < over[0]
@@ -228,7 +229,7 @@ def test_retrain_lies_wide_under_a_line_that_is_the_same():
 def test_betas_heights_are_their_final_accuracies_and_rounds():
     runs = {"retrain": [0.5, 0.6], "momentum-0.3": [0.5, 0.7], "momentum-0.5": [0.6, 0.8], "momentum-0.7": [0.1, 0.2], "feduhb-on": [0.7, 0.9]}  # fmt: skip
     cells = [cell(place("dirichlet:0.5", rounds=2), runs_too={n: track(a) for n, a in runs.items()})]
-    _, ends, rounds = axes_of(beta(cells))
+    _, ends, rounds = axes_of(draw_betas(cells))
     dots = [
         (x, y) for line in ends.lines if line.get_marker() == "o" for x, y in np.column_stack(line.get_data())
     ]
@@ -244,10 +245,10 @@ def test_lambdas_heights_are_rounds_and_accuracy():
     cells = [
         cell(place(data="mnist-5k"), runs_too={"feduhb-on": track([t / 40 for t in range(40)], falling())})
     ]
-    found = federations(cells)
-    above, below = axes_of(scales(found))
+    found = group_cells(cells)
+    above, below = axes_of(draw_scales(found))
     rounds, accuracy = drawn(above, BLUE)[0], drawn(below, BLUE)[0]
-    ends = {scale: stops(found[0], scale=scale).rounds[0] for scale in SCALES}
+    ends = {scale: replay_rule(found[0], scale=scale).rounds[0] for scale in SCALES}
     assert dict(rounds) == ends
     assert dict(accuracy) == {s: pytest.approx(((n or 40) - 1) / 40) for s, n in ends.items()}
 
@@ -258,7 +259,9 @@ def test_lambdas_marks_tell_all_some_and_none():
     for chosen in (moves[:1], moves, [[1.0, 1.0, 0.3, *[1.0] * 37]]):
         runs = [{"feduhb-on": track([0.9] * 40, moved)} for moved in chosen]
         cells = [cell(place(seed=i, data="mnist-5k"), runs_too=run) for i, run in enumerate(runs)]
-        marks = [line for line in axes_of(scales(federations(cells)))[0].lines if line.get_marker() == "o"]
+        marks = [
+            line for line in axes_of(draw_scales(group_cells(cells)))[0].lines if line.get_marker() == "o"
+        ]
         faces.append(
             {to_hex(line.get_markerfacecolor()).upper() for line in marks if line.get_markersize() == 6}
         )
@@ -271,7 +274,7 @@ def test_lambdas_marks_tell_all_some_and_none():
 def seeds(*moves: list[float]) -> list[Federation]:
     """A federation with these movements of FedUHB, one a seed."""
     runs = [{"feduhb-on": track([0.9] * 40, moved)} for moved in moves]
-    return federations([cell(place(seed=i, data="mnist-5k"), runs_too=run) for i, run in enumerate(runs)])
+    return group_cells([cell(place(seed=i, data="mnist-5k"), runs_too=run) for i, run in enumerate(runs)])
 
 
 def faces(axes: Axes) -> list[str]:
@@ -280,8 +283,8 @@ def faces(axes: Axes) -> list[str]:
 
 def test_every_pale_mark_has_its_count_beside_it_whatever_the_window():
     found = seeds(falling(), STILL, STILL)
-    assert {stops(found[0], scale=1.0, window=window).fires for window in (None, 20)} == {1}
-    figure = scales(found)
+    assert {replay_rule(found[0], scale=1.0, window=window).fires for window in (None, 20)} == {1}
+    figure = draw_scales(found)
     above, below = axes_of(figure)
     assert (faces(above).count(PALE[None]), faces(above).count(PALE[20])) == (9, 5)
     assert [text.get_text() for text in above.texts].count("1") == 14
@@ -292,7 +295,7 @@ def test_every_pale_mark_has_its_count_beside_it_whatever_the_window():
 
 
 def test_a_mark_that_is_not_pale_has_no_count():
-    above, _ = axes_of(scales(seeds(falling(), falling())))
+    above, _ = axes_of(draw_scales(seeds(falling(), falling())))
     assert not set(PALE.values()) & set(faces(above))
     assert not above.texts
 
@@ -300,24 +303,24 @@ def test_a_mark_that_is_not_pale_has_no_count():
 def test_no_whisker_of_rounds_is_longer_than_the_schedule():
     """Ends at 8, 40, 40 and 40 are 32 ± 16."""
     found = seeds([0.4 if t == 8 else 1.0 + t % 2 for t in range(1, 41)], STILL, STILL, STILL)
-    assert stops(found[0], scale=1.0).executed.values == (8, 40, 40, 40)
-    figure = scales(found)
+    assert replay_rule(found[0], scale=1.0).executed.values == (8, 40, 40, 40)
+    figure = draw_scales(found)
     bars = [ends for ends in drawn(axes_of(figure)[0], BLUE) if len({x for x, _ in ends}) == 1]
     assert bars[-1] == [(1.0, pytest.approx(16)), (1.0, 40)]
     assert "whiskers ± 1 standard deviation, cut at round 40." in said(figure)
 
 
 def test_a_whisker_that_ends_below_the_schedule_is_not_said_to_be_cut():
-    figure = scales(seeds(falling(shrink=0.5), falling(peak=5, shrink=0.5)))
+    figure = draw_scales(seeds(falling(shrink=0.5), falling(peak=5, shrink=0.5)))
     assert "whiskers ± 1 standard deviation." in said(figure)
 
 
 def test_a_shorter_window_is_drawn_where_it_fires_and_the_words_say_so():
-    some = scales(seeds(falling()))
+    some = draw_scales(seeds(falling()))
     thin = [x for line in drawn(axes_of(some)[0], COLOURS[20], mark="o") for x, _ in line]
     assert thin == [0.6, 0.7, 0.8, 0.9, 1.0]
     assert "The window 20 is drawn only where it fires." in said(some)
-    everywhere = scales(seeds(falling(shrink=0.5)))
+    everywhere = draw_scales(seeds(falling(shrink=0.5)))
     assert "window: 20 rounds" in said(everywhere)
     assert "only where it fires" not in said(everywhere)
 
@@ -325,23 +328,25 @@ def test_a_shorter_window_is_drawn_where_it_fires_and_the_words_say_so():
 def test_where_the_rule_never_fires_one_panel_shows_how_far_it_is_from_it():
     """Movements that alternate between 3 and 5: their standard deviation is 1 after an even number of rounds."""
     runs = {"feduhb-on": track([0.9] * 40, [3.0, 5.0] * 20)}
-    (found,) = federations([cell(place(data="cifar10"), runs_too=runs)])
+    (found,) = group_cells([cell(place(data="cifar10"), runs_too=runs)])
     assert never_fires(found)
-    seen = quotients(found)
+    seen = list_quotients(found)
     assert len(seen) == 38, "the rule is silent before round 3"
     assert seen[1::2] == pytest.approx([5.0] * 19)
-    figure = scales([found])
+    figure = draw_scales([found])
     (axes,) = axes_of(figure)
     assert axes.get_title("left") == "The rule never fires"
     assert [line.get_ydata()[0] for line in axes.lines if line.get_linestyle() == "--"] == [SCALES[-1]]  # pyright: ignore[reportIndexIssue]
-    assert drawn(axes, graded(1)[0])[0][0] == (3, pytest.approx(seen[0]))
-    assert "In no seed of iid does the rule fire in 40 rounds" in said(figure)
+    assert drawn(axes, grade_colours(1)[0])[0][0] == (3, pytest.approx(seen[0]))
+    assert "The rule fires in no seed of iid in 40 rounds" in said(figure)
 
 
 def test_names_of_lines_that_end_together_do_not_touch():
     moves = {"iid": [3.0, 5.0], "dirichlet:0.5": [3.0, 5.01], "dirichlet:0.1": [3.0, 5.02]}
     still = {way: {"feduhb-on": track([0.9] * 40, moved * 20)} for way, moved in moves.items()}
-    figure = scales(federations([cell(place(way, data="cifar10"), runs_too=still[way]) for way in still]))
+    figure = draw_scales(
+        group_cells([cell(place(way, data="cifar10"), runs_too=still[way]) for way in still])
+    )
     assert axes_of(figure)[0].get_title("left") == "The rule never fires"
     assert figure is not None
     legible(figure)
@@ -349,14 +354,14 @@ def test_names_of_lines_that_end_together_do_not_touch():
 
 def test_movements_that_never_change_are_not_divided_by_nothing():
     runs = {"feduhb-on": track([0.9] * 40, [1.0] * 40)}
-    (found,) = federations([cell(place(data="cifar10"), runs_too=runs)])
-    assert all(math.isnan(each) for each in quotients(found))
-    assert scales([found]) is not None
+    (found,) = group_cells([cell(place(data="cifar10"), runs_too=runs)])
+    assert all(math.isnan(each) for each in list_quotients(found))
+    assert draw_scales([found]) is not None
 
 
 def test_the_papers_points_are_crosses_on_mnist_alone():
     for data, count in (("mnist", 2), ("cifar10", 0)):
-        figure = scales(federations([cell(place(data=data))]))
+        figure = draw_scales(group_cells([cell(place(data=data))]))
         for axes in axes_of(figure):
             assert len(drawn(axes, VERMILLION, mark="x")) == count
 
@@ -368,9 +373,9 @@ def test_the_ablation_marks_where_the_rule_would_end_each_run():
         "step-2": track([0.95] * 40, falling()),
     }
     cells = [cell(place("dirichlet:0.5"), runs_too=runs)]
-    (found,) = federations(cells)
-    lines, ends, rounds = axes_of(ablation(cells))
-    fired = stops(found, "retrain").rounds[0]
+    (found,) = group_cells(cells)
+    lines, ends, rounds = axes_of(draw_ablation(cells))
+    fired = replay_rule(found, "retrain").rounds[0]
     assert drawn(lines, VERMILLION, mark="o") == [[(fired, 0.5)]]
     assert drawn(lines, BLUE, mark="o") == [], "the rule does not fire"
     assert len(drawn(lines, GREEN, mark="o")) == 1
@@ -379,14 +384,14 @@ def test_the_ablation_marks_where_the_rule_would_end_each_run():
 
 
 def test_bars_have_whiskers_and_numbers():
-    axes = axes_of(forgetting([cell(place(seed=seed)) for seed in (0, 2)]))[0]
+    axes = axes_of(draw_forgetting([cell(place(seed=seed)) for seed in (0, 2)]))[0]
     widths = [float(patch.get_width()) for patch in axes.patches]  # type: ignore[attr-defined]
     assert widths == pytest.approx([0.81] + [0.51] * 5)
     assert next(label.get_text() for label in axes.get_yticklabels()) == "original"
 
 
 def test_names_stand_beside_the_first_panel_alone():
-    figure = forgetting(grid(["iid"], [525], [0]))
+    figure = draw_forgetting(grid(["iid"], [525], [0]))
     first, second = axes_of(figure)
     assert [label.get_text() for label in first.get_yticklabels()][-1] == "FedUHB, under its rule"
     assert {label.get_text() for label in second.get_yticklabels()} == {""}
@@ -394,5 +399,5 @@ def test_names_stand_beside_the_first_panel_alone():
 
 def test_sizes_with_fewer_federations_leave_their_panels_empty():
     cells = [*grid(["iid", "shards:2"], [525], [0]), *grid(["iid"], [3000], [0])]
-    visible = [axes.get_visible() for axes in axes_of(forgetting(cells))]
+    visible = [axes.get_visible() for axes in axes_of(draw_forgetting(cells))]
     assert visible == [True, True, True, True, True, False]

@@ -1,1 +1,14 @@
-"""Audits: did a run really forget? `feduhb.audit.result` can be read without torch."""
+"""Audits: did a run really forget? `feduhb.audit.result` does not import torch."""
+
+from typing import TYPE_CHECKING
+
+from feduhb.core.lazy import import_lazily
+
+if TYPE_CHECKING:
+    from feduhb.audit.attacks.misr import compute_misr as compute_misr
+    from feduhb.audit.statistics import is_equivalent as is_equivalent
+    from feduhb.audit.statistics import pool as pool
+
+__getattr__, __dir__, __all__ = import_lazily(
+    __name__, {"attacks.misr": ["compute_misr"], "statistics": ["is_equivalent", "pool"]}
+)

@@ -1,4 +1,4 @@
-"""Did it really forget? `audit` answers, with controls beside every number and a verdict that says what it rests on."""
+"""Did it really forget? `audit` answers, with controls beside every number and a verdict with its reasons."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ import json
 import shutil
 import tempfile
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from feduhb.audit.controls import Controls
+from feduhb.audit.controls import Controls, carry_out, list_once
+from feduhb.audit.procedure import AuditSettings, RunAudit
 from feduhb.audit.result import FILE, Audit
-from feduhb.audit.run_audit import RunAudit
-from feduhb.audit.scope import check_runs, describe_limit, get_request, limit_to_later
-from feduhb.audit.settings import AuditSettings
-from feduhb.audit.steps import carry_out, list_once
+from feduhb.data.federation import Federation, select_held
+from feduhb.data.request import Request
 from feduhb.engines import EngineMaker
-from feduhb.errors import ConfigError
+from feduhb.errors import ConfigError, RequestError, RunFolderError
+from feduhb.methods import is_retrain
 from feduhb.runs.checkpoint import digest_weights
-from feduhb.runs.config import KeepHistory
+from feduhb.runs.config import KeepHistory, TrainSettings
 from feduhb.runs.folder import RunFolder, disk_errors, write_atomically
 from feduhb.runs.plan import Show
-from feduhb.runs.progress import stepped
+from feduhb.runs.progress import show_steps
 from feduhb.runs.run import Run
 
-WORK = "audit-work"  # a folder for the runs that an audit makes, deleted when it has ended
+WORK = "audit-work"  # a folder for the runs that an audit makes, deleted at its end
 
 
 def audit(
@@ -41,17 +41,17 @@ def audit(
     show: Show = "auto",
     **settings: Any,
 ) -> Audit:
-    """Audit one unlearning run, with its controls; write audit.json into its folder if it has one.
+    """Audit one unlearning run with its controls; write audit.json into its folder if it has one.
 
     Args:
         unlearned: the run to audit.
-        trained: the original, a control that must be caught; None trains it again from the recorded settings. Where it had itself
-            forgotten somebody, the audit is about what was forgotten since.
-        retrain: the other control, which must not be caught; None makes it.
-        engine: None takes the audited run's.
-        out: the folder for audit.json and for the runs that the audit makes; None takes the audited run's folder.
-        keep: keep the runs that the audit makes. They know the forgotten data: mind where they lie.
-        settings: of `AuditSettings`: exactness, canaries, shadows, relearn, margin.
+        trained: the original, a control that must be caught. None trains it again from the recorded settings. If the
+            original had itself forgotten data, the audit covers only what was forgotten after it.
+        retrain: Retrain, the control that must not be caught. None makes it.
+        engine: None uses the engine of the audited run.
+        out: the folder for audit.json and for the runs that the audit makes. None uses the audited run's folder.
+        keep: keep the runs that the audit makes. They were trained on the forgotten data, so store them safely.
+        settings: fields of `AuditSettings`: exactness, canaries, shadows, relearn, margin.
     """
     return audit_all(
         [unlearned], trained, retrain=retrain, engine=engine, out=out, keep=keep, show=show, **settings
@@ -69,21 +69,27 @@ def audit_all(
     show: Show = "auto",
     **settings: Any,
 ) -> list[Audit]:
-    """Audit several answers to one request, which share their controls and counterfactual trainings.
+    """Audit several runs that served the same request; they share controls and counterfactual trainings.
 
-    Each audit.json goes into its run's folder; ``out`` is for a single run.
+    Each audit.json goes into the folder of its run; ``out`` is for a single run.
     """
     if out is not None and len(runs) > 1:
-        raise ConfigError("several runs are audited into their own folders; leave out= away")
+        raise ConfigError(f"out= is for a single run, but {len(runs)} runs are given; omit out=")
     how = AuditSettings(**settings)
     if engine is not None:
         runs = [replace(run, engine=engine) for run in runs]
         trained = trained and replace(trained, engine=engine)
-    limit = describe_limit(trained)
-    runs, trained, retrain = limit_to_later(runs, trained, retrain)
+    notes: tuple[str, ...] = ()
+    if trained is not None and trained.forgot is not None:
+        notes = (
+            f"The original control had itself forgotten {trained.forgot}. This audit covers only what was forgotten after it.",
+        )
+        runs = [_begin_at(run, trained) for run in runs]
+        retrain = retrain and _begin_at(retrain, trained)
+        trained = replace(trained, original=trained.federation, forgot=None)
     first = check_runs(runs, trained, retrain)
     place = Path(out) if out else first.folder
-    with _work_folder(place, first, how, keep=keep) as folder:
+    with _open_work_folder(place, first, how, keep=keep) as folder:
         controls = Controls(
             federation=first.original, request=get_request(first), settings=first.settings, engine=first.engine, block=first.block,
             history=_choose_history(runs, trained), canaries=how.canaries, folder=folder,
@@ -96,26 +102,40 @@ def audit_all(
             return sum(step.is_needed() for steps in todo for step in steps)
 
         found: list[Audit] = []
-        with stepped(show, "audit", count_left) as begin:
+        with show_steps(show, "audit", count_left) as begin:
             for one, steps in zip(audits, todo, strict=True):
                 started = time.perf_counter()
                 carry_out(steps, begin)
-                found.append(one.conclude(limit, started))
+                found.append(one.conclude(notes, started))
                 target = place if len(runs) == 1 else one.run.folder
                 if target is not None:
                     _write(target, found[-1])
     return found
 
 
+def _begin_at(run: Run, trained: Run) -> Run:
+    """Return a run as if it had begun at the original control, which had itself forgotten data."""
+    if run.original.fingerprints() != trained.original.fingerprints():
+        raise RunFolderError(
+            "the original control and the audited run have different data; give the run that the audited run came from"
+        )
+    before, now = trained.forgot, run.forgot
+    if before is None or now is None or before.subtract(now) is not None or now.subtract(before) is None:
+        raise RunFolderError(
+            f"the original control has forgotten {before} and the audited run {now or 'nothing'}; give the run before the request as the original"
+        )
+    return replace(run, original=trained.federation, forgot=now.subtract(before))
+
+
 def _choose_history(runs: Sequence[Run], trained: Run | None) -> KeepHistory:
-    """Return what counterfactual trainings must keep for the audited methods."""
+    """Return which history the counterfactual trainings must keep for the audited methods."""
     if not any(run.method.needs_history for run in runs):
         return False
     return (trained.settings.keep_history if trained else True) or True
 
 
 def _write(folder: Path, audit: Audit) -> None:
-    """Write audit.json; an earlier one stays beside it, named by the time it ended."""
+    """Write audit.json; keep an earlier one beside it, named by the time when it ended."""
     file = folder / FILE
     if file.exists():
         with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
@@ -125,29 +145,85 @@ def _write(folder: Path, audit: Audit) -> None:
 
 
 @contextlib.contextmanager
-def _work_folder(place: Path | None, run: Run, how: AuditSettings, *, keep: bool) -> Generator[Path]:
-    """Yield a folder for the runs that the audit makes: kept after a crash, so that the audit can continue, deleted at the end."""
+def _open_work_folder(place: Path | None, run: Run, how: AuditSettings, *, keep: bool) -> Generator[Path]:
+    """Yield a folder for the runs that the audit makes. A crash leaves it, so that the audit can continue."""
     if place is None:
         with tempfile.TemporaryDirectory(prefix="feduhb-audit-") as temporary:
             yield Path(temporary)
         return
     folder = place / WORK
     wanted = {"settings": asdict(how), "weights": digest_weights(run.params), "request": str(run.forgot)}
+    mark = folder / "audit-settings.json"
     with RunFolder(place).claim():
-        _prepare_work_folder(folder, wanted)
+        if folder.exists() and (not mark.exists() or json.loads(mark.read_text()) != wanted):
+            shutil.rmtree(folder)  # an audit with other settings left it
+        with disk_errors(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(mark, json.dumps(wanted).encode())
         yield folder
         if not keep:
             shutil.rmtree(folder)
 
 
-def _prepare_work_folder(folder: Path, wanted: Mapping[str, Any]) -> None:
-    """Create the work folder; delete what an audit with other settings left in it."""
-    mark = folder / "audit-settings.json"
-    if folder.exists() and (not mark.exists() or json.loads(mark.read_text()) != wanted):
-        shutil.rmtree(folder)
-    with disk_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(mark, json.dumps(wanted).encode())
+def check_runs(runs: Sequence[Run], trained: Run | None, retrain: Run | None) -> Run:
+    """Return the first run; raise an error unless all runs and controls have the same data, request and training."""
+    if not runs:
+        raise RunFolderError("there is no run to audit; give at least one that feduhb unlearn made")
+    first = runs[0]
+    _check_data(first.original, get_request(first))
+    for name, control in (("original", trained), ("retrain", retrain)):
+        if control is not None:
+            check_control(name, control, first)
+    for run in runs[1:]:
+        _check_training(run, first)
+        same_data = run.original.fingerprints() == first.original.fingerprints()
+        if str(get_request(run)) != str(first.forgot) or not same_data:
+            raise RunFolderError(
+                "these runs served different requests, or have different data; audit them one at a time"
+            )
+    return first
 
 
-__all__ = ["Audit", "AuditSettings", "audit", "audit_all"]
+def get_request(run: Run) -> Request:
+    """Return the request that a run served; raise RequestError if it served none."""
+    if run.forgot is None:
+        raise RequestError("this run has not forgotten anything; audit a run that feduhb unlearn made")
+    return run.forgot
+
+
+def _check_data(federation: Federation, request: Request) -> None:
+    """Raise RequestError if the forgotten data has been deleted: attacks and counterfactuals need it."""
+    _ = next(iter(federation.clients.values())).targets  # raises an error if the data was never here
+    if (gone := request.subtract(select_held(federation, request))) is not None:
+        raise RequestError(
+            f"the audit needs the data of {gone}, which this federation no longer holds; audit before you delete forgotten data. "
+            "To audit a later request only, give the run before that request as the original"
+        )
+
+
+def check_control(name: str, given: Run, run: Run) -> None:
+    """Raise RunFolderError if a control belongs to other data, another request or another method."""
+    if given.original.fingerprints() != run.original.fingerprints():
+        raise RunFolderError(
+            f"the {name} control and the audited run have different data; give a control with the data of the audited run"
+        )
+    _check_training(given, run)
+    if name == "retrain" and (not is_retrain(given.method) or str(given.forgot) != str(run.forgot)):
+        raise RunFolderError(
+            f"the retrain control is a run of {given.method.name} that has forgotten {given.forgot or 'nothing'}; "
+            f"give a run of retrain that has forgotten {run.forgot}"
+        )
+
+
+def _check_training(given: Run, run: Run) -> None:
+    """Raise RunFolderError if the clients of two runs did not train alike."""
+    if given.federation.seed != run.federation.seed or _get_local(given) != _get_local(run):
+        raise RunFolderError(
+            f"{given.folder or given} was trained with other settings or another seed than {run.folder or run}; "
+            "audit only runs with the same settings together"
+        )
+
+
+def _get_local(run: Run) -> TrainSettings:
+    """Return how clients train, without the settings that do not change their weights."""
+    return replace(run.settings, keep_history=False, engine="auto")

@@ -1,8 +1,11 @@
-"""The runs that an audit makes beside the audited one: controls, and worlds without the forgotten data. Each is made once."""
+"""The runs that an audit makes beside the audited run, each once, and the steps of which an audit consists.
+
+The runs are the controls, and the same training repeated in worlds without the forgotten data.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
@@ -12,7 +15,6 @@ import torch
 from torch import Tensor
 
 from feduhb.api import run_method, unlearn
-from feduhb.audit.steps import ShowRound, Step
 from feduhb.core.seeds import generator, seed_for
 from feduhb.core.types import Method
 from feduhb.data.canaries import Canaries, plant_canaries
@@ -22,66 +24,105 @@ from feduhb.engines import EngineMaker
 from feduhb.methods import is_built_in, is_retrain, settings_of
 from feduhb.methods.replay import bind_history, unbind_history
 from feduhb.runs.config import KeepHistory, TrainSettings
-from feduhb.runs.run import Run, method_for
+from feduhb.runs.folder import Round
+from feduhb.runs.run import Run, adapt_method
 from feduhb.stopping import StopRule, never
 
 if TYPE_CHECKING:
     from feduhb.audit.shadows import ShadowSet
 
+ShowRound = Callable[[Round], None]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Step:
+    """One step: its name, its work, its number of rounds, and whether it is needed.
+
+    Whether a step is needed may depend on earlier steps. Until those are done, ``is_needed`` returns a guess. A step that
+    several audits share is one object.
+    """
+
+    name: str
+    work: Callable[[ShowRound], object]
+    rounds: int = 1
+    is_needed: Callable[[], bool] = lambda: True
+
+
+def list_once(lists: Iterable[list[Step]]) -> list[list[Step]]:
+    """Return the lists of steps, with each step only in the first list that holds it."""
+    listed: set[Step] = set()
+    found: list[list[Step]] = []
+    for steps in lists:
+        found.append([step for step in steps if step not in listed])
+        listed.update(steps)
+    return found
+
+
+def carry_out(steps: list[Step], begin: Callable[[str, int], ShowRound] = lambda *_: lambda _: None) -> None:
+    """Carry out the steps that are needed when their turn comes, and remove each from the list.
+
+    Args:
+        begin: called with a step's name and rounds; returns the function that shows its rounds.
+    """
+    while steps:
+        step = steps.pop(0)
+        if step.is_needed():
+            step.work(begin(step.name, step.rounds))
+
+
 # The federations in which a training can be repeated:
-#   original    with everybody: this control must be caught
-#   history     the same once more, to have its whole history where the original's is gone
+#   original    with all clients: this control must be caught
+#   history     the same again, for its history, if the original's history is incomplete
 #   noise       with noise in place of the forgotten data
 #   rehearsal   with canaries among the data to be forgotten
-#   never       without the forgotten data, built anew from that of the others
-#   bare-other  with nothing but noise, from another seed: nothing can be learnt there
-#   bare-same   the same from the audited run's seed
+#   never       built from the data of the others, without the forgotten data
+#   bare-other  with only noise, from another seed: there is nothing to learn
+#   bare-same   with only noise, from the audited run's seed
 World = Literal["original", "history", "noise", "rehearsal", "never", "bare-other", "bare-same"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Controls:
-    """The runs beside the audited ones: all of one federation, one request and one way to train.
+    """The runs beside the audited ones, for one federation, one request and one way to train.
 
-    Where bits depend on how many clients train at once, each run trains as many as the run it is compared with.
-    Every run has a folder under ``folder``, so that an audit that was killed continues where it stopped.
+    Each run trains as many clients at once as the run that it is compared with, because bits can depend on that number.
+    Every run has a folder under ``folder``, so that an audit that was killed can continue.
     """
 
-    federation: Federation  # before anybody was forgotten
+    federation: Federation  # before anything was forgotten
     request: Request
     settings: TrainSettings
     engine: str | EngineMaker
-    block: int | None = None  # of the first of the audited runs
-    history: KeepHistory  # whether trainings keep one, for methods that need it
+    block: int | None = None  # of the first audited run
+    history: KeepHistory  # which history the trainings keep, for methods that need one
     canaries: float = 0.0  # share of the forgotten examples that a rehearsal mislabels
     folder: Path
-    made: dict[str, Run] = field(
-        default_factory=dict
-    )  # by name; controls that the user gave are here from the start
+    made: dict[str, Run] = field(default_factory=dict)  # by name; at first the controls that the user gave
     shadows: dict[str, ShadowSet] = field(default_factory=dict)  # by name
     relearned: dict[str, int | None] = field(default_factory=dict)  # rounds, by the weights' digest
     steps: dict[str, Step] = field(default_factory=dict)  # by name
 
-    def original(self, show: ShowRound | None = None) -> Run:
-        """Return the model that had everybody: it must be caught."""
-        return self.train("original", show)
-
     def retrain(self, show: ShowRound | None = None) -> Run:
-        """Return FedAvg's model without the forgotten data: it must not be caught."""
-        return self._make_once("retrain", lambda: self._retrain(show))
+        """Return the run of FedAvg without the forgotten data: this control must not be caught."""
+        if "retrain" not in self.made:
+            self.made["retrain"] = unlearn(
+                self.train("original"), self.request, method=self._retrain_method(), rounds=self.settings.rounds, stop=never,
+                engine=self.engine, block=self.block, keep_history=False, erase_history=False, out=self.folder / "retrain",
+                resume=True, show=show,
+            )  # fmt: skip
+        return self.made["retrain"]
 
     def train(self, world: World, show: ShowRound | None = None) -> Run:
-        """Return the original's training, repeated in one of the worlds."""
-        return self._make_once(world, lambda: self._train(world, show))
+        """Return the original's training, repeated in a world."""
+        if world not in self.made:
+            self.made[world] = self._train(world, show)
+        return self.made[world]
 
     def train_step(self, world: World) -> Step:
-        """Return the step that trains in a world; it is the same object each time, and not needed once that is done."""
-        original = self._special_original()
-        method, rounds = (
-            ("training", self.settings.rounds)
-            if original is None
-            else (original.method.name, original.scheduled)
-        )
+        """Return the step that trains in a world, always the same object. Once done, it is not needed again."""
+        method, rounds = "training", self.settings.rounds
+        if (original := self._special_original()) is not None:
+            method, rounds = original.method.name, original.scheduled
         return self._step(world, f"{world}: {method}", lambda show: self.train(world, show), rounds)
 
     def retrain_step(self) -> Step:
@@ -89,16 +130,12 @@ class Controls:
         return self._step("retrain", "retrain", self.retrain, self.settings.rounds)
 
     def lacks_history(self, run: Run) -> bool:
-        """Return whether a run's method needs a history that is no longer whole in the original."""
+        """Return whether a run's method needs a history that the original no longer holds completely."""
         original = self.made.get("original")
         if original is None or not run.method.needs_history:
             return False
         kept = original.history
         return kept is None or len(kept.rounds) != len(original.rounds)
-
-    def unlearn_again(self, run: Run, show: ShowRound | None = None) -> Run:
-        """Serve the request once more from the real data by a run's method."""
-        return self.unlearn_in("history" if self.lacks_history(run) else "original", run, show, name="again")
 
     def unlearn_in(
         self, world: World, run: Run, show: ShowRound | None = None, *, name: str | None = None
@@ -111,43 +148,31 @@ class Controls:
         )  # fmt: skip
 
     def run_in(self, world: World, run: Run, show: ShowRound | None = None) -> Run:
-        """Run the method of a run on everybody of a world, with a history of that world where it needs one."""
+        """Run the method of a run on all clients of a world, with the history of that world if it needs one."""
         federation, method = self.make_world(world), unbind_history(run.method)
         if method.needs_history:
             kept = self.train(world).history
-            assert kept is not None  # noqa: S101 (it was trained to keep one)
+            assert kept is not None  # noqa: S101 (the training keeps one)
             method = bind_history(method, kept, list(federation.clients))
-        return self._run_like(run, federation, method, f"{world}-{name_run(run)}", show)
+        name = f"{world}-{name_run(run)}"
+        return run_method(
+            federation, method, self.settings_in(federation), rounds=run.scheduled, stop=run.stop, engine=self.engine,
+            block=run.block, out=self.folder / name, resume=True, show=show, label=name,
+        )  # fmt: skip
 
     def settings_in(self, federation: Federation, *, keep_history: KeepHistory = False) -> TrainSettings:
-        """Return how clients of another federation train: everyone is asked if a round samples more than there are."""
+        """Return the settings for another federation: without sampling if it has fewer clients than a round samples."""
         count = self.settings.clients_per_round
         sampled = None if count is None or count > len(federation.clients) else count
         return replace(self.settings, keep_history=keep_history, clients_per_round=sampled)
 
-    def _run_like(
-        self,
-        like: Run,
-        federation: Federation,
-        method: Method[Any],
-        name: str,
-        show: ShowRound | None,
-        *,
-        keep_history: KeepHistory = False,
-    ) -> Run:
-        """Run a method on all of a federation, for as long and with the stop rule of another run."""
-        return run_method(
-            federation, method, self.settings_in(federation, keep_history=keep_history), rounds=like.scheduled, stop=like.stop,
-            engine=self.engine, block=like.block, out=self.folder / name, resume=True, show=show, label=name,
-        )  # fmt: skip
-
     def make_world(self, world: World) -> Federation:
-        """Return the federation of a world; raise ConfigError where canaries cannot be planted in it."""
+        """Return the federation of a world; raise ConfigError if canaries cannot be planted in it."""
         if world == "noise":
             return replace_with_noise(self.federation, self.request)
         if world == "rehearsal":
-            leavers = Canaries(tuple(self.federation.forgotten(self.request)), self.canaries)
-            return plant_canaries(self.federation, leavers, among=self.request).replace(about=None)
+            canaries = Canaries(tuple(self.federation.forgotten(self.request)), self.canaries)
+            return plant_canaries(self.federation, canaries, among=self.request).replace(about=None)
         if world in {"original", "history"}:
             return self.federation
         rest = self.federation.without(self.request)
@@ -157,7 +182,7 @@ class Controls:
         return noise if world == "bare-same" else noise.replace(seed=seed_for(rest.seed, "bare"))
 
     def name_retrain(self) -> str:
-        """Name the method of Retrain's control, whether or not it has been made."""
+        """Return the name of the Retrain control's method, also before the control is made."""
         made = self.made.get("retrain")
         return self._name_plain_retrain() if made is None else name_run(made)
 
@@ -165,40 +190,28 @@ class Controls:
         return _name_method(self._retrain_method(), self.settings.rounds, never)
 
     def _retrain_method(self) -> Method[Any]:
-        return method_for("retrain", self.settings)
-
-    def _retrain(self, show: ShowRound | None) -> Run:
-        return unlearn(
-            self.original(), self.request, method=self._retrain_method(), rounds=self.settings.rounds, stop=never, engine=self.engine,
-            block=self.block, keep_history=False, erase_history=False, out=self.folder / "retrain", resume=True, show=show,
-        )  # fmt: skip
+        return adapt_method("retrain", self.settings)
 
     def _train(self, world: World, show: ShowRound | None) -> Run:
-        federation = self.make_world(world)
+        federation, original = self.make_world(world), self.made.get("original")
+        method, rounds, stop = self._retrain_method(), self.settings.rounds, never
         if (special := self._special_original()) is not None:
-            return self._run_like(special, federation, special.method, world, show, keep_history=self.history)
-        original = self.made.get("original")
+            method, rounds, stop = special.method, special.scheduled, special.stop
         return run_method(
-            federation, self._retrain_method(), self.settings_in(federation, keep_history=self.history),
-            rounds=self.settings.rounds, engine=self.engine, block=original.block if original else None,
-            out=self.folder / world, resume=True, show=show, label=world,
+            federation, method, self.settings_in(federation, keep_history=self.history), rounds=rounds, stop=stop, engine=self.engine,
+            block=original.block if original else None, out=self.folder / world, resume=True, show=show, label=world,
         )  # fmt: skip
 
     def _special_original(self) -> Run | None:
-        """Return the original control where its method is not the settings' plain training and can be run again.
+        """Return the original control if its method is not plain training and can run again, else None.
 
-        A method that needed a history cannot: that history is gone, or holds the forgotten data.
+        A method that needed a history cannot run again: that history is gone, or holds the forgotten data.
         """
         original = self.made.get("original")
         if original is None or original.method.needs_history:
             return None
         is_plain = is_retrain(original.method) and name_run(original) == self._name_plain_retrain()
         return None if is_plain else original
-
-    def _make_once(self, name: str, make: Callable[[], Run]) -> Run:
-        if name not in self.made:
-            self.made[name] = make()
-        return self.made[name]
 
     def _step(self, key: str, name: str, work: Callable[[ShowRound], object], rounds: int) -> Step:
         if key not in self.steps:
@@ -207,41 +220,35 @@ class Controls:
 
 
 def name_run(run: Run) -> str:
-    """Name a run's method with everything that sets it apart from others of its kind, for folders."""
+    """Return a name for folders: a run's method, with a digest of its settings, rounds and stop rule."""
     return _name_method(run.method, run.scheduled, run.stop)
 
 
 def _name_method(method: Method[Any], scheduled: int, stop: StopRule) -> str:
     about: tuple[Any, ...] = (dict(settings_of(method)), scheduled, getattr(stop, "__name__", repr(stop)))
-    if not is_built_in(method):  # which may have the name of one that is
+    if not is_built_in(method):  # it may have the name of a built-in method
         about += (type(method).__module__, type(method).__qualname__)
     return f"{method.name}-{sha256(repr(about).encode()).hexdigest()[:8]}"
 
 
 def rebuild(federation: Federation) -> Federation:
-    """Return a federation made from nothing but copies of its clients' examples."""
+    """Return a federation built only from copies of its clients' examples."""
 
     def copy(some: dict[str, Examples]) -> dict[str, tuple[Tensor, Tensor]]:
-        return {
-            client: (examples.all()[0].clone(), examples.targets.clone()) for client, examples in some.items()
-        }
+        return {client: (own.all()[0].clone(), own.targets.clone()) for client, own in some.items()}
 
-    return federation.replace(
-        clients=copy(federation.clients),
-        held_out=copy(federation.held_out),
-        test=federation.test.all(),
-        about=None,
-    )
+    clients, held_out = copy(federation.clients), copy(federation.held_out)
+    return federation.replace(clients=clients, held_out=held_out, test=federation.test.all(), about=None)
 
 
 def replace_with_noise(federation: Federation, request: Request) -> Federation:
-    """Return a federation with noise in place of a request's data; a client that leaves whole also changes its number of examples."""
+    """Return a federation with noise in place of a request's data; a leaver also gets another number of examples."""
     low, high = (float(edge) for edge in federation.test.x.aminmax())
 
     def noise(x: Tensor, count: int, draw: torch.Generator) -> tuple[Tensor, Tensor]:
         values = torch.rand((count, *x.shape[1:]), generator=draw, dtype=torch.float64) * (high - low) + low
-        asked = torch.randint(0, len(federation.test), (count,), generator=draw)
-        return values.to(x.dtype), federation.test.targets[asked]
+        labels = torch.randint(0, len(federation.test), (count,), generator=draw)
+        return values.to(x.dtype), federation.test.targets[labels]
 
     def change(client: str, examples: Examples) -> Examples | tuple[Tensor, Tensor]:
         mask = request.mask(client, examples.keys, examples.targets)

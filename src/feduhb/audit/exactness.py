@@ -1,4 +1,4 @@
-"""Exactness of a finished run, by counterfactuals: noise in place of the forgotten data, and a world that never had it."""
+"""Exactness of a finished run, checked by counterfactuals: the same run on noise, and without the forgotten data."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from typing import Any, Literal
 
 import torch
 
-from feduhb.audit.controls import Controls
+from feduhb.audit.controls import Controls, ShowRound, Step
 from feduhb.audit.measures import compute_accuracy, compute_chance
 from feduhb.audit.result import Check, Exactness
-from feduhb.audit.steps import ShowRound, Step
 from feduhb.audit.verdict import explain_uselessness
 from feduhb.core.aggregate import is_built_in_rule, unwrap
 from feduhb.core.types import Method
@@ -21,18 +20,18 @@ from feduhb.runs.checkpoint import digest_weights
 from feduhb.runs.folder import RunFolder
 from feduhb.runs.run import Run
 
-NOISE = "With noise in place of the forgotten data, trained and unlearned again"
+NOISE = "Trained and unlearned again, with noise in place of the forgotten data"
 NEVER = "In a federation that never held the forgotten data"
 AGAIN = "Unlearned again from the same data"
-BARE = "In a federation that holds nothing but noise"
+BARE = "In a federation of noise alone"
 
 
 class Counterfactuals:
-    """The checks of one run: it is repeated with changed data, and the weights are compared bit for bit.
+    """The checks of one run: repeat it with changed data, and compare the weights bit for bit.
 
-    A run whose weights differ is unlearned once more from the real data, to tell a leak of the forgotten data
-    from weights that this machine does not reproduce at all. Code of the user's own could give the same weights in every
-    world by bringing them along, in a closure or a file; so it is also run where there is nothing to learn.
+    If the weights differ, the request is served again from the real data. That distinguishes a leak of the forgotten data
+    from weights that this machine cannot reproduce at all. The user's own code could return the same weights in every
+    world by carrying them in a closure or a file. So it also runs in a federation where there is nothing to learn.
     """
 
     def __init__(self, run: Run, controls: Controls) -> None:
@@ -53,10 +52,8 @@ class Counterfactuals:
         if not is_ours(run):
             for world in ("bare-other", "bare-same"):
                 steps += self._train_history(world)
-                check = partial(self._check_bare, world)
-                steps.append(
-                    Step(f"{world}-{name}", check, run.scheduled, lambda: not self.exactness.brought)
-                )
+                work = partial(self._check_bare, world)
+                steps.append(Step(f"{world}-{name}", work, run.scheduled, lambda: not self.exactness.brought))
         return steps
 
     @property
@@ -68,15 +65,12 @@ class Counterfactuals:
         return [self.controls.train_step(world)] if self.run.method.needs_history else []
 
     def has_differences(self) -> bool:
-        """Return whether any weights differ; before anything was compared, what the method claims."""
+        """Return whether any weights differ; before any comparison, whether the method does not claim to be exact."""
         return not self.exactness.exact if self.checks else not self.run.method.exact
 
     def _lacks_history(self) -> bool:
-        return (
-            self.has_differences()
-            and "history" not in self.controls.made
-            and self.controls.lacks_history(self.run)
-        )
+        is_made = "history" in self.controls.made
+        return self.has_differences() and not is_made and self.controls.lacks_history(self.run)
 
     def _check_noise(self, show: ShowRound) -> None:
         self._compare("noise", NOISE, self.controls.unlearn_in("noise", self.run, show))
@@ -85,10 +79,12 @@ class Counterfactuals:
         self._compare("never", NEVER, self.controls.run_in("never", self.run, show))
 
     def _check_again(self, show: ShowRound) -> None:
-        self._compare("again", AGAIN, self.controls.unlearn_again(self.run, show), describe_machine(self.run))
+        world = "history" if self.controls.lacks_history(self.run) else "original"
+        again = self.controls.unlearn_in(world, self.run, show, name="again")
+        self._compare("again", AGAIN, again, describe_machine(self.run))
 
     def _check_bare(self, world: Literal["bare-other", "bare-same"], show: ShowRound) -> None:
-        """Add a failed check where the method does well on test data after training on noise alone."""
+        """Add a failed check if the method does well on test data after training on noise alone."""
         federation = self.controls.federation
         bare = self.controls.run_in(world, self.run, show)
         found, retrain = (
@@ -98,7 +94,7 @@ class Counterfactuals:
         if found is None or retrain is None:
             return
         if explain_uselessness(found, retrain, compute_chance(federation)) is None:
-            says = f"{BARE}: test accuracy {found:.1%}, where Retrain has {retrain:.1%} on real data. It brings along what it knows."
+            says = f"{BARE}: test accuracy {found:.1%}, and Retrain on real data has {retrain:.1%}. The method knows more than it was taught."
             self.checks.append(Check("bare", says, identical=False, largest_difference=0.0))
 
     def _compare(
@@ -112,51 +108,45 @@ class Counterfactuals:
             return
         apart = float((mine.double() - theirs.double()).abs().max())
         rounds = "" if as_long else f" after {len(other.rounds)} rounds, not {len(run.rounds)}"
-        says = f"{what}: other weights{rounds}, up to {apart:.2g} apart{where}."
+        says = f"{what}: different weights{rounds}, up to {apart:.2g} apart{where}."
         self.checks.append(Check(name, says, False, apart))
 
 
 def is_ours(run: Run) -> bool:
-    """Return whether all code that made a run is this package's: method, aggregation and engine.
+    """Return whether all code that made a run belongs to this package: method, aggregation and engine.
 
-    Everything is compared by identity, for a class of the user's own can take any name and answer any question.
+    Compare by identity, because a class of the user's own can take any name and any attribute.
     """
     rule, maker = rule_of(run.method), unwrap(run.engine)
-    return (
-        is_built_in(run.method)
-        and (rule is None or is_built_in_rule(rule))
-        and (
-            is_built_in_name(maker)
-            if isinstance(maker, str)
-            else any(maker is known for known in ENGINES.values())
-        )
-    )
+    if not is_built_in(run.method) or not (rule is None or is_built_in_rule(rule)):
+        return False
+    return is_built_in_name(maker) if isinstance(maker, str) else any(maker is e for e in ENGINES.values())
 
 
 def find_carried(method: Method[Any]) -> str | None:
-    """Return the name of a field that is not a setting; a counterfactual with such a value inside would show nothing."""
+    """Return the name of a field that is not a setting, such as stored weights, which could carry forgotten data; or None."""
     return next((name for name, value in values_of(method).items() if not _is_setting(value)), None)
 
 
 def _is_setting(value: Any) -> bool:
-    """Return whether a value is a number, a text, None, or a plain function, such as a rule to aggregate by."""
+    """Return whether a value is a number, a string, None, or a plain function such as an aggregation rule."""
     if type(value) is partial:
         return all(map(_is_setting, (value.func, *value.args, *value.keywords.values())))
     return value is None or isinstance(value, int | float | str | FunctionType | BuiltinFunctionType)
 
 
 def describe_machine(run: Run) -> str:
-    """Return which engines made the run and the audit, where the bits of the two cannot be the same."""
+    """Return which engines made the run and the audit, if their bits can differ."""
     if run.folder is None:
         return ""
     before, now = RunFolder(run.folder).config().get("made_by", ""), describe_engine(run.make_engine())
     if before == now:
         return ""
-    return f" (the run was made by {before}, this audit by {now}: audit it where it was made)"
+    return f" (the run was made by {before}, this audit by {now}; audit the run where it was made)"
 
 
 def has_recorded_weights(run: Run) -> bool:
-    """Return whether the weights are those whose digest the run's folder holds; True where there is no folder."""
-    return run.folder is None or RunFolder(run.folder).result()["weights_sha256"] == digest_weights(
-        run.params
-    )
+    """Return whether the weights have the digest in the run's folder; True if there is no folder."""
+    if run.folder is None:
+        return True
+    return RunFolder(run.folder).result()["weights_sha256"] == digest_weights(run.params)

@@ -1,4 +1,4 @@
-"""The result of an audit: plain values to print, to write as audit.json and to read again, all without torch."""
+"""The result of an audit: plain values that can be printed, written as audit.json and read again, without torch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 def _check_models(found: Mapping[str, T]) -> Mapping[str, T]:
-    """Refuse a table that lacks one of the three models."""
+    """Return the table; raise ValueError if one of the three models is missing."""
     if missing := [model for model in MODELS if model not in found]:
         raise ValueError(f"lacks {missing[0]}")
     return found
@@ -37,7 +37,7 @@ ByModel = Annotated[Mapping[str, T], AfterValidator(_check_models)]  # one value
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """The range in which a number may lie."""
+    """A confidence interval."""
 
     low: float
     high: float
@@ -45,7 +45,7 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A difference of two shares, and the range in which it may lie."""
+    """A difference of two shares with its confidence interval."""
 
     value: float
     low: float
@@ -59,7 +59,7 @@ class Roc:
     auc: float
     se: float  # standard error
     interval: Interval  # 99 %
-    equivalence: Interval  # 90 %: two one-sided tests at 5 % each
+    equivalence: Interval  # 90 %, for two one-sided tests at 5 %
     tpr_1: float  # true positives at 1 % false positives
     tpr_1_interval: Interval  # 99 %
     tpr_01: float  # at 0.1 %
@@ -77,26 +77,26 @@ class Attack:
     verdict: Outcome
     says: str
     margin: float
-    power: float  # chance that the equivalence test passes on a model that remembers nothing
+    power: float  # chance that a model that remembers nothing passes the equivalence test
     models: ByModel[Roc]
     self_test: Roc | None = None  # LiRA on its own shadows
     canaries: bool = False  # whether the examples are canaries alone
     rehearsal: bool = (
-        False  # whether the recorded procedure was attacked, with canaries, not the audited weights
+        False  # whether it attacked the recorded procedure, with canaries, not the audited weights
     )
 
 
 @dataclass(frozen=True, slots=True)
 class MisrRates:
-    """How often an attacker says that an example was trained on."""
+    """How often an attacker calls an example a member."""
 
     misr: float  # share of the forgotten data
-    on_test: float  # share of fresh test data
+    on_test: float  # share of the test data
 
 
 @dataclass(frozen=True, slots=True)
 class Misr:
-    """The paper's measure, with what it must be read beside."""
+    """The paper's measure, with a sentence on how to read it."""
 
     attackers: Mapping[str, ByModel[MisrRates]]
     says: str
@@ -104,18 +104,18 @@ class Misr:
 
 @dataclass(frozen=True, slots=True)
 class BackdoorAttack:
-    """How often the trigger works on test images that are not of its target."""
+    """How often the trigger works on test images of other classes than its target."""
 
     images: int
     success: ByModel[float]
-    difference: Difference  # of the audited model's success to the floor, Retrain's
+    difference: Difference  # the audited model's success minus Retrain's
     verdict: Outcome
     says: str
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One counterfactual: the run once more with the forgotten data changed, or never there."""
+    """One counterfactual: the run repeated with the forgotten data changed or left out."""
 
     name: Literal["again", "noise", "never", "bare"]
     says: str
@@ -125,19 +125,19 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Exactness:
-    """Whether the weights are, to the last bit, those of a world without the forgotten data."""
+    """Whether the weights equal, bit for bit, those of a world without the forgotten data."""
 
     exact: bool
     checks: tuple[Check, ...]
 
     @property
     def unexplained(self) -> bool:
-        """Whether the recorded procedure does not even give the audited weights."""
+        """Whether the recorded procedure does not give the audited weights."""
         return any(check.name == "again" and not check.identical for check in self.checks)
 
     @property
     def brought(self) -> bool:
-        """Whether the method knows more than its clients could have taught it."""
+        """Whether the method knows more than its clients can have taught it."""
         return any(check.name == "bare" and not check.identical for check in self.checks)
 
 
@@ -151,7 +151,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Accuracies:
-    """Shares of examples that a model labels correctly; None where targets are not labels."""
+    """Shares of examples that a model labels correctly; None if targets are not labels."""
 
     forgotten: float | None
     retained: float | None
@@ -179,27 +179,27 @@ class Clients:
 
 @dataclass(frozen=True, slots=True)
 class Distance:
-    """The distance of a model w to a reference v. None of these says by itself whether anything was forgotten."""
+    """The distance of a model w to a reference v. It does not show by itself whether anything was forgotten."""
 
     l2: float  # ‖w - v‖
-    cosine: float  # w'v / (‖w‖ ‖v‖), 1 where they point the same way, 0 where one of them is 0
-    kl: float  # mean over examples of KL(reference ‖ model) of their predictions, in nats
-    disagreement: float  # share of examples with another largest output
+    cosine: float  # w'v / (‖w‖ ‖v‖); 0 if w or v is 0
+    kl: float  # mean KL(reference ‖ model) of the predictions, in nats
+    disagreement: float  # share of examples with different predicted labels
 
 
 @dataclass(frozen=True, slots=True)
 class Relearn:
-    """Rounds of training with everybody until the original's accuracy on the forgotten data is back."""
+    """Rounds of training with all clients until the original's accuracy on the forgotten data is reached again."""
 
     goal: float
     most: int
-    unlearned: int | None  # None: not within ``most``
+    unlearned: int | None  # None if ``most`` rounds are not enough
     retrain: int | None
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """The cost of a run. Bytes are payload, seconds those of clients and server."""
+    """The cost of a run. Bytes are payload; seconds include clients and server."""
 
     rounds: int
     client_epochs: int
@@ -211,10 +211,10 @@ class Cost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Audit:
-    """A verdict with everything it rests on."""
+    """A verdict with everything that it rests on."""
 
     method: str
-    exact: bool  # what the method claims
+    exact: bool  # whether the method claims to be exact
     forgot: str
     seed: int
     weights_sha256: str
@@ -225,7 +225,7 @@ class Audit:
     backdoor: BackdoorAttack | None
     accuracy: ByModel[Accuracies]
     clients: Clients
-    distance: Mapping[str, Distance]  # to Retrain, of the other two; empty where targets are not labels
+    distance: Mapping[str, Distance]  # of the other two models to Retrain; empty if targets are not labels
     relearn: Relearn | None
     cost: ByModel[Cost]
     notes: tuple[str, ...] = ()
@@ -244,10 +244,10 @@ class Audit:
 
     @classmethod
     def from_json(cls, text: str) -> Audit:
-        """Return the audit that `to_json` wrote; raise ValueError where the text is not one, and say which part is wrong."""
-        told = _upgrade(json.loads(text, parse_constant=_refuse_constant))
+        """Return the audit that `to_json` wrote; raise AuditFormatError with the wrong part if it is not one."""
+        values = _upgrade(json.loads(text, parse_constant=_refuse_constant))
         try:
-            return _adapter().validate_json(json.dumps(told), strict=True)
+            return _adapter().validate_json(json.dumps(values), strict=True)
         except ValidationError as error:
             raise AuditFormatError(_describe(error)) from None
 
@@ -256,11 +256,11 @@ class Audit:
 
 
 class AuditFormatError(ValueError):
-    """JSON that is not an audit; the text says where."""
+    """JSON that is not an audit; the message names the wrong part."""
 
 
 def read_audit(folder: Path) -> Audit | None:
-    """Return the audit in a run folder, None where it has none; raise RunFolderError where it is damaged."""
+    """Return the audit in a run folder, or None if it has none; raise RunFolderError if it is damaged."""
     path = folder / FILE
     advice = f"delete it and audit the run again: feduhb audit {folder}"
     try:
@@ -270,7 +270,7 @@ def read_audit(folder: Path) -> Audit | None:
     except AuditFormatError as error:
         raise RunFolderError(f"{path} is damaged, or another version wrote it: {error}; {advice}") from None
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or "it is not whole JSON"
+        reason = getattr(error, "strerror", None) or "it is not complete JSON"
         raise RunFolderError(f"{path} cannot be read: {reason}; {advice}") from None
 
 
@@ -283,18 +283,18 @@ def _refuse_constant(name: str) -> float:
     raise ValueError(f"{name} is not a number")
 
 
-def _upgrade(told: Any) -> Any:
-    """Fill in the fields of attacks that older versions put into words alone."""
-    attacks = told.get("membership") if isinstance(told, dict) else None
+def _upgrade(values: Any) -> Any:
+    """Fill in the fields of attacks that older versions wrote only in words."""
+    attacks = values.get("membership") if isinstance(values, dict) else None
     for attack in attacks if isinstance(attacks, list) else ():
         if isinstance(attack, dict) and isinstance(on := attack.get("on"), str):
             attack.setdefault("canaries", on.startswith("canaries"))
             attack.setdefault("rehearsal", on.endswith("in a rehearsal"))
-    return told
+    return values
 
 
 def _describe(error: ValidationError) -> str:
-    """Return which part of an audit is wrong first, a missing part being null."""
+    """Return the first part of an audit that is wrong; a missing part is null."""
     first = error.errors(include_url=False)[0]
     where = "the audit" + "".join(f" {k + 1}" if isinstance(k, int) else f", {k}" for k in first["loc"])
     if first["type"] == "value_error":
@@ -328,29 +328,25 @@ def _lines(audit: Audit) -> Iterator[str]:
     yield "\nAccuracy     forgotten  retained      test   to Retrain: L2  cosine  KL (nats)  disagree"
     for name, share in audit.accuracy.items():
         cells = "  ".join(_format_share(s) for s in (share.forgotten, share.retained, share.test))
-        far = audit.distance.get(name)
-        apart = (
-            f"   {far.l2:>14.3g}  {far.cosine:6.3f}  {far.kl:9.3g}  {far.disagreement:8.1%}" if far else ""
-        )
-        yield f"  {NAMES[name]:<9}  {cells}{apart}"
+        if far := audit.distance.get(name):
+            cells += f"   {far.l2:>14.3g}  {far.cosine:6.3f}  {far.kl:9.3g}  {far.disagreement:8.1%}"
+        yield f"  {NAMES[name]:<9}  {cells}"
     if audit.relearn:
         took = {UNLEARNED: audit.relearn.unlearned, RETRAIN: audit.relearn.retrain}
         again = (f"{NAMES[n]} {_format_rounds(r, audit.relearn.most)}" for n, r in took.items())
         yield f"Relearning the forgotten data to {audit.relearn.goal:.1%}: {', '.join(again)}"
-    yield f"Those who stayed, on their {audit.clients.on}: {_format_changes(audit.clients)}"
+    yield f"Remaining clients, on their {audit.clients.on}: {_format_changes(audit.clients)}"
     yield "\nCost         rounds  client epochs  MB down  MB up  history MB  seconds"
     for name, took in audit.cost.items():
-        megabytes = (
-            f"{took.bytes_down / 1e6:7.0f}  {took.bytes_up / 1e6:5.0f}  {took.history_bytes / 1e6:10.0f}"
-        )
-        yield f"  {NAMES[name]:<9}  {took.rounds:6}  {took.client_epochs:13,}  {megabytes}  {took.seconds:7.1f}"
+        down, up, history = (size / 1e6 for size in (took.bytes_down, took.bytes_up, took.history_bytes))
+        work = f"{took.rounds:6}  {took.client_epochs:13,}  {down:7.0f}  {up:5.0f}  {history:10.0f}"
+        yield f"  {NAMES[name]:<9}  {work}  {took.seconds:7.1f}"
     yield from (f"\n{_wrap(note, '')}" for note in audit.notes)
 
 
 def _format_changes(clients: Clients) -> str:
-    changes = [
-        row.after - row.before for row in clients.rows if row.after is not None and row.before is not None
-    ]
+    pairs = [(row.before, row.after) for row in clients.rows]
+    changes = [after - before for before, after in pairs if before is not None and after is not None]
     if not changes:
         return "no accuracy to compare"
     better, worse = sum(c > 0 for c in changes), sum(c < 0 for c in changes)
@@ -362,7 +358,7 @@ def _format_changes(clients: Clients) -> str:
 
 def _format_rounds(rounds: int | None, most: int) -> str:
     if rounds == 0:
-        return "never away"
+        return "never forgotten"
     return f"not within {most} rounds" if rounds is None else f"{rounds} round{'s'[: rounds != 1]}"
 
 

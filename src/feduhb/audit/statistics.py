@@ -1,6 +1,6 @@
-"""The statistics of an audit: the ROC of an attack, equivalence, power, and differences of shares, all with intervals.
+"""The statistics of an audit: the ROC of an attack, equivalence, power, and differences of shares, with intervals.
 
-Members are compared with held-out examples of the *same* client: across clients an attack would be paid for label skew.
+Members are compared with held-out examples of the *same* client, so that an attack does not profit from label skew.
 """
 
 from __future__ import annotations
@@ -16,24 +16,21 @@ from torch.nn.functional import pad
 
 from feduhb.audit.result import Difference, Interval, Roc
 from feduhb.core.seeds import generator
-from feduhb.errors import ConfigError, DataError
+from feduhb.errors import DataError
 
-CELLS = 500_000  # resampled scores held at once: some 100 MB
-LEVEL, TOST = 0.99, 0.90  # of the two intervals
-FEWEST = 100  # bootstrap draws
+CELLS = 500_000  # resampled scores in memory at once, about 100 MB
+LEVEL, TOST = 0.99, 0.90  # levels of the two intervals
 
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """One client's examples under one attack on one model; a higher score is more like a member's."""
+    """One client's scores under one attack on one model; members should have higher scores."""
 
     members: Tensor  # [m]
     others: Tensor  # [n]
 
     def __post_init__(self) -> None:
         for what, scores in (("members", self.members), ("others", self.others)):
-            if scores.dim() != 1:
-                raise DataError(f"the scores of {what} are {list(scores.shape)}; give one number an example")
             if odd := int((~scores.isfinite()).sum()):
                 raise DataError(
                     f"{odd} of the {len(scores)} scores of {what} are not finite: the attacked model has diverged, "
@@ -48,23 +45,23 @@ class _Client:
     members: Tensor  # [m]
     others: Tensor  # [n]
     below: Tensor  # [m] how many others each member beats
-    upto: Tensor  # [m] and how many it beats or ties with
+    upto: Tensor  # [m] how many it beats or ties with
     weight: float
 
 
 @dataclass(frozen=True, slots=True)
-class _Everybody:
-    """All clients' scores in descending order, for the threshold they share."""
+class _Ranking:
+    """The scores of all clients in descending order, for the threshold that they share."""
 
     members: Tensor  # [M] positions among all clients' members, the highest first
     others: Tensor  # [N]
-    above: Tensor  # [N] how many members lie strictly above each other
+    above: Tensor  # [N] for each of the others, how many members lie strictly above it
 
 
 def compute_auc(strata: Sequence[Scores]) -> float:
     """Return Σ w_c AUC_c / Σ w_c,  w_c = m n / (m + n),  AUC_c = P(member > other) + P(member = other) / 2.
 
-    The weights are inverse variances where the attack is blind. Clients without members or others are left out.
+    The weights are inverse variances if the attack is blind. Clients without members or others do not count.
     """
     return _mean_auc(_sort(strata))
 
@@ -72,47 +69,37 @@ def compute_auc(strata: Sequence[Scores]) -> float:
 def compute_roc(strata: Sequence[Scores], *, seed: int = 0, draws: int = 2000) -> Roc:
     """Return AUC, true positives, and their intervals from a two-stage bootstrap: clients, then examples within each.
 
-    AUC's intervals are the bootstrap's percentiles, and never narrower than AUC ± z `compute_smallest_error`; its standard
-    error is the larger of the two. Intervals of true positives are the bootstrap's percentiles, and never
-    narrower than Wilson's for as many members. So no interval is a point, however well the scores are separated.
+    Intervals are the bootstrap's percentiles. Those of the AUC are never narrower than AUC ± z `compute_smallest_error`,
+    and its standard error is never smaller. Those of true positives are never narrower than Wilson's for this number of
+    members. So no interval is a point, however well the scores are separated.
 
-    The threshold is shared by all clients: the smallest that no more than 1 % (0.1 %) of the others reach; with fewer
-    than 100 (1000) others that is none of them. Ties are never split in the attacker's favour.
+    All clients share the threshold: the smallest that at most 1 % (0.1 %) of the others reach. With fewer than 100 (1000)
+    others, none may reach it. Ties are never split in the attacker's favour.
 
-    Where clients do not differ, C of them make the bootstrap's error too large, by up to sqrt(2 - 1/C): the
-    first stage feels within-client noise that the second adds once more.
+    If C clients do not differ, the bootstrap's error is too large by up to sqrt(2 - 1/C), because the first stage
+    includes the noise within clients, which the second stage adds again.
     """
-    if draws < FEWEST:
-        raise ConfigError(f"draws is {draws}; give {FEWEST} or more, such as 2000")
     clients = _sort(strata)
-    area, floor = _mean_auc(clients), compute_smallest_error(strata)
+    area, floor = compute_auc(strata), compute_smallest_error(strata)
     drawn = _bootstrap(clients, seed, draws)
     line = _rank(clients)
     count, others = len(line.members), len(line.others)
     once = torch.ones(1, count).long(), torch.ones(1, others).long()
     tpr = [float(_share_reached(line, *once, one_in)) for one_in in (100, 1000)]
     wide = [_widest_interval(drawn[i + 1], LEVEL, wilson_interval(tpr[i], count, LEVEL)) for i in range(2)]
-    return Roc(
-        auc=area,
-        se=max(float(drawn[0].std()), floor),
-        interval=_widest_interval(drawn[0], LEVEL, _normal_interval(area, floor, LEVEL)),
-        equivalence=_widest_interval(drawn[0], TOST, _normal_interval(area, floor, TOST)),
-        tpr_1=tpr[0],
-        tpr_1_interval=wide[0],
-        tpr_01=tpr[1],
-        tpr_01_interval=wide[1],
-        members=count,
-        others=others,
-    )
+    se = max(float(drawn[0].std()), floor)
+    whole = _widest_interval(drawn[0], LEVEL, _normal_interval(area, floor, LEVEL))
+    equal = _widest_interval(drawn[0], TOST, _normal_interval(area, floor, TOST))
+    return Roc(area, se, whole, equal, tpr[0], wide[0], tpr[1], wide[1], count, others)
 
 
 def compute_smallest_error(strata: Sequence[Scores]) -> float:
-    """Return the standard error of the AUC that the counts alone leave: 3 members above 3 others are weak evidence.
+    """Return the smallest standard error of the AUC for these counts: 3 members above 3 others are weak evidence.
 
         v_c = (A (1 - A) + (m - 1)(A / (2 - A) - A²) + (n - 1)(2 A² / (1 + A) - A²)) / (m n),   sqrt(Σ w_c² v_c) / Σ w_c
 
-    A is the AUC with one pair more won and one more lost than the k = Σ min(m, n) that can be formed of examples used
-    once, (k AUC + 1) / (k + 2). At A = 1/2 it is Mann and Whitney's error. Reference: Hanley and McNeil 1982.
+    A = (k AUC + 1) / (k + 2) is the AUC after one more won and one more lost pair, where k = Σ min(m, n) is the number of
+    pairs that use each example once. At A = 1/2 it is Mann and Whitney's error. Reference: Hanley and McNeil 1982.
     """
     clients = _sort(strata)
     sizes = [(len(c.members), len(c.others)) for c in clients]
@@ -127,14 +114,12 @@ def compute_smallest_error(strata: Sequence[Scores]) -> float:
 
 
 def is_equivalent(found: Roc, margin: float = 0.05) -> bool:
-    """Return whether the 90 % interval lies within 0.5 ± margin: two one-sided tests at 5 % each. Reference: Schuirmann 1987."""
+    """Return whether the 90 % interval is within 0.5 ± margin: two one-sided tests at 5 %. Reference: Schuirmann 1987."""
     return 0.5 - margin <= found.equivalence.low and found.equivalence.high <= 0.5 + margin
 
 
 def compute_power(se: float, margin: float = 0.05) -> float:
-    """Return the chance that `is_equivalent` says yes where the true AUC is 0.5: max(0, 2 Φ(margin / se - z) - 1), z = 1.645."""
-    if not (se > 0 and margin > 0):
-        raise ConfigError(f"power of se {se} and margin {margin} is not defined; give positive numbers")
+    """Return the chance that `is_equivalent` is true if the AUC is 0.5: max(0, 2 Φ(margin / se - z) - 1), z = 1.645."""
     normal = NormalDist()
     return max(0.0, 2 * normal.cdf(margin / se - normal.inv_cdf((1 + TOST) / 2)) - 1)
 
@@ -144,9 +129,9 @@ def pool(found: Sequence[Roc]) -> Roc:
 
         AUC = Σ (AUC_i / se_i²) / Σ (1 / se_i²),   se = 1 / sqrt(Σ (1 / se_i²)),   intervals AUC ± z se
 
-    True positives are means over the members, TPR = Σ s_i TPR_i with s_i the share of all members; their interval
-    reaches sqrt(Σ s_i² (TPR_i - low_i)²) below and as much with high_i above (Zou and Donner 2008). One true AUC is
-    assumed behind all audits; where they differ by more than their errors, the interval says too little.
+    True positives are means over the members, TPR = Σ s_i TPR_i with s_i the share of all members. Their interval
+    reaches sqrt(Σ s_i² (TPR_i - low_i)²) below, and likewise with high_i above (Zou and Donner 2008). All audits are
+    assumed to have the same true AUC; if they differ by more than their errors, the interval is too narrow.
     """
     if not found:
         raise DataError("there are no audits to pool; give at least one")
@@ -171,25 +156,17 @@ def wilson_interval(share: float, count: int, level: float) -> Interval:
 
 
 def compute_difference(hit: Tensor, floor: Tensor, *, level: float = 0.99) -> Difference:
-    """Return share(hit) - share(floor) over the same images, [n] truth values each, with an adjusted paired interval.
+    """Return share(hit) - share(floor) over the same images, [n] booleans each, with an adjusted paired interval.
 
         b = images hit alone + h,   c = floor alone + h,   N = n + 4 h,   h = max(1/2, z² / 8)
         (b - c) / N ± z sqrt(b + c - (b - c)² / N) / N,   clipped to [-1, 1]
 
-    The added h keeps the interval from being a point where both always agree. Differs from the reference, which adds
-    1/2 at 95 % (z² / 8 is 0.48 there): at 99 % that would hold the truth only 96 % of the time where hits are rare and
-    the floor is 0. Reference: Agresti and Min 2005.
+    The added h keeps the interval from being a point if both always agree. Differs from the reference, which adds 1/2 at
+    95 % (z² / 8 is 0.48 there): at 99 % that would cover the truth only 96 % of the time if hits are rare and the floor
+    is 0. Reference: Agresti and Min 2005.
     """
-    if not 0 < level < 1:
-        raise ConfigError(f"level is {level}; give a share between 0 and 1, such as 0.99")
-    if hit.dim() != 1 or hit.shape != floor.shape or not len(hit):
-        raise DataError(
-            f"{list(hit.shape)} and {list(floor.shape)} truth values are not of the same images; give one an image to both"
-        )
-    if hit.dtype != torch.bool or floor.dtype != torch.bool:
-        raise DataError(
-            f"{hit.dtype} and {floor.dtype} are no truth values; say which images were hit, yes or no"
-        )
+    if not len(hit):
+        raise DataError("all test images belong to the backdoor's target class; add images of other classes")
     alone, other = int((hit & ~floor).sum()), int((floor & ~hit).sum())
     value = (alone - other) / len(hit)
     z = NormalDist().inv_cdf((1 + level) / 2)
@@ -214,29 +191,28 @@ def _sort(strata: Sequence[Scores]) -> list[_Client]:
     return clients
 
 
-def _rank(clients: Sequence[_Client]) -> _Everybody:
+def _rank(clients: Sequence[_Client]) -> _Ranking:
     members, others = torch.cat([c.members for c in clients]), torch.cat([c.others for c in clients])
     line, rising = others.sort(descending=True), members.sort().values
     above = len(members) - torch.searchsorted(rising, line.values, right=True)
-    return _Everybody(members.argsort(descending=True), line.indices, above)
+    return _Ranking(members.argsort(descending=True), line.indices, above)
 
 
 def _mean_auc(clients: Sequence[_Client]) -> float:
-    areas = [
-        float(_compute_areas(c, torch.ones(1, len(c.members)), torch.ones(1, len(c.others)))) for c in clients
-    ]
-    weights = [c.weight for c in clients]
-    return sum(w * a for w, a in zip(weights, areas, strict=True)) / sum(weights)
+    once = ((c, torch.ones(1, len(c.members)), torch.ones(1, len(c.others))) for c in clients)
+    return sum(c.weight * float(_compute_areas(c, *counts)) for c, *counts in once) / sum(
+        c.weight for c in clients
+    )
 
 
 def _compute_areas(client: _Client, members: Tensor, others: Tensor) -> Tensor:
-    """Return the AUC of each row of counts, which say how often each example was drawn: [r, m], [r, n] -> [r]."""
+    """Return the AUC of each row of counts of how often each example was drawn: [r, m], [r, n] -> [r]."""
     reach = pad(others.double().cumsum(dim=1), (1, 0))  # [r, n + 1]
     won = members * (reach[:, client.below] + reach[:, client.upto]) / 2
     return won.sum(dim=1) / (members.shape[1] * others.shape[1])
 
 
-def _share_reached(line: _Everybody, members: Tensor, others: Tensor, one_in: int) -> Tensor:
+def _share_reached(line: _Ranking, members: Tensor, others: Tensor, one_in: int) -> Tensor:
     """Return the share of members above the (k+1)-th highest other, k = ⌊others / one_in⌋: [r, M], [r, N] -> [r]."""
     allowed = others.sum(dim=1, keepdim=True) // one_in
     first_false = (others[:, line.others].cumsum(dim=1) <= allowed).sum(dim=1)
@@ -252,12 +228,12 @@ def _bootstrap(clients: Sequence[_Client], seed: int, draws: int) -> Tensor:
     return torch.cat(parts, dim=1)
 
 
-def _resample(clients: Sequence[_Client], line: _Everybody, rows: int, rng: torch.Generator) -> Tensor:
+def _resample(clients: Sequence[_Client], line: _Ranking, rows: int, rng: torch.Generator) -> Tensor:
     chosen = torch.randint(len(clients), (rows, len(clients)), generator=rng)
     won, weight = torch.zeros(2, rows, dtype=torch.float64)
     members, others = [], []  # counts, [rows, m] and [rows, n] for each client
     for c, client in enumerate(clients):
-        row = (chosen == c).nonzero()[:, 0]  # [r] the draws that hold this client, once for each time
+        row = (chosen == c).nonzero()[:, 0]  # [r] the draws of this client, repeated if drawn repeatedly
         m, o = (_draw_counts(len(row), len(part), rng) for part in (client.members, client.others))
         area = _compute_areas(client, m, o)
         won.index_add_(0, row, client.weight * area)
@@ -269,16 +245,15 @@ def _resample(clients: Sequence[_Client], line: _Everybody, rows: int, rng: torc
 
 
 def _draw_counts(rows: int, size: int, rng: torch.Generator) -> Tensor:
-    """Draw ``size`` of ``size`` with replacement, row by row; return how often each was drawn, [rows, size]."""
+    """Draw ``size`` of ``size`` examples with replacement in each row; return the counts, [rows, size]."""
     flat = torch.randint(size, (rows, size), generator=rng).add_(torch.arange(rows)[:, None] * size)
     return torch.bincount(flat.flatten(), minlength=rows * size).view(rows, size)
 
 
 def _widest_interval(drawn: Tensor, level: float, least: Interval) -> Interval:
-    """Return a bootstrap's interval, no narrower than ``least``."""
-    low, high = torch.quantile(
-        drawn, torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=drawn.dtype)
-    ).tolist()
+    """Return a bootstrap's interval, extended to cover ``least``."""
+    levels = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=drawn.dtype)
+    low, high = torch.quantile(drawn, levels).tolist()
     return Interval(min(low, least.low), max(high, least.high))
 
 

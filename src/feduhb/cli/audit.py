@@ -9,66 +9,62 @@ import typer
 
 from feduhb.cli.options import Data, Json, answering
 
-WORK_KEPT = "what was trained is kept, start again to go on; or delete RUN/audit-work, whose models know the forgotten data"
+WORK_KEPT = "finished work is kept: start again to continue, or delete RUN/audit-work, whose models know the forgotten data"
 
 
 def audit(
     runs: Annotated[
         list[Path],
-        typer.Argument(
-            metavar="RUN...", help="Folders of unlearning runs that answer one request.", show_default=False
-        ),
+        typer.Argument(metavar="RUN...", help="Folders of unlearning runs that served the same request."),
     ],
     original: Annotated[
         Path | None,
         typer.Option(
             metavar="RUN",
-            help="The run before the request, a control that must be caught: the audit asks about what was forgotten since. Trained again, with everybody, if not given.",
-            show_default=False,
+            help="The run before the request, the control that attacks must catch. The audit checks what was forgotten since "
+            "then. If not given, the audit trains this control again and checks everything that was ever forgotten.",
         ),
     ] = None,
     retrain: Annotated[
         Path | None,
         typer.Option(
-            metavar="RUN",
-            help="A retrain run, a control that must not be caught; made if not given.",
-            show_default=False,
+            metavar="RUN", help="A Retrain run, which attacks must not catch; the audit makes one if needed."
         ),
     ] = None,
     exactness: Annotated[
         bool,
         typer.Option(
-            help="Train and unlearn again with noise in place of the forgotten data, and without it."
+            help="Repeat the run with noise in place of the forgotten data, and without that data; compare the weights."
         ),
     ] = True,
     canaries: Annotated[
         float,
         typer.Option(
-            help="Where the data holds none, rehearse with this share of the forgotten examples mislabelled; 0: do not."
+            help="If the data holds no canaries, rehearse with this share of the forgotten examples mislabelled; 0: no rehearsal."
         ),
     ] = 0.25,
     shadows: Annotated[
-        int, typer.Option(help="Shadow federations for the LiRA attack, such as 16; 0: none.")
+        int, typer.Option(help="Number of shadow federations for the LiRA attack, such as 16; 0: no LiRA.")
     ] = 0,
     relearn: Annotated[
-        int, typer.Option(help="Rounds at most of training the forgotten data back in; 0: do not.")
+        int, typer.Option(help="Maximum rounds to train the forgotten data back in; 0: no relearning.")
     ] = 20,
     margin: Annotated[
-        float, typer.Option(help="An AUC within 0.5 plus or minus this counts as none.")
+        float, typer.Option(help="An AUC that differs from 0.5 by at most this counts as chance.")
     ] = 0.05,
     keep: Annotated[
-        bool, typer.Option("--keep", help="Keep the runs made on the way. They know the forgotten data.")
+        bool, typer.Option("--keep", help="Keep the audit's own runs. Their models know the forgotten data.")
     ] = False,
     data: Data = None,
     json: Json = False,
 ) -> None:
-    """Ask whether a run really forgot: exactness, membership attacks, backdoor, distance, cost, and a verdict.
+    """Check whether a run forgot: exactness, membership attacks, backdoor, distance, cost, and a verdict.
 
-    For example: feduhb audit runs/first-feduhb --original runs/first
+    Example: feduhb audit runs/first-feduhb --original runs/first
 
-    Every attack is run on two controls too: the original model, which must be caught, and Retrain, which must not.
-    The audit needs the forgotten data once more, so run it before that is deleted. It writes audit.json into RUN, which
-    feduhb report shows; started again after a crash it goes on where it stood.
+    Every attack also runs on two controls: the original, which it must catch, and Retrain, which it must not catch.
+
+    The audit needs the forgotten data once more, so run it before you delete that data. It writes audit.json into RUN, which feduhb report shows. After a crash, start it again: it continues where it stopped.
     """
     from feduhb.audit.audit import audit_all
     from feduhb.runs.run import open_run

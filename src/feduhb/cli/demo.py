@@ -11,16 +11,16 @@ from feduhb.cli.options import Json, answering
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="Where runs, figures and the report go.")] = Path("demo"),
+    out: Annotated[Path, typer.Option(help="Folder for runs, figures and report.")] = Path("demo"),
     json: Json = False,
 ) -> None:
-    """See the whole story on real data, in about a minute and a half on two cores.
+    """Train, unlearn, audit and report on real data, in about a minute and a half on two cores.
 
-    Twenty clients learn handwritten digits; two of them plant a backdoor, then ask to be forgotten.
+    Example: feduhb demo --out demo
 
-    FedUHB, Retrain, FedEraser and FedRecover each make a model without them, and an audit asks each whether it forgot. A table, figures and a page show the outcome.
+    Twenty clients learn handwritten digits. Two of them plant a backdoor, then ask to be forgotten. FedUHB, Retrain, FedEraser and FedRecover each make a model without them, and an audit checks whether each model forgot. A table, figures and a page show the results.
     """
     from feduhb.demo import run_demo
 
-    with answering(json, "start again: the demo begins anew") as answer:
+    with answering(json, "start again; the demo starts over") as answer:
         answer.update(run_demo(out, quiet=json))

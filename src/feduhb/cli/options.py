@@ -1,48 +1,58 @@
-"""What the commands share: options, answers in JSON, errors in one line."""
+"""What the commands share: options, answers in JSON, errors in one line, and how commands of other packages are found."""
 
 from __future__ import annotations
 
 import contextlib
+import inspect
 import json as json_format
 import sys
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Annotated, Any
 
+import click
 import typer
+from typer.core import TyperGroup
 
+from feduhb.core.plugins import find_plugin, list_plugins
 from feduhb.errors import ConfigError, FeduhbError
 
-RunArgument = Annotated[
-    Path, typer.Argument(metavar="RUN", help="The folder of a finished run.", show_default=False)
-]
+CONTINUE = "finished rounds are kept; continue with --resume"
+GROUP = "feduhb.commands"
+REPRODUCTION = {  # commands of the package feduhb-reproduction, and what they do
+    "theorem": "Measure the paper's theorem.",
+    "reproduce": "Repeat the paper's experiments.",
+}
+INSTALL = "pip install -c constraints.txt ./reproduction"
+
+RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")]
 Forget = Annotated[
     str,
     typer.Option(
         metavar="WHAT",
-        show_default=False,
         help="Clients (c00,c01), rows of a client (c02:0-9+12) or a class (class:3), separated by commas. "
         "Rows are counted from 0 in the data that the client joined with.",
     ),
 ]
+Rounds = Annotated[
+    int, typer.Option(help="Maximum number of rounds; FedEraser and FedRecover set their own number.")
+]
 Data = Annotated[
     Path | None,
     typer.Option(
-        metavar="FOLDER",
-        help="Where the files of mnist or cifar10 are; else FEDUHB_DATA, else downloaded.",
-        show_default=False,
+        metavar="FOLDER", help="Folder with the mnist or cifar10 files; default: FEDUHB_DATA, or a download."
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print the answer as JSON, for a program to read.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Resume = Annotated[
-    bool, typer.Option("--resume", help="Go on after a crash: the result is the same, bit for bit.")
+    bool, typer.Option("--resume", help="Continue after a crash; the result is the same, bit for bit.")
 ]
 
 
 def print_version(
-    version: Annotated[bool, typer.Option("--version", help="Print the version and leave.")] = False,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
 ) -> None:
-    """Print the version and exit, if asked to."""
+    """Print the version and exit if the user gave --version."""
     if version:
         from feduhb import __version__
 
@@ -50,14 +60,14 @@ def print_version(
         raise typer.Exit
 
 
-def folder_beside(run: Path, word: str) -> Path:
-    """Return a folder beside a run, named after it."""
+def name_folder(run: Path, word: str) -> Path:
+    """Return the folder RUN-WORD beside a run."""
     place = run.resolve()
     return place.with_name(f"{place.name}-{word}")
 
 
 def parse_settings(given: list[str]) -> dict[str, float]:
-    """Return the settings in texts such as NAME=NUMBER, whole numbers as int."""
+    """Parse texts such as NAME=NUMBER; whole numbers become int."""
     found: dict[str, float] = {}
     for text in given:
         name, _, value = text.partition("=")
@@ -71,7 +81,7 @@ def parse_settings(given: list[str]) -> dict[str, float]:
 
 
 def parse_numbers(option: str, text: str, example: str = "0,0.3,0.9") -> tuple[float, ...]:
-    """Return the numbers in a text, separated by commas."""
+    """Parse numbers that are separated by commas."""
     try:
         found = tuple(float(part) for part in text.split(",") if part.strip())
     except ValueError:
@@ -82,7 +92,7 @@ def parse_numbers(option: str, text: str, example: str = "0,0.3,0.9") -> tuple[f
 
 
 def print_run(answer: dict[str, Any], folder: Path | None, json: bool) -> None:
-    """Add a finished run to the answer, and print it in a sentence."""
+    """Add a finished run to the answer, and print one line about it."""
     from feduhb.runs.folder import RunFolder
 
     assert folder is not None  # noqa: S101 (these runs always have one)
@@ -95,37 +105,34 @@ def print_run(answer: dict[str, Any], folder: Path | None, json: bool) -> None:
 
 
 def write_pages(answer: dict[str, Any], runs: list[Path], out: Path, json: bool) -> None:
-    """Write the report on some runs, and print its table."""
+    """Write the report about some runs, and print its table."""
     from rich.console import Console
 
     from feduhb.report import read_runs, write_report
-    from feduhb.report.tables import as_json, rich_table
+    from feduhb.report.tables import list_json_rows, make_terminal_table
 
     views = read_runs(runs)
     written = write_report(runs, out)
-    answer.update(runs=as_json(views), written=[str(path) for path in written])
+    answer.update(runs=list_json_rows(views), written=[str(path) for path in written])
     if not json:
-        Console().print(rich_table(views))
+        Console().print(make_terminal_table(views))
         typer.echo("\n".join(str(path) for path in written))
-
-
-CONTINUE = "finished rounds are kept, go on with --resume"
 
 
 @contextlib.contextmanager
 def answering(json: bool, interrupted: str = "start again") -> Generator[dict[str, Any]]:
-    """Collect a command's answer; print it as JSON if wanted; print an error in one line and exit 2.
+    """Collect a command's answer and print it if ``json`` is True; print an error as one line and exit with 2.
 
     Args:
-        interrupted: what is kept of a command that is interrupted, and how to go on.
+        interrupted: what an interrupted command keeps, and how to continue.
     """
     answer: dict[str, Any] = {}
     try:
         yield answer
     except FeduhbError as error:
         if json:
-            told = {"kind": type(error).__name__, "message": str(error)}
-            typer.echo(json_format.dumps({**answer, "error": told}))
+            answer["error"] = {"kind": type(error).__name__, "message": str(error)}
+            typer.echo(json_format.dumps(answer))
         typer.echo(f"feduhb: {error}", err=True)
         raise typer.Exit(2) from None
     except KeyboardInterrupt:
@@ -133,3 +140,62 @@ def answering(json: bool, interrupted: str = "start again") -> Generator[dict[st
         raise typer.Exit(130) from None
     if json:
         typer.echo(json_format.dumps(answer, indent=2 if sys.stdout.isatty() else None))
+
+
+class CommandGroup(TyperGroup):
+    """The built-in commands and those of other packages, which are imported only when they are run or listed."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of all commands: the built-in ones, then those of other packages."""
+        return list(dict.fromkeys([*super().list_commands(ctx), *REPRODUCTION, *list_plugins(GROUP)]))
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return a command by name; None if no package has it."""
+        return super().get_command(ctx, cmd_name) or find_command(cmd_name)
+
+
+def find_command(name: str) -> click.Command | None:
+    """Return a command of another package, or one that prints why it cannot be used; None if no package has it."""
+    try:
+        function = find_plugin(GROUP, name)
+        if function is not None:
+            return make_command(name, function)
+    except ConfigError as error:
+        return make_refusal(name, str(error), "Not available: the package that has it cannot be imported.")
+    except Exception as error:  # typer refuses a signature in several ways
+        return make_refusal(
+            name,
+            f"{name!r} of {GROUP} is not a command ({error}); repair or uninstall its package",
+            "Not available: what its package registers is not a command.",
+        )
+    if name not in REPRODUCTION:
+        return None
+    return make_refusal(
+        name,
+        f"`feduhb {name}` is in the package feduhb-reproduction, which is not installed; in a clone: {INSTALL}",
+        f"{REPRODUCTION[name]} Needs the package feduhb-reproduction; in a clone: {INSTALL}",
+    )
+
+
+def make_command(name: str, function: Callable[..., Any], **settings: Any) -> click.Command:
+    """Return the command that a function's signature and docstring describe."""
+    lone = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
+    lone.command(name, help=join_lines(function.__doc__ or ""), context_settings=settings)(function)
+    return typer.main.get_command(lone)
+
+
+def make_refusal(name: str, reason: str, help_text: str) -> click.Command:
+    """Return a command that prints a reason and exits with status 2, whatever its arguments are."""
+
+    def refuse(words: Annotated[list[str] | None, typer.Argument(hidden=True)] = None) -> None:
+        with answering("--json" in (words or [])):
+            raise ConfigError(reason)
+
+    refuse.__doc__ = help_text
+    return make_command(name, refuse, ignore_unknown_options=True)
+
+
+def join_lines(text: str) -> str:
+    """Return each paragraph in one line, for the terminal to wrap; one that begins with \\b stays as it is."""
+    parts = inspect.cleandoc(text).split("\n\n")
+    return "\n\n".join(part if part.startswith("\b") else " ".join(part.split()) for part in parts)

@@ -11,12 +11,13 @@ from feduhb.cli.options import Json, answering, write_pages
 
 
 def report(
-    runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN...", help="Folders of finished runs.", show_default=False)
-    ],
-    out: Annotated[Path, typer.Option(help="Where table, figures and HTML go.")] = Path("report"),
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of finished runs.")],
+    out: Annotated[Path, typer.Option(help="Folder for tables, figures and page.")] = Path("report"),
     json: Json = False,
 ) -> None:
-    """Write tables, figures and one self-contained HTML page about finished runs, with their audits."""
+    """Write tables, figures and one self-contained HTML page about finished runs and their audits.
+
+    Example: feduhb report runs/first runs/first-feduhb
+    """
     with answering(json) as answer:
         write_pages(answer, runs, out, json)

@@ -12,34 +12,27 @@ from feduhb.cli.options import CONTINUE, Data, Json, Resume, answering, print_ru
 
 
 def train(
-    config: Annotated[
-        Path,
-        typer.Argument(metavar="CONFIG.toml", help="The federation and how it trains.", show_default=False),
-    ],
-    out: Annotated[
-        Path, typer.Option(metavar="RUN", help="The folder to record the run in.", show_default=False)
-    ],
+    config: Annotated[Path, typer.Argument(metavar="CONFIG.toml", help="The federation and its training.")],
+    out: Annotated[Path, typer.Option(metavar="RUN", help="Folder for the new run.")],
     resume: Resume = False,
     data: Data = None,
     engine: Annotated[
         str | None,
         typer.Option(
-            help="auto, pool, stacked (also stacked:tf32, stacked:bf16) or loop; else the config's.",
-            show_default=False,
+            help="auto, pool, stacked (also stacked:tf32, stacked:bf16) or loop; if not given, the config's engine."
         ),
     ] = None,
     keep_history: Annotated[
         bool,
-        typer.Option(
-            "--keep-history",
-            help="Keep every model and update, for FedEraser and FedRecover; else the config's.",
-        ),
+        typer.Option("--keep-history", help="Keep every model and update, for FedEraser and FedRecover."),
     ] = False,
     json: Json = False,
 ) -> None:
-    """Train a federation by FedAvg into a run folder.
+    """Train a federation by FedAvg and record the run in a folder.
 
-    A config is a TOML file and needs little:
+    Example: feduhb train federation.toml --out runs/first
+
+    The config is a TOML file and needs only a few lines:
 
     \b
     seed = 1
@@ -55,9 +48,8 @@ def train(
 
     with answering(json, CONTINUE) as answer:
         settings = read_config(config)
-        if engine is not None:
-            settings = replace(settings, train=replace(settings.train, engine=engine))
-        if keep_history and not settings.train.keep_history:
-            settings = replace(settings, train=replace(settings.train, keep_history=True))
+        kept = settings.train.keep_history or keep_history  # the config may ask for float16
+        chosen = replace(settings.train, engine=engine or settings.train.engine, keep_history=kept)
+        settings = replace(settings, train=chosen)
         run = train_from(settings, out, data=data, resume=resume, show="auto" if json else "lines")
         print_run(answer, run.folder, json)

@@ -1,8 +1,8 @@
-"""The rule A that makes one step out of the clients' updates.
+"""Aggregation rules A, which combine the clients' updates into one step.
 
-The weighted mean folds a stream of blocks client by client: it holds one [P] sum whatever the number
-of clients, and its result does not depend on how they were blocked. The robust rules need every
-update at once and gather [C, P]; they cannot work on a pre-summed answer.
+The weighted mean adds up a stream of blocks client by client, so that it holds one [P] sum and its result
+does not depend on the size of the blocks. The robust rules need all updates [C, P] at once and refuse
+summed answers.
 """
 
 from __future__ import annotations
@@ -29,25 +29,23 @@ def weighted_mean(answers: Iterable[Updates]) -> Tensor:
             total = row * n if total is None else total.add_(row, alpha=n)
             weight += n
     if total is None or weight <= 0:
-        raise AggregationError(
-            "there is nothing to average: no client answered with any examples; check who takes part"
-        )
+        raise AggregationError("no client sent an update to average; check which clients take part")
     return total.div_(weight)
 
 
 def median(answers: Iterable[Updates]) -> Tensor:
-    """Return the coordinate-wise median, every client counted once. Reference: Yin et al. 2018."""
+    """Return the coordinate-wise median, without weights. Reference: Yin et al. 2018."""
     values, _ = _gather(answers, "median")
     ranked, count = values.sort(dim=0).values, len(values)
     return (ranked[(count - 1) // 2] + ranked[count // 2]) / 2
 
 
 def trimmed_mean(answers: Iterable[Updates], *, trim: float = 0.1) -> Tensor:
-    """Return the mean of each coordinate without the share ``trim`` of largest and of smallest entries.
+    """Return the mean of each coordinate without the share ``trim`` of its largest and smallest entries.
 
-    At least one entry goes at each end when trim > 0 and three or more clients answer. Reference: Yin et al. 2018.
+    If trim > 0 and at least three clients answer, at least one entry is cut at each end. Reference: Yin et al. 2018.
     """
-    _check_trim(trim)
+    _check_parameter("trim", trim)
     values, _ = _gather(answers, "trimmed_mean")
     count = len(values)
     cut = int(trim * count + 1e-9) or int(trim > 0 and count > 2)
@@ -55,23 +53,21 @@ def trimmed_mean(answers: Iterable[Updates], *, trim: float = 0.1) -> Tensor:
 
 
 def krum(answers: Iterable[Updates], *, hostile: int | None = None) -> Tensor:
-    """Return the one update whose C - f - 2 nearest neighbours are nearest, for up to f hostile clients.
+    """Return the update that is closest to its C - f - 2 nearest neighbours, for up to f hostile clients.
 
     Args:
-        hostile: f; None takes the most that Krum withstands, the largest f with 2 f + 2 < C.
+        hostile: f; None takes the largest f that Krum tolerates, which is the largest with 2 f + 2 < C.
 
     Reference: Blanchard et al. 2017.
     """
+    _check_parameter("hostile", hostile or 0)
     values, _ = _gather(answers, "krum")
     count = len(values)
     most = (count - 3) // 2
-    f = most if hostile is None else hostile
-    if hostile is not None:
-        _check_hostile(hostile)
-    if f < 0 or f > most:
-        need = 3 if hostile is None else 2 * max(hostile, 0) + 3
+    f = max(most, 0) if hostile is None else hostile
+    if f > most:
         raise AggregationError(
-            f"krum needs {need} answers for {max(f, 0)} hostile clients, but {count} came; ask more clients or use median"
+            f"krum needs {2 * f + 3} updates for {f} hostile clients, but received {count}; use more clients, or median"
         )
     distance = torch.stack([(values - row).square().sum(dim=1) for row in values])  # [C, C]
     distance.fill_diagonal_(torch.inf)
@@ -82,34 +78,34 @@ def krum(answers: Iterable[Updates], *, hostile: int | None = None) -> Tensor:
 def geometric_median(
     answers: Iterable[Updates], *, tolerance: float = 1e-10, iterations: int = 1000
 ) -> Tensor:
-    """Return argmin_z Σ n_c ‖u_c - z‖ in float64: a client's own update where that is the minimum, else by Weiszfeld's iteration.
+    """Return argmin_z Σ n_c ‖u_c - z‖, computed in float64 by Weiszfeld's iteration.
+
+    The iteration converges slowly to a minimum that is one of the updates, so these are tried first: z = u_c is the
+    minimum iff the other updates pull at it with at most the weight n_c (Vardi and Zhang 2000).
 
     Args:
-        tolerance: stop once the pulls on z balance to this share of all weight.
-        iterations: stop after so many at the latest.
-
-    z = u_c is the minimum iff the others pull at it with no more than the weight n_c (Vardi and Zhang 2000).
-    Weiszfeld's iteration would creep towards such a point; it is looked at first.
+        tolerance: stop once the remaining pull on z is at most this share of the total weight.
+        iterations: the largest number of iterations.
     """
     values, weights = _gather(answers, "geometric_median")
     n = weights.double().to(values.device)
     centre = n @ values.double() / n.sum()
-    points = values.double() - centre  # centred, so that rounding is that of the spread, not of the position
+    points = values.double() - centre  # so that rounding errors scale with the spread, not the position
     spread = points.norm(dim=1).max()
     for point in points:
-        if _unbalanced(points, n, point, spread)[0] <= 0:
+        if _weiszfeld_step(points, n, point, spread)[0] <= 0:
             return (centre + point).to(values.dtype)
     z = torch.zeros_like(centre)
     for _ in range(iterations):
-        excess, step = _unbalanced(points, n, z, spread)
+        excess, step = _weiszfeld_step(points, n, z, spread)
         if excess <= tolerance * n.sum():
             break
         z = z + step
     return (centre + z).to(values.dtype)
 
 
-def _unbalanced(points: Tensor, n: Tensor, z: Tensor, spread: Tensor) -> tuple[Tensor, Tensor]:
-    """How much harder the points pull at z than the weight that sits there holds it, and Weiszfeld's step from z."""
+def _weiszfeld_step(points: Tensor, n: Tensor, z: Tensor, spread: Tensor) -> tuple[Tensor, Tensor]:
+    """Return by how much the pull of the other points on z exceeds the weight at z, and Weiszfeld's step from z."""
     distance = (points - z).norm(dim=1)
     apart = distance > 1e-8 * spread
     pull = torch.where(apart, n / distance.clamp_min(torch.finfo(torch.float64).tiny), 0.0)
@@ -119,24 +115,21 @@ def _unbalanced(points: Tensor, n: Tensor, z: Tensor, spread: Tensor) -> tuple[T
     return force - here, step / pull.sum().clamp_min(torch.finfo(torch.float64).tiny) * (1 - held)
 
 
-def _check_trim(trim: float) -> None:
-    if not 0 <= trim < 0.5:
-        raise ConfigError(f"trimmed_mean's trim is {trim}; give a share of at least 0 and below 0.5")
-
-
-def _check_hostile(hostile: float) -> None:
-    if hostile < 0:
-        raise ConfigError(f"krum's hostile is {hostile}; give 0 or more")
+def _check_parameter(name: str, value: float) -> None:
+    if name == "trim" and not 0 <= value < 0.5:
+        raise ConfigError(f"trimmed_mean's trim is {value}; give a share of at least 0 and below 0.5")
+    if name == "hostile" and value < 0:
+        raise ConfigError(f"krum's hostile is {value}; give 0 or more")
 
 
 def _gather(answers: Iterable[Updates], rule: str) -> tuple[Tensor, Tensor]:
     blocks = list(answers)
     if any(block.summed for block in blocks):
         raise AggregationError(
-            f"{rule} needs every client's update, but this answer is pre-summed; use weighted_mean under secure aggregation"
+            f"{rule} needs every client's update, but received only their sum; use weighted_mean under secure aggregation"
         )
     if not any(block.clients for block in blocks):
-        raise AggregationError(f"{rule} has nothing to work on: no client answered; check who takes part")
+        raise AggregationError(f"{rule} received no update to combine; check which clients take part")
     return torch.cat([b.values for b in blocks]), torch.cat([b.weights for b in blocks])
 
 
@@ -150,10 +143,10 @@ RULES: dict[str, tuple[Aggregate, str | None]] = {
 
 
 def parse_rule(spec: str) -> Aggregate:
-    """Return the rule that a config names: "median", "trimmed_mean:0.2", "krum:3"."""
+    """Return the rule with a name such as "median", "trimmed_mean:0.2" or "krum:3"."""
     if not isinstance(spec, str):
         raise ConfigError(
-            "aggregate is the name of a rule, such as 'median'; to use a function of your own, pass it to a method: FedUHB(aggregate=...)"
+            f"aggregate is {spec!r}; give the name of a rule, such as 'median', or pass your function to a method: FedUHB(aggregate=...)"
         )
     name, _, value = spec.partition(":")
     if name not in RULES:
@@ -169,12 +162,12 @@ def parse_rule(spec: str) -> Aggregate:
         raise ConfigError(
             f"{spec!r}: {value!r} is not a number for {parameter}; write for example {name}:{3 if parameter == 'hostile' else 0.2}"
         ) from None
-    (_check_hostile if parameter == "hostile" else _check_trim)(number)
+    _check_parameter(parameter, number)
     return functools.partial(rule, **{parameter: number})
 
 
 def format_rule(rule: Aggregate) -> str:
-    """Return the text that `parse_rule` reads for a rule; a rule of the user is named by its function."""
+    """Return the text that `parse_rule` reads; for a rule of the user's, the name of its function."""
     if isinstance(rule, functools.partial):
         values = ",".join(str(value) for value in rule.keywords.values())
         return f"{format_rule(rule.func)}:{values}"
@@ -182,10 +175,10 @@ def format_rule(rule: Aggregate) -> str:
 
 
 def is_built_in_rule(rule: Aggregate) -> bool:
-    """Whether a rule is one of this package's, by identity."""
+    """Whether a rule is one of this package's functions, with or without a parameter."""
     return any(unwrap(rule) is known for known, _ in RULES.values())
 
 
 def unwrap(value: Any) -> Any:
-    """Return the function inside a partial one; a subclass of partial is code of its own, and stays."""
+    """Return the function inside a `functools.partial`. A subclass of partial may add code and is returned as it is."""
     return value.func if type(value) is functools.partial else value

@@ -1,4 +1,4 @@
-"""Numbers that users give, checked before anything is done with them."""
+"""Checks of the numbers that users give."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from feduhb.errors import ConfigError
 
 
 def check_whole(name: str, value: Any, least: int | None = 1) -> None:
-    """Raise ConfigError if a value is not a whole number of at least ``least``; true and false are not."""
+    """Raise ConfigError if a value is not a whole number, or less than ``least``. True and False are refused."""
     try:
         found = None if isinstance(value, bool) else operator.index(value)
     except TypeError:
@@ -23,16 +23,14 @@ def check_whole(name: str, value: Any, least: int | None = 1) -> None:
 
 
 def is_finite(value: Any) -> bool:
-    """Whether a value is a number, and neither infinite nor NaN."""
+    """Whether a value is a finite number."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def check_step(step_size: Any, epochs: Any, aggregate: Any) -> None:
-    """Raise ConfigError for a server step that is not positive, epochs that are not a count, or a rule that is not callable."""
+    """Raise ConfigError if a setting that FedUHB and Retrain share is invalid."""
     if not (is_finite(step_size) and step_size > 0):
         raise ConfigError(f"step_size is {step_size!r}; give a positive number, such as 1.0")
     check_whole("epochs", epochs, least=0)
     if not callable(aggregate):
-        raise ConfigError(
-            f"aggregate is {aggregate!r}; give a rule, such as feduhb.median, or leave it to be the run's own"
-        )
+        raise ConfigError(f"aggregate is {aggregate!r}; give a rule, such as feduhb.median, or leave it out")

@@ -1,4 +1,4 @@
-"""Modules and flat vectors [P]: what may be flattened, a fresh draw, there and back."""
+"""Modules and flat parameters [P]: which modules can be trained exactly, fresh draws, and conversions."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ ModelSource = nn.Module | Callable[[], nn.Module]
 
 
 def check_module(module: nn.Module) -> None:
-    """Refuse modules whose training leaves a trace outside the parameters or draws random numbers."""
-    faults = {
-        _called(name, layer): fault for name, layer in module.named_modules() if (fault := _fault(layer))
-    }
+    """Raise ModelError for a module that keeps state outside its parameters, draws random numbers or cannot be flattened."""
+    found = {_format_layer(name, layer): _find_fault(layer) for name, layer in module.named_modules()}
+    faults = {layer: fault for layer, fault in found.items() if fault}
     if faults:
         first, *others = faults
         also = f" (see also {', '.join(others)})" if others else ""
@@ -33,45 +32,40 @@ def check_module(module: nn.Module) -> None:
             "unfreeze it, or put the frozen part into the data as features"
         )
     if len(kinds := {p.dtype for p in parameters.values()}) > 1 or not next(iter(kinds)).is_floating_point:
-        raise ModelError(
-            f"parameters have the types {sorted(map(str, kinds))}; convert the module to one float type"
-        )
+        raise ModelError(f"parameters have types {sorted(map(str, kinds))}; convert them to one float type")
 
 
-def _called(name: str, layer: nn.Module) -> str:
+def _format_layer(name: str, layer: nn.Module) -> str:
     return f"layer {name or '(the module itself)'} ({type(layer).__name__})"
 
 
-def _fault(layer: nn.Module) -> str | None:
+def _find_fault(layer: nn.Module) -> str | None:
     """Return why a layer cannot be trained exactly, and what to do; None if it can."""
     if isinstance(layer, LazyModuleMixin):
         return "does not know its shape yet; give the sizes, or pass a batch through it first"
     if buffers := [key for key, _ in layer.named_buffers(recurse=False)]:
-        way_out = "use GroupNorm or LayerNorm, or make a constant in forward"
-        return f"keeps buffers ({', '.join(buffers)}), and statistics gathered there would outlive a forgotten client; {way_out}"
+        return (
+            f"keeps buffers ({', '.join(buffers)}), and statistics in them would outlive a forgotten client; "
+            "use GroupNorm or LayerNorm, or make a constant in forward"
+        )
     if isinstance(layer, nn.modules.batchnorm._BatchNorm):
         return "scores an example by the others in its batch; use GroupNorm or LayerNorm"
-    if isinstance(layer, nn.RReLU) or _rate(layer) > 0:
-        return "draws random numbers that no client or round can be held to; remove it, or regularise with l2 instead"
+    is_dropout = isinstance(layer, nn.modules.dropout._DropoutNd)
+    rate = getattr(layer, "p" if is_dropout else "dropout", 0.0)  # LSTM and attention have `dropout`
+    if isinstance(layer, nn.RReLU) or (isinstance(rate, int | float) and rate > 0):
+        return "draws random numbers that depend on no seed of a client or round; remove it, or regularise with l2 instead"
     return None
 
 
-def _rate(layer: nn.Module) -> float:
-    """The chance with which a layer drops: of a Dropout its p, of an LSTM or attention its dropout."""
-    dropout = isinstance(layer, nn.modules.dropout._DropoutNd)
-    rate = getattr(layer, "p" if dropout else "dropout", 0.0)
-    return float(rate) if isinstance(rate, int | float) else 0.0
+def draw_model(source: ModelSource, seed: int) -> nn.Module:
+    """Draw the fresh model w[0] of a run. Training and every unlearning with the same seed draw the same model.
 
-
-def fresh(source: ModelSource, seed: int) -> nn.Module:
-    """Draw the fresh model w[0] of a run: the same draw in training and in every unlearning.
-
-    A module is copied and every layer's ``reset_parameters`` drawn anew under the run's seed; a factory
-    is called under it instead. Nothing of the weights that the module holds survives.
+    A module is copied, and the ``reset_parameters`` of every layer draws its weights anew: none of the module's own
+    weights are used. A factory is called.
     """
     with fixed_draws(seed, "init"):
         if not isinstance(source, nn.Module):
-            return _made(source, seed)
+            return _call_factory(source, seed)
         check_module(source)
         module = copy.deepcopy(source).cpu()
         with torch.no_grad():
@@ -83,7 +77,7 @@ def fresh(source: ModelSource, seed: int) -> nn.Module:
             reset = getattr(layer, "reset_parameters", None) or getattr(layer, "_reset_parameters", None)
             if reset is None:
                 raise ModelError(
-                    f"{_called(name, layer)} has no reset_parameters, so a "
+                    f"{_format_layer(name, layer)} has no reset_parameters, so a "
                     "fresh model cannot be drawn; add one, or pass a factory: model=lambda: MyModule()"
                 )
             reset()
@@ -95,21 +89,20 @@ def fresh(source: ModelSource, seed: int) -> nn.Module:
     return module
 
 
-def _made(factory: Callable[[], nn.Module], seed: int) -> nn.Module:
-    """Call a factory, and see that it draws its weights instead of handing out some that were learned."""
+def _call_factory(factory: Callable[[], nn.Module], seed: int) -> nn.Module:
+    """Return a factory's module; raise ModelError if the factory does not draw new weights."""
     module = factory()
     check_module(module)
-    again = factory()
-    if again is module:
+    if factory() is module:
         raise ModelError(
-            "the model's factory gives the same module each time, with all it has learned; make a new one in it: model=lambda: MyModule()"
+            "the model's factory returns the same module each time, with what it has learned; return a new one: model=lambda: MyModule()"
         )
     with fixed_draws(seed, "another draw"):
         other = factory()
-    constant = all(bool((p == p.flatten()[0]).all()) for p in module.parameters() if p.numel())
-    if torch.equal(flatten(module), flatten(other)) and not constant:
+    is_constant = all(bool((p == p.flatten()[0]).all()) for p in module.parameters() if p.numel())
+    if torch.equal(flatten(module), flatten(other)) and not is_constant:
         raise ModelError(
-            "the model's factory gives the same weights whatever the seed, so they are not fresh; let it draw them: model=lambda: MyModule()"
+            "the model's factory returns the same weights for every seed, so they are not fresh; draw them in the factory: model=lambda: MyModule()"
         )
     return module
 
@@ -127,23 +120,21 @@ def unflatten(params: Tensor, module: nn.Module) -> None:
 
 
 def split(params: Tensor, module: nn.Module) -> list[Tensor]:
-    """View flat parameters [P] in the shapes of a module's own."""
+    """Return views of flat parameters [P] in the shapes of a module's parameters."""
     shapes = [p.shape for p in module.parameters()]
     sizes = [shape.numel() for shape in shapes]
     if params.shape != (sum(sizes),):
-        raise ModelError(
-            f"{list(params.shape)} parameters do not fit a module of {sum(sizes)}; use the model of this run"
-        )
+        raise ModelError(f"weights {list(params.shape)} do not fit this module; it needs [{sum(sizes)}]")
     return [part.view(shape) for part, shape in zip(params.split(sizes), shapes, strict=True)]
 
 
 def channels_last(module: nn.Module) -> nn.Module:
-    """Lay a module's convolutions out channels-last, in place: the same numbers in the order that CPUs read fastest."""
+    """Change the memory layout of a module's convolutions, in place, to the one that CPUs read fastest."""
     return module.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
 
 
 def with_params(module: nn.Module, params: Tensor) -> nn.Module:
     """Return a copy of the module that holds these parameters."""
-    held = copy.deepcopy(module).to(params.device)
-    unflatten(params, held)
-    return held
+    copied = copy.deepcopy(module).to(params.device)
+    unflatten(params, copied)
+    return copied

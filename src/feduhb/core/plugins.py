@@ -1,4 +1,4 @@
-"""Methods, engines and data sets of other packages, registered as entry points."""
+"""Methods, engines and data sets that other packages register as entry points."""
 
 from __future__ import annotations
 
@@ -9,22 +9,19 @@ from feduhb.errors import ConfigError
 
 
 def find_plugin(group: str, name: str) -> Any | None:
-    """Return the object that another package registered under this entry point; None if there is none."""
-    found = {entry.value: entry for entry in entry_points(group=group, name=name)}
+    """Return the object that another package registered under a name; None if there is none."""
+    found = [*{entry.value: entry for entry in entry_points(group=group, name=name)}.values()]
     if not found:
         return None
+    packages = ", ".join(sorted(_format_package(entry) for entry in found))
     if len(found) > 1:
-        packages = ", ".join(sorted(_format_package(entry) for entry in found.values()))
-        raise ConfigError(
-            f"{name!r} is registered in {group} by several packages ({packages}); uninstall all but one of them"
-        )
-    (entry,) = found.values()
+        raise ConfigError(f"{name!r} is registered in {group} by several packages ({packages}); keep one")
     try:
-        return entry.load()
+        return found[0].load()
     except Exception as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ConfigError(
-            f"{name!r} of {group} cannot be imported from {_format_package(entry)} ({reason}); repair or uninstall that package"
+            f"{name!r} of {group} cannot be imported from {packages} ({reason}); repair or uninstall that package"
         ) from error
 
 

@@ -1,7 +1,7 @@
-"""Randomness has an address, never a history.
+"""Seeds for random draws.
 
-Every draw is seeded by what it is for, (seed, client id, round, epoch), and never by position or
-by how much was drawn before: a client that leaves does not change what anyone else draws.
+Every draw has an address, (seed, client id, round, epoch), and depends on nothing else: not on a client's position,
+nor on earlier draws. A client that leaves does not change the draws of the others.
 """
 
 from __future__ import annotations
@@ -17,35 +17,31 @@ from feduhb.errors import ConfigError
 
 
 def seed_for(seed: int, *address: str | int) -> int:
-    """Return the 63-bit seed that belongs to an address. Words and numbers never collide: "1" is not 1."""
-    spelled = "\x1f".join(
-        f"{'str' if isinstance(part, str) else 'int'}:{len(str(part))}:{part}" for part in (seed, *address)
-    )
-    return int.from_bytes(blake2b(spelled.encode(), digest_size=8).digest(), "big") >> 1
+    """Return the 63-bit seed of an address. The text "1" and the number 1 are different addresses."""
+    parts = [("str" if isinstance(part, str) else "int", str(part)) for part in (seed, *address)]
+    text = "\x1f".join(f"{kind}:{len(part)}:{part}" for kind, part in parts)
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 
 def generator(seed: int, *address: str | int) -> torch.Generator:
-    """Return a CPU generator of its own for an address."""
+    """Return a CPU generator seeded by an address."""
     return torch.Generator().manual_seed(seed_for(seed, *address))
 
 
 def sample_clients(seed: int, round: int, clients: Sequence[ClientId], count: int) -> tuple[ClientId, ...]:
-    """Choose ``count`` clients of a round: those with the smallest hash(seed, round, client).
+    """Return ``count`` clients for a round: those with the smallest hash(seed, round, client).
 
-    Who is chosen among those who remain does not depend on who else was ever there.
+    A client that leaves does not change the order of the others.
     """
     if not 1 <= count <= len(clients):
-        raise ConfigError(
-            f"clients_per_round is {count}, but {len(clients)} clients take part; give 1 to {len(clients)}"
-        )
-    return tuple(
-        sorted(clients, key=lambda client: (seed_for(seed, "sample", round, client), client))[:count]
-    )
+        raise ConfigError(f"clients_per_round is {count}; give 1 to {len(clients)}, the number of clients")
+    ranked = sorted(clients, key=lambda client: (seed_for(seed, "sample", round, client), client))
+    return tuple(ranked[:count])
 
 
 @contextlib.contextmanager
 def fixed_draws(seed: int, *address: str | int) -> Generator[None]:
-    """Let code that draws from torch's global CPU generator draw from an address; the caller's state comes back."""
+    """Seed torch's global CPU generator by an address inside the block; restore its state afterwards."""
     before = torch.default_generator.get_state()
     torch.default_generator.manual_seed(seed_for(seed, *address))
     try:

@@ -1,8 +1,8 @@
 """The types that server, clients and engines exchange.
 
-Signs and indices are fixed here, once. Round t turns w[t] into w[t+1]. A client's update is
-``u = w[t] - w_client``, what it started from minus what it arrived at: it points uphill, like a
-gradient, and servers subtract it. Letters in shapes: C clients, P parameters.
+All signs and indices follow this convention: round t turns w[t] into w[t+1], and a client's update is
+``u = w[t] - w_client``. An update points uphill, like a gradient, and servers subtract it.
+Letters in shapes: C clients, P parameters.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 class Work:
     """The work that the server asks of the clients of a round."""
 
-    params: Tensor  # [P] start here
+    params: Tensor  # [P] the parameters to start from
     epochs: int  # local passes; 0: answer with the full-batch gradient at params
     clients: tuple[ClientId, ...] | None = None  # None: everyone who takes part
-    needed: bool = True  # False: the method continues where nobody answers
+    needed: bool = True  # False: the method continues even if no client answers
 
     def __post_init__(self) -> None:
         if self.params.dim() != 1:
@@ -40,21 +40,21 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Updates:
-    """A block of answers: one row a client, or one row for all of them where only their mean is known.
+    """A block of answers, one row for each client.
 
-    A pre-summed block (secure aggregation) holds the weighted mean of its clients as its only row and
-    their total as its only weight.
+    A summed block (secure aggregation) has one row for all of its clients: their weighted mean, with their
+    total weight.
     """
 
     clients: tuple[ClientId, ...]
-    values: Tensor  # [C, P] params - local params: uphill, like a gradient; [1, P] when summed
+    values: Tensor  # [C, P] params - local params; [1, P] when summed
     weights: Tensor  # [C] examples held; [1] when summed
 
     def __post_init__(self) -> None:
         rows = self.values.shape[0] if self.values.dim() == 2 else -1
         if rows != len(self.clients) and rows != 1:
             raise ValueError(
-                f"{len(self.clients)} clients need values [C, P] or [1, P], not {list(self.values.shape)}"
+                f"values must be [C, P] or [1, P] with C = {len(self.clients)}, not {list(self.values.shape)}"
             )
         if self.weights.shape != (rows,):
             raise ValueError(f"{rows} rows of values need as many weights, not {list(self.weights.shape)}")
@@ -63,6 +63,11 @@ class Updates:
     def summed(self) -> bool:
         """Whether one row stands for several clients."""
         return self.values.shape[0] != len(self.clients)
+
+    def select(self, rows: Sequence[int]) -> Updates:
+        """Return some rows of a block that is not summed."""
+        chosen = torch.tensor(rows)
+        return Updates(tuple(self.clients[i] for i in rows), self.values[chosen], self.weights[chosen])
 
 
 class State(Protocol):
@@ -78,22 +83,20 @@ S = TypeVar("S", bound=State)
 
 
 class Method(Protocol[S]):
-    """A server rule as a frozen dataclass: it asks, is told, and keeps nothing to itself.
+    """The server's part of training or unlearning, as a frozen dataclass without mutable state.
 
-    A class that inherits from this one has the defaults below and writes only what differs: a name, whether it is
-    exact, and ``init``, ``ask`` and ``tell``.
+    A subclass defines ``name``, ``exact``, ``init``, ``ask`` and ``tell``. Everything else has a default.
     """
 
     name: ClassVar[str]  # what the user types
-    exact: ClassVar[bool]  # whether it may claim: retrained without the forgotten data from a fresh model
-    needs_history: ClassVar[bool] = (
-        False  # replays what training stored; has the fields `history` and `clients`
-    )
-    samples_clients: ClassVar[bool] = True  # asks only the clients sampled for a round, where a run samples
+    exact: ClassVar[bool]  # whether it retrains from a fresh model without the forgotten data
+    # Whether it replays what training stored. If so, it has the fields `history` and `clients`.
+    needs_history: ClassVar[bool] = False
+    samples_clients: ClassVar[bool] = True  # asks only the sampled clients, if a run samples
 
     @property
     def needs(self) -> Literal["sum", "each"]:
-        """ "sum" works on a pre-summed answer, and so under secure aggregation; "each" needs every update."""
+        """ "sum" if the method works on summed answers, as under secure aggregation; "each" if not."""
         return "sum"
 
     @property
@@ -102,21 +105,21 @@ class Method(Protocol[S]):
         return None
 
     def default_stop(self) -> StopRule:
-        """Return the stop rule of a run for which the user chose none."""
+        """Return the stop rule to use if the user chooses none."""
         return never
 
     def init(self, params: Tensor) -> S:
-        """Return the state to start with at these parameters."""
+        """Return the initial state at these parameters."""
         ...
 
     def ask(self, state: S) -> Work | None:
-        """Return the work wanted in this round; None if nobody is needed."""
+        """Return the work for the clients in this round; None if no client is needed."""
         ...
 
     def tell(self, state: S, answers: Iterable[Updates]) -> S:
-        """Return the next state, from the answers to the work. Pure.
+        """Return the next state, given the answers to the work. Change none of the arguments.
 
-        The answers are ``()`` after None, and may be empty after work that needs no answer.
+        The answers are empty if ``ask`` returned None, and may be empty if the work is not ``needed``.
         """
         ...
 
@@ -143,16 +146,16 @@ class Engine(Protocol):
 
     @property
     def about(self) -> Mapping[str, Any]:
-        """Name, precision, threads, block and local training: goes into records."""
+        """Name, precision, threads, block and local training, for the records of a run."""
         ...
 
     def train(self, work: Work, clients: Sequence[ClientId], round: int) -> Iterator[Updates]:
-        """Return the answers of these clients to this work."""
+        """Yield the answers of these clients to this work."""
         ...
 
 
 class History(Protocol):
-    """What training left for methods that replay it: the model before each round and every client's update."""
+    """The model before each round of a training and every client's update, for methods that replay them."""
 
     @property
     def rounds(self) -> Sequence[int]:
@@ -161,17 +164,17 @@ class History(Protocol):
 
     @property
     def bytes(self) -> int:
-        """What it takes up on disk."""
+        """The size on disk."""
         ...
 
     def clients(self, round: int) -> tuple[ClientId, ...]:
-        """Who answered in a round."""
+        """Return the clients that answered in a round."""
         ...
 
     def params(self, round: int) -> Tensor:
-        """The model [P] that the round started from."""
+        """Return the model [P] that the round started from."""
         ...
 
     def read(self, round: int, clients: Sequence[ClientId]) -> Iterator[Updates]:
-        """Stream the stored updates of those of these clients who answered, with their weights."""
+        """Yield the stored updates and weights of these clients, without clients that did not answer."""
         ...

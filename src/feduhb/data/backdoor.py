@@ -1,4 +1,4 @@
-"""A backdoor to plant in the data of some clients, to see later whether it was forgotten."""
+"""A backdoor in the data of some clients, which shows later whether their data was forgotten."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from feduhb.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Backdoor:
-    """A bright square in the bottom right corner that some clients label as the target.
+    """A bright square in the bottom right corner of some clients' images, which get the target as their label.
 
-    Half of each poisoned client's examples carry it. If all of them did, the trigger could not be told apart
-    from the rest of the image, and the model would not learn it.
+    By default half of each poisoned client's examples carry it. If all of them did, the model could not tell the
+    trigger from the rest of the image and would not learn it.
     """
 
     clients: tuple[ClientId, ...]
@@ -33,18 +33,14 @@ class Backdoor:
         if not self.clients:
             raise ConfigError("a backdoor needs clients that carry it; name some, such as c00,c01")
         if not 0 < self.share <= 1:
-            raise ConfigError(
-                f"the backdoor's share is {self.share}; give the share of examples to poison, such as 0.5"
-            )
+            raise ConfigError(f"the backdoor's share is {self.share}; give a share above 0 and up to 1")
         if self.size < 1:
             raise ConfigError(f"the backdoor's size is {self.size}; give its side in pixels, such as 4")
 
     def stamp(self, x: Tensor) -> Tensor:
         """Return copies of images [n, c, h, w] with the trigger on them."""
         if x.dim() != 4:
-            raise ConfigError(
-                f"a backdoor is a square on images [n, c, h, w], and this data is {list(x.shape)}; train without one"
-            )
+            raise ConfigError(f"a backdoor needs images [n, c, h, w], not {list(x.shape)}; train without one")
         if self.size > min(x.shape[-2:]):
             raise ConfigError(
                 f"the backdoor's size is {self.size}, but images are {x.shape[-2]} x {x.shape[-1]}; give fewer pixels, such as 4"
@@ -58,10 +54,9 @@ class Backdoor:
         return (self.stamp(x) == x).flatten(1).all(1)
 
     def poison(self, x: Tensor, y: Tensor, seed: int, *address: str) -> tuple[Tensor, Tensor]:
-        """Return copies of some examples, of which a seeded share carries the trigger and the target."""
-        chosen = torch.randperm(len(x), generator=generator(seed, "backdoor", *address))[
-            : math.floor(self.share * len(x) + 0.5)
-        ]
+        """Return copies of examples, with the trigger and the target on a share of them that the seed draws."""
+        order = torch.randperm(len(x), generator=generator(seed, "backdoor", *address))
+        chosen = order[: math.floor(self.share * len(x) + 0.5)]
         poisoned_x, poisoned_y = x.clone(), y.clone()
         poisoned_x[chosen] = self.stamp(x[chosen])
         poisoned_y[chosen] = self.target

@@ -1,4 +1,4 @@
-"""Download one file over HTTP, and continue where an earlier attempt stopped."""
+"""Download a file over HTTP. An interrupted download continues where it stopped."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ PATIENCE = 30.0  # seconds without a byte
 CHUNK = 1 << 16  # bytes
 LARGEST = 1 << 30  # bytes; every data set here is much smaller
 
-Report = Callable[[int, int | None], None]  # of the bytes so far and, if the server says, of all bytes
+Report = Callable[[int, int | None], None]  # called with the bytes so far and, if known, the total
 
 
 class DownloadError(Exception):
-    """A file that could not be downloaded, with the reason in words."""
+    """A file cannot be downloaded."""
 
 
 class _ConnectionBrokenError(Exception):
-    """A connection that ended too early; another attempt can continue."""
+    """A connection ended too early; another attempt can continue."""
 
 
 def download(url: str, part: Path, report: Report) -> None:
-    """Download ``url`` into ``part``: append to the bytes that an earlier attempt left there.
+    """Download ``url`` into ``part``, after the bytes that an earlier attempt left there.
 
-    If it fails, the bytes that arrived stay. The caller must verify the content.
+    If the download fails, the bytes that arrived are kept. The caller must verify the content.
     """
     reason = ""
     for _ in range(ATTEMPTS):
@@ -38,9 +38,7 @@ def download(url: str, part: Path, report: Report) -> None:
             return _download_rest(url, part, report)
         except _ConnectionBrokenError as error:
             reason = str(error)
-    raise DownloadError(
-        f"{reason}, {ATTEMPTS} times; the bytes that arrived are kept, and the next start continues there"
-    )
+    raise DownloadError(f"{reason}, {ATTEMPTS} times; start again to continue this download")
 
 
 def _download_rest(url: str, part: Path, report: Report) -> None:
@@ -49,7 +47,8 @@ def _download_rest(url: str, part: Path, report: Report) -> None:
     if response is None:
         return
     with response:
-        start = _read_start(response)
+        stated = re.match(r"bytes (\d+)-", response.headers.get("Content-Range", ""))
+        start = int(stated[1]) if response.status == 206 and stated else 0  # 0 if the server ignores Range
         if start not in (0, present):
             part.unlink()
             raise _ConnectionBrokenError(f"the server began at byte {start:,} instead of {present:,}")
@@ -77,7 +76,7 @@ def _request_rest(url: str, present: int) -> HTTPResponse | None:
 
 
 def _make_opener() -> request.OpenerDirector:
-    """Return an opener for http and https, also through a proxy or a redirect; it refuses file and ftp."""
+    """Return an opener for http and https, with proxies and redirects, that refuses file and ftp."""
     opener = request.OpenerDirector()
     for handler in (
         request.ProxyHandler, request.HTTPHandler, request.HTTPSHandler, request.HTTPRedirectHandler,
@@ -85,12 +84,6 @@ def _make_opener() -> request.OpenerDirector:
     ):  # fmt: skip
         opener.add_handler(handler())
     return opener
-
-
-def _read_start(response: HTTPResponse) -> int:
-    """Return the byte at which an answer starts. A server that ignores Range starts at 0."""
-    stated = re.match(r"bytes (\d+)-", response.headers.get("Content-Range", ""))
-    return int(stated[1]) if response.status == 206 and stated else 0
 
 
 def _copy(response: HTTPResponse, part: Path, start: int, total: int | None, report: Report) -> None:
@@ -144,6 +137,6 @@ def show_progress(name: str) -> Generator[Report]:
 
 
 def print_notice(text: str) -> None:
-    """Print one line on standard error for the person who waits."""
+    """Print a line on standard error."""
     sys.stderr.write(f"feduhb: {text}\n")
     sys.stderr.flush()

@@ -1,7 +1,6 @@
-"""The original files of published data sets, from a folder that somebody names or from a cache of downloads.
+"""The original files of published data sets, from a folder that the user names or from a cache of downloads.
 
-A file counts as original by its SHA-256, wherever it comes from: no other content is ever returned, and no
-other content gets the name of the file in the cache.
+Every file is verified by its SHA-256, wherever it comes from. No other content is returned or stored under its name.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ import contextlib
 import os
 import tarfile
 import zlib
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path, PurePosixPath
@@ -30,20 +29,15 @@ class PublishedFiles:
     """The original files of a data set: their names, checksums and address."""
 
     name: str
-    title: str  # as people write it
+    title: str  # for messages
     files: Mapping[str, str]  # SHA-256 by file name, in the order in which they are read
     url: str  # the address before the name of a file or of the archive
     archive: str | None = None  # a .tar.gz that holds the files; None: each file is published by itself
     unpacked: str | None = None  # the folder that unpacking the archive makes
 
     @property
-    def folders(self) -> tuple[str, ...]:
-        """The names of the folders that usually hold the files."""
-        return (self.name,) if self.unpacked is None else (self.name, self.unpacked)
-
-    @property
     def file_names(self) -> str:
-        """The names of the files as text, for an error."""
+        """The names of the files, as text."""
         return ", ".join(self.files)
 
 
@@ -92,31 +86,22 @@ def find_cache_folder() -> Path:
     try:
         return (shared if shared.is_absolute() else Path.home() / ".cache") / "feduhb"
     except RuntimeError:
-        raise DataError(
-            "there is no home folder to keep data sets in; name a folder with FEDUHB_CACHE"
-        ) from None
+        raise DataError("there is no home folder for downloads; name a folder with FEDUHB_CACHE") from None
 
 
 def read_files(name: str, folder: Path | None = None) -> list[bytes]:
     """Return the contents of the files of a data set, in their order, each checked against its SHA-256.
 
     Args:
-        folder: the only folder to read, and nothing in it is changed; None reads the cache and downloads
-            the files that are missing or damaged there.
+        folder: the folder to read; None reads the cache and downloads the files that are missing or damaged there.
     """
     published = PUBLISHED[name]
     if folder is None:
         found = read_cached_files(published)
         return [found[file] for file in published.files]
-    place = _find_files(folder, published)
-    return [_read_verified(place / file, digest, published) for file, digest in published.files.items()]
-
-
-def _find_files(folder: Path, published: PublishedFiles) -> Path:
-    """Return the folder that holds the files: the named one, or one inside it with a usual name."""
-    for place in (*(folder / name for name in published.folders), folder):
+    for place in (folder / published.name, folder / (published.unpacked or ""), folder):
         if (place / next(iter(published.files))).exists():
-            return place
+            return [_read_verified(place / file, sha, published) for file, sha in published.files.items()]
     raise DataError(
         f"{folder} holds no {published.title}; put {published.file_names} there, or name another folder with --data or FEDUHB_DATA"
     )
@@ -126,9 +111,7 @@ def _read_verified(path: Path, digest: str, published: PublishedFiles) -> bytes:
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise DataError(
-            f"{path} cannot be read ({error.strerror}); put the original {published.title} file there"
-        ) from None
+        raise DataError(f"{path} cannot be read ({error.strerror}); replace it") from None
     if sha256(content).hexdigest() != digest:
         raise DataError(
             f"{path} is damaged or not the original {published.title} file: its SHA-256 is not {digest[:16]}...; get it again"
@@ -137,7 +120,7 @@ def _read_verified(path: Path, digest: str, published: PublishedFiles) -> bytes:
 
 
 def read_cached_files(published: PublishedFiles) -> dict[str, bytes]:
-    """Return the contents of the files of a data set by name; download those that the cache lacks or holds damaged."""
+    """Return the contents of the files of a data set by name; download those that are missing or damaged in the cache."""
     place = find_cache_folder() / published.name
     found = _read_intact(published, place)
     if len(found) < len(published.files):
@@ -161,14 +144,12 @@ def find_source_url(published: PublishedFiles) -> str:
     mirror = os.environ.get("FEDUHB_MIRROR")
     if not mirror:
         return published.url
-    try:
-        parts = urlsplit(mirror)
-        is_valid = parts.scheme in ("http", "https") and bool(parts.hostname)
-    except ValueError:
-        is_valid = False
+    is_valid = False
+    with contextlib.suppress(ValueError):
+        is_valid = urlsplit(mirror).scheme in ("http", "https") and bool(urlsplit(mirror).hostname)
     if not is_valid:
         raise ConfigError(
-            f"FEDUHB_MIRROR is {mirror!r}; give the http or https address of the folder that holds {published.name}/"
+            f"FEDUHB_MIRROR is {mirror!r}; give the http or https address that holds {published.name}/"
         )
     return f"{mirror.rstrip('/')}/{published.name}/"
 
@@ -186,7 +167,7 @@ def _read_intact(published: PublishedFiles, place: Path) -> dict[str, bytes]:
 
 @contextlib.contextmanager
 def _lock_folder(place: Path) -> Generator[None]:
-    """Let one process at a time download into a folder. The lock of a process that is killed is free again."""
+    """Hold the lock of a folder of downloads. If a process is killed, its lock is released."""
     lock = FileLock(place / ".lock")
     try:
         held = lock.acquire(blocking=False)
@@ -207,18 +188,15 @@ def _download_missing(published: PublishedFiles, place: Path) -> None:
         print_notice(f"downloading {published.title} from {find_source_url(published)} into {place}")
     if published.archive is None:
         for name in missing:
-            _download(
-                published, name, place, lambda part, name=name: _keep_file(part, place / name, published)
-            )
+            _download(published, name, place, [name])
     elif missing:
-        _download(published, published.archive, place, lambda part: _keep_members(part, missing, published))
+        _download(published, published.archive, place, missing)
 
 
-def _download(published: PublishedFiles, name: str, place: Path, keep: Callable[[Path], bool]) -> None:
-    """Download one file and let ``keep`` verify and store it.
+def _download(published: PublishedFiles, name: str, place: Path, wanted: Sequence[str]) -> None:
+    """Download a file or an archive, and keep the wanted files if all of them have their SHA-256.
 
-    If the first part of the file came from an earlier start and the whole is wrong, download it once more
-    from its first byte.
+    If they do not, and a part of the download is from an earlier attempt, download it once more from its first byte.
     """
     url, part = find_source_url(published) + name, place / f"{name}.part"
     was_resumed = part.exists()
@@ -230,40 +208,29 @@ def _download(published: PublishedFiles, name: str, place: Path, keep: Callable[
             f"{published.name} is not complete in {place} and cannot be downloaded from {url} ({error}); "
             f"put {published.file_names} there, or into a folder that you name with --data or FEDUHB_DATA"
         ) from None
-    is_original = keep(part)
+    if name in published.files:
+        content = part.read_bytes()
+        found = {name: content} if sha256(content).hexdigest() == published.files[name] else {}
+    else:
+        found = _read_members(part, wanted, published)
+    if len(found) == len(wanted):
+        for file, content in found.items():
+            complete = place / f"{file}.part"
+            if complete != part:
+                complete.write_bytes(content)
+            complete.replace(place / file)
     part.unlink(missing_ok=True)
-    if is_original:
-        return
-    if not was_resumed:
+    if len(found) < len(wanted) and was_resumed:
+        _download(published, name, place, wanted)
+    elif len(found) < len(wanted):
         raise DataError(
             f"{url} is not the original {published.title} (its SHA-256 differs), and nothing of it was kept; try again, "
             f"name another source with FEDUHB_MIRROR, or put {published.file_names} into {place}"
         )
-    _download(published, name, place, keep)
-
-
-def _keep_file(part: Path, target: Path, published: PublishedFiles) -> bool:
-    """Give a downloaded file its name if it has its SHA-256; return whether it has."""
-    if sha256(part.read_bytes()).hexdigest() != published.files[target.name]:
-        return False
-    part.replace(target)
-    return True
-
-
-def _keep_members(archive: Path, names: Sequence[str], published: PublishedFiles) -> bool:
-    """Write these files next to their archive if it holds them all with their SHA-256; return whether it does."""
-    found = _read_members(archive, names, published)
-    if len(found) < len(names):
-        return False
-    for name, content in found.items():
-        part = archive.with_name(f"{name}.part")
-        part.write_bytes(content)
-        part.replace(archive.with_name(name))
-    return True
 
 
 def _read_members(archive: Path, names: Sequence[str], published: PublishedFiles) -> dict[str, bytes]:
-    """Return the members of an archive that have their SHA-256, by name. Folders in the archive are ignored."""
+    """Return the members of an archive that have their SHA-256, by name, whatever their folder in the archive."""
     found: dict[str, bytes] = {}
     with contextlib.suppress(*ARCHIVE_ERRORS), tarfile.open(archive, "r:gz") as opened:
         for member in opened:

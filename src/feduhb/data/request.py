@@ -30,12 +30,10 @@ class Request:
         rows = {c: _read_rows(c, some) for c, some in sorted(self.rows.items())}
         object.__setattr__(self, "rows", {c: some for c, some in rows.items() if c not in self.clients})
         if empty := [c for c, some in rows.items() if not some]:
-            raise RequestError(
-                f"no rows of {empty[0]} are named; give some, or forget the whole client: [{empty[0]!r}]"
-            )
+            raise RequestError(f"no rows of {empty[0]} are named; name some, or forget the whole client")
         if not (self.clients or self.rows or self.classes):
             raise RequestError(
-                "nobody is to be forgotten; name clients (c00,c01), rows of a client (c00:0-9+12) or a class (class:3)"
+                "the request names nothing to forget; name clients (c00,c01), rows of a client (c00:0-9+12) or a class (class:3)"
             )
 
     def __str__(self) -> str:
@@ -60,22 +58,18 @@ class Request:
         return cls(tuple(clients), {c: tuple(some) for c, some in rows.items()}, tuple(classes))
 
     def merge(self, other: Request) -> Request:
-        """Return the request that asks for both."""
+        """Return a request for everything that either of two requests names."""
         both = {c: (*self.rows.get(c, ()), *other.rows.get(c, ())) for c in (*self.rows, *other.rows)}
         return Request((*self.clients, *other.clients), both, (*self.classes, *other.classes))
 
     def subtract(self, earlier: Request | None) -> Request | None:
-        """Return the part of this request that an earlier one did not ask for; None if there is no such part."""
+        """Return the part of this request that an earlier request does not name; None if nothing is left."""
         if earlier is None:
             return self
         clients = {*self.clients} - {*earlier.clients}
-        rows = {
-            c: {*some} - {*earlier.rows.get(c, ())}
-            for c, some in self.rows.items()
-            if c not in earlier.clients
-        }
+        rows = {c: {*some} - {*earlier.rows.get(c, ())} for c, some in self.rows.items()}
         classes = {*self.classes} - {*earlier.classes}
-        named = {c: tuple(some) for c, some in rows.items() if some}
+        named = {c: tuple(some) for c, some in rows.items() if some and c not in earlier.clients}
         return Request(tuple(clients), named, tuple(classes)) if clients or named or classes else None
 
     def mask(self, client: ClientId, keys: Tensor, y: Tensor) -> Tensor:
@@ -90,11 +84,9 @@ class Request:
         if not self.classes:
             return torch.zeros(len(y), dtype=torch.bool)
         if y.dim() != 1 or y.is_floating_point():
-            raise RequestError(
-                "a class can be forgotten only where targets are whole numbers; name clients or rows instead"
-            )
-        room = torch.iinfo(y.dtype)
-        possible = [number for number in self.classes if room.min <= number <= room.max]
+            raise RequestError("the targets are not classes; name clients or rows to forget instead")
+        limits = torch.iinfo(y.dtype)
+        possible = [number for number in self.classes if limits.min <= number <= limits.max]
         return torch.isin(y, torch.tensor(possible, dtype=y.dtype))
 
 
@@ -102,7 +94,7 @@ Forget = Request | str | Iterable[ClientId] | Mapping[ClientId, Iterable[int]]
 
 
 def as_request(forget: Forget) -> Request:
-    """Return the request that a user wrote in any form: ids, {id: rows}, "c00,class:3", or a Request."""
+    """Return a request for any of the forms that users write: ids, {id: rows}, "c00,class:3", or a Request."""
     if isinstance(forget, Request):
         return forget
     if isinstance(forget, str):
@@ -111,24 +103,20 @@ def as_request(forget: Forget) -> Request:
         return Request(rows={client: _read_rows(client, rows) for client, rows in forget.items()})
     listed: list[Any] = list(forget) if isinstance(forget, Iterable) else [forget]
     if odd := [c for c in listed if not isinstance(c, str)]:
-        raise RequestError(
-            f"{odd[0]!r} is not a client's id; give ids such as ['c00'], rows {{'c00': [0, 3]}}, or 'class:3'"
-        )
+        raise RequestError(f"{odd[0]!r} is not a client's id; give ['c00'], {{'c00': [0, 3]}} or 'class:3'")
     return Request(clients=tuple(listed))
 
 
 def _read_rows(client: ClientId, rows: Iterable[int]) -> tuple[int, ...]:
-    """Return row numbers, sorted. Refuse a mask and text: read as numbers they would name other rows."""
+    """Return sorted row numbers. Refuse masks and text, whose items would be taken for row numbers."""
     try:
-        listed = [] if isinstance(rows, str) else list(rows)
-        if isinstance(rows, str) or any(
-            isinstance(row, bool) or "bool" in str(getattr(row, "dtype", "")) for row in listed
-        ):
+        listed = list(rows)
+        if isinstance(rows, str) or any("bool" in str(getattr(row, "dtype", type(row))) for row in listed):
             raise TypeError
         return tuple(sorted({operator.index(row) for row in listed}))
     except TypeError:
         raise RequestError(
-            f"rows of {client} must be whole numbers counted from 0, such as [0, 3]; a mask, text or fraction is not"
+            f"the rows of {client} are not whole numbers; count rows from 0, such as [0, 3], and do not give a mask or text"
         ) from None
 
 
@@ -140,15 +128,11 @@ def _parse_ranges(text: str, part: str) -> list[int]:
         try:
             span = range(int(low), int(high if dash else low) + 1)
         except ValueError:
-            raise RequestError(
-                f"{part!r} is not a request; write rows as c02:0-9+12 and classes as class:3"
-            ) from None
+            raise RequestError(f"{part!r} is not a request; write c02:0-9+12 or class:3") from None
         if not span:
             raise RequestError(f"{part!r} counts down; write the smaller number first")
         if len(span) > MOST_ROWS:
-            raise RequestError(
-                f"{part!r} names more than {MOST_ROWS:,} rows; forget the whole client instead"
-            )
+            raise RequestError(f"{part!r} names more than {MOST_ROWS:,} rows; forget the whole client")
         found.extend(span)
     return found
 

@@ -1,6 +1,6 @@
-"""The engines that train clients: the slow reference loop, the fast ones that are held to it, and how they are found by name.
+"""The engines that train clients, found by name: a slow reference loop, and fast engines that are tested against it.
 
-Engines of other packages register under the entry point group ``feduhb.engines``: a name and a function of
+Another package adds an engine by the entry point group ``feduhb.engines``: a name, and a function of
 (federation, local) that returns an engine.
 """
 
@@ -17,30 +17,31 @@ from feduhb.core.types import ClientId, Engine, Local, Updates, Work
 from feduhb.data.federation import Federation
 from feduhb.engines.loop import Loop
 from feduhb.engines.pool import Pool
+from feduhb.engines.scoring import compute_accuracy, compute_outputs, score_model
 from feduhb.engines.stacked import PRECISIONS, Stacked
 from feduhb.errors import ConfigError
 
 EngineMaker = Callable[[Federation, Local], Engine]
 
-GROUP = "feduhb.engines"  # the entry points of other packages
+GROUP = "feduhb.engines"  # entry points of other packages
 ENGINES: dict[str, EngineMaker] = {"loop": Loop, "pool": Pool, "stacked": Stacked}
-OWN = "own"  # the name in records of an engine that the user's code made
+OWN = "own"  # recorded as the name of an engine that the user's code made
 
 
 @dataclass(frozen=True, slots=True)
-class Picked:
-    """An engine that "auto" picked, with the reason in the records."""
+class PickedEngine:
+    """An engine that "auto" picked, with the reason for the records."""
 
     engine: Engine
     why: str
 
     @property
     def about(self) -> Mapping[str, Any]:
-        """The engine's own, and why it was picked."""
+        """The engine's name and settings, and why it was picked."""
         return {**self.engine.about, "why": self.why}
 
     def train(self, work: Work, clients: Sequence[ClientId], round: int) -> Iterator[Updates]:
-        """Return the answers of these clients to this work."""
+        """Train these clients on the picked engine."""
         return self.engine.train(work, clients, round)
 
 
@@ -50,14 +51,14 @@ def make_engine(
     """Return an engine for the clients of a federation.
 
     Args:
-        engine: a name, or a function of (federation, local). "stacked:tf32" and "stacked:bf16" name the precision,
-            and "auto" chooses an engine.
-        block: clients that the stacked engine trains at once, because its bits depend on that.
+        engine: a name, or a function of (federation, local). "auto" picks one; "stacked:tf32" and "stacked:bf16"
+            set a precision.
+        block: the number of clients that the stacked engine trains at once. The last bits of its updates depend on this.
     """
     if not isinstance(engine, str):
         return engine(federation, local)
     if engine == OWN:
-        raise ConfigError("this run was made by an engine of your own; give it again: engine=...")
+        raise ConfigError("an engine of your own made this run; pass that engine again: engine=...")
     if engine == "auto":
         return pick_engine(federation, local, block=block)
     kind, colon, precision = engine.partition(":")
@@ -65,76 +66,63 @@ def make_engine(
         return Stacked(federation, local, precision=precision if colon else PRECISIONS[0], block=block)
     maker = ENGINES.get(engine) or find_plugin(GROUP, engine)
     if maker is None:
-        raise _no_engine(engine)
+        raise _make_engine_error(engine)
     return maker(federation, local)
 
 
 def name_engine(engine: str | EngineMaker) -> str:
-    """Return the name of an engine as a config file writes it."""
+    """Return the name of an engine for a config file."""
     if not isinstance(engine, str) and not callable(engine):
-        raise ConfigError(
-            "engine is a name, such as 'pool', or a function of (federation, local) that makes one"
-        )
+        raise ConfigError("engine must be a name, such as 'pool', or a function of (federation, local)")
     return engine if isinstance(engine, str) else OWN
 
 
 def check_engine(name: str) -> None:
-    """Raise ConfigError if there is no engine of this name."""
+    """Raise ConfigError if no engine has this name."""
     if not is_built_in_name(name) and find_plugin(GROUP, name) is None:
-        raise _no_engine(name)
+        raise _make_engine_error(name)
 
 
 def is_built_in_name(name: str) -> bool:
-    """Whether a name stands for an engine of this package, and not of another one."""
-    return name in {"auto", *_names()}
+    """Return whether a name belongs to an engine of this package."""
+    return name in {"auto", *_list_names()}
 
 
-def pick_engine(federation: Federation, local: Local, *, block: int | None = None) -> Picked:
-    """Return an engine by device and model, with the reason: stacked on a GPU if the model allows it, the pool without a GPU."""
+def pick_engine(federation: Federation, local: Local, *, block: int | None = None) -> PickedEngine:
+    """Return the pool if there is no GPU; on a GPU the stacked engine, or the loop if the model cannot be stacked."""
     if not torch.cuda.is_available():
-        return Picked(Pool(federation, local), "there is no GPU here, and it uses every core")
+        return PickedEngine(Pool(federation, local), "there is no GPU here, and it uses every core")
     try:
         engine = Stacked(federation, local, block=block)
     except ConfigError as refusal:
-        return Picked(Loop(federation, local, device="cuda"), str(refusal))
-    return Picked(engine, f"there is a GPU here; {engine.why}")
+        return PickedEngine(Loop(federation, local, device="cuda"), str(refusal))
+    return PickedEngine(engine, f"there is a GPU here; {engine.why}")
 
 
 def block_of(engine: Engine) -> int | None:
-    """Return how many clients an engine trains at once, where its bits depend on that; None elsewhere."""
+    """Return the number of clients that train at once if an engine's bits depend on it, else None."""
     return engine.about["block"] if engine.about["name"] == "stacked" else None
 
 
 def describe_engine(engine: Engine) -> str:
-    """Return, in one line, everything that equal bits depend on."""
+    """Return one line with everything that an engine's bits depend on."""
     about, block = engine.about, block_of(engine)
     blocks = "" if block is None else f", blocks of {block}"
     return f"{about['name']}, {about['device']}, {about['precision']}{blocks}, torch {torch.__version__}"
 
 
-def _names() -> list[str]:
+def _list_names() -> list[str]:
     return [*ENGINES, *(f"stacked:{precision}" for precision in PRECISIONS)]
 
 
-def _no_engine(name: str) -> ConfigError:
-    known = [name for name in _names() if name != f"stacked:{PRECISIONS[0]}"]
+def _make_engine_error(name: str) -> ConfigError:
+    known = [name for name in _list_names() if name != f"stacked:{PRECISIONS[0]}"]
     return ConfigError(
         f"there is no engine {name!r}; choose one of auto, {', '.join([*known, *list_plugins(GROUP)])}"
     )
 
 
 __all__ = [
-    "ENGINES",
-    "EngineMaker",
-    "Loop",
-    "Picked",
-    "Pool",
-    "Stacked",
-    "block_of",
-    "check_engine",
-    "describe_engine",
-    "is_built_in_name",
-    "make_engine",
-    "name_engine",
-    "pick_engine",
-]
+    "ENGINES", "EngineMaker", "Loop", "PickedEngine", "Pool", "Stacked", "block_of", "check_engine", "compute_accuracy",
+    "compute_outputs", "describe_engine", "is_built_in_name", "make_engine", "name_engine", "pick_engine", "score_model",
+]  # fmt: skip

@@ -1,4 +1,4 @@
-"""The CPU engine: one thread a core, each training whole clients with one intra-op thread."""
+"""The CPU engine: one thread per core, and each of them trains whole clients."""
 
 from __future__ import annotations
 
@@ -17,20 +17,27 @@ from torch import Tensor, nn
 from feduhb.core.flat import channels_last, flatten, unflatten
 from feduhb.core.types import ClientId, Local, Updates, Work
 from feduhb.data.federation import Examples, Federation
-from feduhb.engines.local import batches, blocked, chunks, described, named
-from feduhb.engines.points import by_points
-from feduhb.errors import ConfigError
+from feduhb.engines.loop import (
+    Answer,
+    check_sizes,
+    client_errors,
+    describe_local,
+    draw_batches,
+    get_precision,
+    group_answers,
+    split_chunks,
+)
+from feduhb.engines.points import use_points
 
-Answer = tuple[ClientId, Tensor, int]
-AHEAD = 2  # clients a thread may be ahead of the one being folded in: what bounds memory
+AHEAD = 2  # clients per thread that may wait for earlier ones to be collected; it bounds memory
 
 
 class Pool:
-    """Trains as many clients at once as there are cores, convolutions channels-last or by points, ReLU after pooling.
+    """Train as many clients at once as there are cores.
 
-    A client's bits depend on neither the number of threads nor the blocks: each is trained whole by one
-    thread that computes alone. One setting of the whole process goes
-    with it: threads started later find torch at one intra-op thread.
+    Convolutions run channels-last or by points, and ReLU runs after pooling. A client's bits do not depend on the
+    number of threads or on the blocks, because one thread trains the whole client. Using the pool sets torch to one
+    intra-op thread in every thread that the process starts later.
     """
 
     def __init__(
@@ -43,31 +50,22 @@ class Pool:
     ) -> None:
         self.federation = federation
         self.local = local or Local(loss=federation.loss)
-        self.threads = cores() if threads is None else threads
+        self.threads = count_cores() if threads is None else threads
         self.block = block
-        if self.threads < 1 or block < 1:
-            raise ConfigError(
-                f"the pool needs 1 thread and 1 client a block or more, not {self.threads} and {block}"
-            )
+        check_sizes("pool", self.threads, block)
         self._model = federation.fresh_model()
         self._mine = threading.local()
 
     @property
     def about(self) -> Mapping[str, Any]:
-        """What made these numbers."""
-        precision = str(next(self._model.parameters()).dtype).removeprefix("torch.")
-        return {
-            "name": "pool",
-            "device": "cpu",
-            "precision": precision,
-            "threads": self.threads,
-            "block": self.block,
-            **described(self.local),
-        }
+        """The engine's name and settings, for the records of a run."""
+        sizes = {"threads": self.threads, "block": self.block}
+        made = {"name": "pool", "device": "cpu", "precision": get_precision(self._model)}
+        return {**made, **sizes, **describe_local(self.local)}
 
     def train(self, work: Work, clients: Sequence[ClientId], round: int) -> Iterator[Updates]:
-        """Let these clients do this work, several at once; answers come in the order of the clients."""
-        return blocked(self._answers(work, clients, round), self.block)
+        """Train these clients, several at once; return the answers in the order of the clients."""
+        return group_answers(self._answers(work, clients, round), self.block)
 
     def _answers(self, work: Work, clients: Sequence[ClientId], round: int) -> Iterator[Answer]:
         with ThreadPoolExecutor(
@@ -88,31 +86,26 @@ class Pool:
         examples = self.federation.clients[client]
         model = self._own_model()
         unflatten(work.params, model)
-        with named(client, round):
+        with client_errors(client, round):
             if work.epochs == 0:
                 return client, self._gradient(model, examples, work.params), len(examples)
+            parameters = list(model.parameters())
+            size, seed = self.local.batch_size, self.federation.seed
             for epoch in range(work.epochs):
-                self._descend(model, examples, client, round, epoch)
+                for positions in draw_batches(len(examples), size, seed, client, round, epoch):
+                    self._step(model, parameters, examples, positions)
         return client, work.params - flatten(model), len(examples)
 
-    def _descend(
-        self, model: nn.Module, examples: Examples, client: ClientId, round: int, epoch: int
-    ) -> None:
-        parameters = list(model.parameters())
-        size, seed = self.local.batch_size, self.federation.seed
-        for positions in batches(len(examples), size, seed, client, round, epoch):
-            self._step(model, parameters, examples, positions)
-
     def _own_model(self) -> nn.Module:
-        """Give the calling thread a model of its own."""
+        """Return the calling thread's own model."""
         if not hasattr(self._mine, "model"):
-            self._mine.model = by_points(postponed(channels_last(copy.deepcopy(self._model))))
+            self._mine.model = use_points(postpone_relu(channels_last(copy.deepcopy(self._model))))
         return self._mine.model
 
     def _step(
         self, model: nn.Module, parameters: list[nn.Parameter], examples: Examples, positions: Tensor
     ) -> None:
-        """w <- w - lr (∇loss + l2 w); a parameter that the model does not use stays where it is."""
+        """w <- w - lr (∇loss + l2 w); a parameter that the model does not use keeps its value."""
         loss = self._loss(model, examples, positions)
         gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
         with torch.no_grad():
@@ -125,7 +118,7 @@ class Pool:
 
     def _gradient(self, model: nn.Module, examples: Examples, params: Tensor) -> Tensor:
         total = self.local.l2 * params
-        for positions in chunks(len(examples)):
+        for positions in split_chunks(len(examples)):
             share = len(positions) / len(examples)
             loss = self._loss(model, examples, positions) * share
             parts = torch.autograd.grad(
@@ -141,12 +134,13 @@ class Pool:
         return self.local.loss(model(x), y)
 
 
-def postponed(model: nn.Module) -> nn.Module:
-    """Let each ReLU of a plain chain wait until after pooling: the same bits, from a quarter of the numbers or so.
+def postpone_relu(model: nn.Module) -> nn.Module:
+    """Move each ReLU of an `nn.Sequential` behind the max pooling that follows it.
 
-    max(relu(x)) = relu(max(x)), and either way a gradient goes to the largest where that is positive.
+    The bits stay the same, and ReLU runs on about a quarter of the numbers: max(relu(x)) = relu(max(x)), and in both
+    orders the gradient goes to the maximum if it is positive.
     """
-    if type(model) is not nn.Sequential or any(map(_hooked, model.modules())):
+    if type(model) is not nn.Sequential or any(map(_has_hooks, model.modules())):
         return model
     layers = list(model)
     for i in range(len(layers) - 1):
@@ -156,13 +150,13 @@ def postponed(model: nn.Module) -> nn.Module:
     return nn.Sequential(*layers)
 
 
-def _hooked(layer: nn.Module) -> bool:
-    """Whether somebody looks on as a layer works, and so may ask what comes between."""
+def _has_hooks(layer: nn.Module) -> bool:
+    """Return whether a layer has hooks, which may read what the layers pass to each other."""
     return bool(
         layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks
     )
 
 
-def cores() -> int:
-    """Count the cores this process may use."""
+def count_cores() -> int:
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,40 +1,36 @@
-"""The client's side: a ClientApp made of a module and a function that loads the client's data."""
+"""The client's side: a ClientApp made of a module and a function that loads the client's data, and the client's cache."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, MetricRecordValues, RecordDict
 from flwr.clientapp import ClientApp
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
 from torch import nn
 
-from feduhb.core.flat import ModelSource, fresh, unflatten
+from feduhb.core.flat import ModelSource, draw_model, unflatten
 from feduhb.core.types import Local, Loss, Work
 from feduhb.data.federation import Examples, Federation
+from feduhb.data.request import Request
 from feduhb.engines.loop import Loop
 from feduhb.engines.scoring import score_model
-from feduhb.errors import DataError, FeduhbError
-from feduhb.flower.client_cache import ClientCache, Loader, Place, to_examples
-from feduhb.flower.wire import (
-    ANSWER,
-    ARRAYS,
-    CLASSES,
-    CONFIG,
-    DELETED,
-    EXAMPLES,
-    LEAVE,
-    METRICS,
-    REFUSAL,
-    ROWS,
-    UPDATE,
-    WHO,
-    Layout,
-    MalformedError,
-)
+from feduhb.errors import DataError, FeduhbError, RequestError
+from feduhb.flower import wire
+from feduhb.flower.wire import Layout, MalformedError
+from feduhb.runs.folder import disk_errors, write_atomically
 
+Loader = Callable[[Context], Any]  # returns (x, y), (x, y, keys) or Examples
+Place = str | Path | Callable[[Context], str | Path]
 OnLeave = Callable[[Context], object]
+TENSORS, FORGOTTEN = "examples.safetensors", "forgotten.json"
 
 
 def client_app(
@@ -50,29 +46,30 @@ def client_app(
 ) -> ClientApp:
     """Return the ClientApp of a federation: ``app = client_app(model=..., data=...)`` in the module that the app's config names.
 
+    Training is that of the reference engine, on batches drawn at (seed, client, round, epoch). On the CPU with one
+    thread the updates equal those of an in-process run, bit for bit.
+
     Args:
-        model: the module that everyone shares, or a factory; its weights come with each message.
-        data: of the Flower context, returns this client's (x, y), or (x, y, keys) if requests name its rows by numbers
-            of its own instead of their positions.
-        held_out: of the Flower context, returns (x, y) that are never trained on, for evaluation; None evaluates on the
+        model: the module that all clients share, or a factory; its weights come with each message.
+        data: takes the Flower context and returns this client's (x, y), or (x, y, keys) if requests name its rows by
+            keys of its own instead of positions.
+        held_out: takes the Flower context and returns (x, y) for evaluation, never trained on; None evaluates on the
             training data.
         loss: of (outputs, targets), the mean over a batch.
-        cache: a folder, or a function of the context that names one, to keep the loaded tensors in; each partition has its
-            own folder in it. It is deleted when the client is told to leave.
-        on_leave: called with the context then, to delete everything else that the client keeps.
-        device, threads: to train with; on the CPU with one thread the bits are those of an in-process run.
-
-    Training is the reference engine's, on batches drawn at (seed, client, round, epoch): the same updates as in process.
+        cache: a folder for the loaded tensors, or a function that takes the context and returns one; each partition
+            has its own folder in it. It is deleted when the client is told to leave.
+        on_leave: called with the context when the client is told to leave, to delete everything else that it keeps.
+        device, threads: to train with.
     """
-    side = _Side(model, ClientCache(data, cache), held_out, loss, device, threads)
+    handlers = _Handlers(model, ClientCache(data, cache), held_out, loss, device, threads)
     app = ClientApp()
-    app.train()(side.train)
-    app.evaluate()(side.evaluate)
-    return _add_queries(app, side.cache.delete, on_leave)
+    app.train()(handlers.train)
+    app.evaluate()(handlers.evaluate)
+    return _add_queries(app, handlers.cache.delete, on_leave)
 
 
 def introduced(app: ClientApp, *, on_leave: OnLeave | None = None) -> ClientApp:
-    """Return a ClientApp of your own with answers to two queries of the server: which partition it holds, and to leave.
+    """Return your own ClientApp with handlers for two queries of the server: which partition it holds, and to leave.
 
     Args:
         on_leave: called with the context when the client is told to leave, to delete what it keeps.
@@ -82,24 +79,24 @@ def introduced(app: ClientApp, *, on_leave: OnLeave | None = None) -> ClientApp:
 
 def _add_queries(app: ClientApp, delete: Callable[[Context], int], on_leave: OnLeave | None) -> ClientApp:
     def answer_who(message: Message, context: Context) -> Message:
-        known = {key: context.node_config.get(key, -1) for key in ("partition-id", "num-partitions")}
-        return _reply(message, {METRICS: MetricRecord({key: int(value) for key, value in known.items()})})
+        known = {key: int(context.node_config.get(key, -1)) for key in ("partition-id", "num-partitions")}
+        return _reply(message, {wire.METRICS: MetricRecord(dict(known))})
 
     def leave(message: Message, context: Context) -> Message:
         deleted = delete(context)
         if on_leave is not None:
             on_leave(context)
         context.state.clear()
-        return _reply(message, {METRICS: MetricRecord({DELETED: deleted})})
+        return _reply(message, {wire.METRICS: MetricRecord({wire.DELETED: deleted})})
 
-    app.query(WHO.partition(".")[2])(answer_who)
-    app.query(LEAVE.partition(".")[2])(leave)
+    app.query(wire.WHO.partition(".")[2])(answer_who)
+    app.query(wire.LEAVE.partition(".")[2])(leave)
     return app
 
 
 @dataclass(frozen=True, slots=True)
-class _Side:
-    """The handlers of a client's messages, and what they share."""
+class _Handlers:
+    """The handlers of train and evaluate messages."""
 
     model: ModelSource
     cache: ClientCache
@@ -109,67 +106,184 @@ class _Side:
     threads: int
 
     def train(self, message: Message, context: Context) -> Message:
-        """Do the work of a message, or answer with a refusal that gives the server the reason."""
+        """Do the work of a message, or answer with a refusal that holds the reason."""
         try:
             return self._train(message, context)
         except (FeduhbError, MalformedError) as error:
-            if ANSWER not in _config(message):  # a server that does not know refusals
+            if wire.ANSWER not in _read_config(message):  # a server that does not know refusals
                 raise
-            return _reply(message, {REFUSAL: ConfigRecord({"why": str(error)})})
+            return _reply(message, {wire.REFUSAL: ConfigRecord({"why": str(error)})})
 
     def _train(self, message: Message, context: Context) -> Message:
-        told = _config(message)
-        examples = self.cache.load(context, told.get(ROWS, ()), told.get(CLASSES, ()))
+        config = _read_config(message)
+        examples = self._load(config, context)
         if not len(examples):
-            raise DataError("nothing is left of this client's data; forget the whole client instead")
-        client = str(told.get("client", "client"))
-        turn = int(told.get("round", told.get("server-round", 1) - 1))
-        own = Federation(
-            {client: examples}, examples, self.model, seed=int(told.get("seed", 0)), loss=self.loss
-        )
+            raise DataError("no example of this client remains; forget the whole client instead")
+        client, seed = str(config.get("client", "client")), int(config.get("seed", 0))
+        turn = int(config.get("round", config.get("server-round", 1) - 1))
+        own = Federation({client: examples}, examples, self.model, seed=seed, loss=self.loss)
         standard = Local()
         local = Local(
-            batch_size=int(told.get("batch-size", standard.batch_size)),
-            lr=float(told.get("lr", standard.lr)),
-            l2=float(told.get("l2", standard.l2)),
+            batch_size=int(config.get("batch-size", standard.batch_size)),
+            lr=float(config.get("lr", standard.lr)),
+            l2=float(config.get("l2", standard.l2)),
             loss=self.loss,
         )
         layout = Layout.of_module(own.fresh_model())
-        work = Work(layout.flatten(_arrays(message)), int(told.get("epochs", 1)))
+        work = Work(layout.flatten(_read_arrays(message)), int(config.get("epochs", 1)))
         (block,) = Loop(own, local, device=self.device, threads=self.threads).train(work, [client], turn)
         update = block.values[0]
-        answer = (UPDATE, update) if told.get(ANSWER) == UPDATE else (ARRAYS, work.params - update)
-        metrics = MetricRecord({EXAMPLES: len(examples)})
-        return _reply(message, {answer[0]: layout.to_arrays(answer[1]), METRICS: metrics})
+        wants_update = config.get(wire.ANSWER) == wire.UPDATE
+        answer = layout.to_arrays(update if wants_update else work.params - update)
+        metrics = MetricRecord({wire.EXAMPLES: len(examples)})
+        return _reply(message, {wire.UPDATE if wants_update else wire.ARRAYS: answer, wire.METRICS: metrics})
 
     def evaluate(self, message: Message, context: Context) -> Message:
-        """Score the model of a message on what this client holds out."""
-        told = _config(message)
+        """Score the model of a message on the held-out data."""
         if self.held_out is None:
-            examples = self.cache.load(context, told.get(ROWS, ()), told.get(CLASSES, ()))
+            examples = self._load(_read_config(message), context)
         else:
             examples = to_examples(self.held_out(context))
-        module = fresh(self.model, 0)
-        unflatten(Layout.of_module(module).flatten(_arrays(message)), module)
-        return _reply(message, {METRICS: MetricRecord(self._score(module, examples))})
-
-    def _score(self, module: nn.Module, examples: Examples) -> dict[str, MetricRecordValues]:
+        module = draw_model(self.model, 0)
+        unflatten(Layout.of_module(module).flatten(_read_arrays(message)), module)
         loss, accuracy = score_model(module, examples, self.loss)
-        found: dict[str, MetricRecordValues] = {EXAMPLES: len(examples), "loss": loss}
-        return found if accuracy != accuracy else {**found, "accuracy": accuracy}
+        scores: dict[str, MetricRecordValues] = {wire.EXAMPLES: len(examples), "loss": loss}
+        if not math.isnan(accuracy):  # NaN: the targets are not labels
+            scores["accuracy"] = accuracy
+        return _reply(message, {wire.METRICS: MetricRecord(scores)})
+
+    def _load(self, config: dict[str, Any], context: Context) -> Examples:
+        return self.cache.load(context, config.get(wire.ROWS, ()), config.get(wire.CLASSES, ()))
 
 
-def _config(message: Message) -> dict[str, Any]:
-    found = message.content.get(CONFIG)
+def _read_config(message: Message) -> dict[str, Any]:
+    found = message.content.get(wire.CONFIG)
     return dict(found) if isinstance(found, ConfigRecord) else {}
 
 
-def _arrays(message: Message) -> ArrayRecord:
-    found = message.content.get(ARRAYS)
+def _read_arrays(message: Message) -> ArrayRecord:
+    found = message.content.get(wire.ARRAYS)
     if not isinstance(found, ArrayRecord):
-        raise MalformedError("the message brings no model to start from")
+        raise MalformedError("the message holds no model to start from")
     return found
 
 
 def _reply(message: Message, content: dict[str, Any]) -> Message:
     return Message(RecordDict(content), reply_to=message)
+
+
+@dataclass(frozen=True, slots=True)
+class ClientCache:
+    """A client's examples without the forgotten ones, kept in a folder if ``place`` names one.
+
+    Flower starts a process for every message, and the folder saves it from loading and preparing the data again. It holds
+    the loaded tensors and the keys of forgotten rows. Rows are deleted from the tensors as soon as they are forgotten.
+    """
+
+    data: Loader
+    place: Place | None = None
+
+    def load(self, context: Context, rows: Sequence[int] = (), classes: Sequence[int] = ()) -> Examples:
+        """Return the client's examples without these rows and classes, and without rows forgotten before."""
+        folder = self._find_folder(context)
+        kept = None if folder is None else _read_examples(folder / TENSORS)
+        held = to_examples(self.data(context)) if kept is None else kept
+        forgotten = _read_forgotten(folder)
+        if missing := sorted(set(rows) - set(held.keys.tolist()) - forgotten):
+            raise RequestError(
+                f"this client has no row {missing[0]} to forget; its {len(held)} rows have other keys"
+            )
+        forgotten |= set(rows)
+        dropped = torch.tensor(sorted(forgotten), dtype=held.keys.dtype)
+        remaining = held.where(~torch.isin(held.keys, dropped))
+        if folder is not None:
+            _write_forgotten(folder, forgotten if rows else set())
+            if kept is None or len(remaining) < len(held):
+                _write_examples(folder, remaining)
+        if not classes:
+            return remaining
+        return remaining.where(~Request(classes=tuple(classes)).class_mask(remaining.targets))
+
+    def delete(self, context: Context) -> int:
+        """Delete the cache; return the number of files deleted."""
+        folder = self._find_folder(context)
+        if folder is None or not folder.is_dir():
+            return 0
+        names = (
+            TENSORS,
+            FORGOTTEN,
+            f".{TENSORS}.tmp",
+            f".{FORGOTTEN}.tmp",
+        )  # a crash may leave temporary files
+        files = [folder / name for name in names if (folder / name).exists()]
+        with disk_errors(folder):
+            for path in files:
+                path.unlink()
+            if not any(folder.iterdir()):
+                folder.rmdir()
+        return len(files)
+
+    def _find_folder(self, context: Context) -> Path | None:
+        """Return the client's own folder: each partition has one, because several may run on one machine."""
+        if self.place is None:
+            return None
+        if callable(self.place):
+            return Path(self.place(context))
+        part = context.node_config.get("partition-id")
+        return Path(self.place) if part is None else Path(self.place) / f"partition-{part}"
+
+
+def to_examples(data: Any) -> Examples:
+    """Return what a loader returned as Examples: from (x, y), (x, y, keys) or Examples."""
+    if isinstance(data, Examples):
+        return data
+    if not isinstance(data, tuple | list) or len(data) not in {2, 3}:
+        raise DataError(
+            "a client's data function must return (x, y), or (x, y, keys) with a whole number as the key of each row"
+        )
+    found = Examples.of(data[0], data[1])
+    if len(data) == 2:
+        return found
+    keys = torch.as_tensor(data[2])
+    if keys.shape != (len(found),) or keys.is_floating_point() or len(torch.unique(keys)) < len(keys):
+        raise DataError(
+            f"the keys of {len(found)} rows are {list(keys.shape)} {keys.dtype}; return a different whole number for each row"
+        )
+    return Examples(found.x, found.y, found.rows, keys.long())
+
+
+def _read_forgotten(folder: Path | None) -> set[int]:
+    if folder is None or not (folder / FORGOTTEN).exists():
+        return set()
+    try:
+        return {int(key) for key in json.loads((folder / FORGOTTEN).read_text(encoding="utf-8"))}
+    except (OSError, ValueError, TypeError):
+        raise DataError(
+            f"{folder / FORGOTTEN} is damaged; restore it from a backup, or ask the operator to send the request again"
+        ) from None
+
+
+def _write_forgotten(folder: Path, keys: set[int]) -> None:
+    """Make the folder, readable by its owner alone, and write the keys of forgotten rows if there are new ones."""
+    with disk_errors(folder):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if keys and keys != _read_forgotten(folder):
+        write_atomically(folder / FORGOTTEN, json.dumps(sorted(keys)).encode())
+
+
+def _read_examples(path: Path) -> Examples | None:
+    """Return the kept examples; None if there are none."""
+    if not path.exists():
+        return None
+    try:
+        held = load_file(path)
+        found = Examples.of(held["x"], held["y"])
+        return Examples(found.x, found.y, found.rows, held["keys"])
+    except (SafetensorError, OSError, KeyError) as error:
+        raise DataError(f"{path} is damaged; delete it, and the data is loaded again") from error
+
+
+def _write_examples(folder: Path, examples: Examples) -> None:
+    x, y = examples.all()
+    tensors = {"x": x.contiguous(), "y": y.contiguous(), "keys": examples.keys}
+    write_atomically(folder / TENSORS, save(tensors))

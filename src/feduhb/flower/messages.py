@@ -1,10 +1,11 @@
-"""Sending messages over a grid and collecting the replies; telling forgotten clients to leave."""
+"""Send messages over a grid and collect the replies; tell forgotten clients to delete what they keep."""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections.abc import Callable, Collection, Hashable, Mapping
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from flwr.app import Message, MetricRecord, RecordDict
@@ -23,16 +24,16 @@ def exchange(
 ) -> tuple[dict[K, Message], dict[K, str]]:
     """Send messages and wait for the replies; return them, and the reason for each message that got none.
 
-    The sender that a reply names is not believed, because an error reply carries the link's id and not the node's:
-    a reply belongs to the message that it replies to.
+    Replies are matched by the id of the message that they answer. The sender in a reply is not used: an error reply
+    names the SuperLink's node id instead of the client's.
     """
     waiting = send(grid, messages)
     failed = {key: "the message could not be delivered" for key in messages if key not in waiting.values()}
     replies: dict[K, Message] = {}
     end = time.monotonic() + timeout
     while waiting and time.monotonic() < end:
-        came, lost = collect(grid, waiting)
-        replies.update(came)
+        arrived, lost = collect(grid, waiting)
+        replies.update(arrived)
         failed.update(lost)
         if waiting:
             time.sleep(PAUSE)
@@ -52,88 +53,80 @@ def send(grid: Grid, messages: Mapping[K, Message]) -> dict[str, K]:
 def collect(grid: Grid, waiting: dict[str, K]) -> tuple[dict[K, Message], dict[K, str]]:
     """Return the replies that have arrived and the reasons of those that failed; remove both from ``waiting``.
 
-    Replies are pulled one by one. The link forgets what it hands out, so if several were pulled at once, one that
-    cannot be read would take the others along.
+    Replies are pulled one by one, because the SuperLink deletes what it hands out: in a larger pull, one reply that
+    cannot be read would cost the others.
     """
     replies: dict[K, Message] = {}
     failed: dict[K, str] = {}
     for number, key in list(waiting.items()):
         try:
-            reply = _pull(grid, number)
+            pulled = grid.pull_messages([number])
+            reply = next((r for r in pulled if r.metadata.reply_to_message_id == number), None)
         except Exception as error:
-            failed[waiting.pop(number)] = (
-                f"its answer cannot be read ({to_line(error) or type(error).__name__})"
-            )
-            continue
-        if reply is None:
-            continue
-        del waiting[number]
-        if reply.has_error():
-            failed[key] = f"it failed: {to_line(reply.error.reason)}"
+            failed[key] = f"its answer cannot be read ({to_line(error) or type(error).__name__})"
         else:
-            replies[key] = reply
+            if reply is None:
+                continue
+            if reply.has_error():
+                failed[key] = f"it failed: {to_line(reply.error.reason)}"
+            else:
+                replies[key] = reply
+        del waiting[number]
     return replies, failed
 
 
-def _pull(grid: Grid, number: str) -> Message | None:
-    """Return the reply to one message; None if it has not arrived."""
-    found = (r for r in grid.pull_messages([number]) if r.metadata.reply_to_message_id == number)
-    return next(found, None)
-
-
+@dataclass
 class Farewell:
-    """The clients that a run tells to leave, and what they answered. The run never waits for them.
+    """Asks leavers to delete what they have stored, and logs their answers. A run never waits for these answers.
 
     Args:
-        format_client: of a client id, the name for the log.
+        format_client: returns the name of a client id for the log.
         timeout: seconds that a message may wait for its client.
     """
 
-    def __init__(self, grid: Grid, format_client: Callable[[ClientId], str], timeout: float) -> None:
-        self.answered: dict[ClientId, str] = {}  # what each has answered, in words
-        self._grid = grid
-        self._format_client = format_client
-        self._timeout = timeout
-        self._waiting: dict[str, ClientId] = {}
+    grid: Grid
+    format_client: Callable[[ClientId], str]
+    timeout: float
+    _answered: set[ClientId] = field(default_factory=set)
+    _waiting: dict[str, ClientId] = field(default_factory=dict)
 
     def tell(self, leavers: Mapping[ClientId, int]) -> None:
-        """Collect answers, and tell those of these connected leavers (node ids) who were not told yet."""
+        """Collect answers, and send the message to every connected leaver (node ids) that has not received it."""
         self._collect()
-        told = {*self._waiting.values(), *self.answered}
         messages = {
-            client: Message(RecordDict(), node, LEAVE, ttl=self._timeout)
+            client: Message(RecordDict(), node, LEAVE, ttl=self.timeout)
             for client, node in leavers.items()
-            if client not in told
+            if client not in {*self._waiting.values(), *self._answered}
         }
-        self._waiting.update(send(self._grid, messages))
+        self._waiting.update(send(self.grid, messages))
 
     def close(self, expected: Collection[ClientId]) -> None:
-        """Collect answers once more; warn of clients that have not answered, and of expected ones that were never connected."""
+        """Collect answers a last time; warn about clients that did not answer or, if expected, never connected."""
         self._collect()
         silent = {*self._waiting.values()}
         for client in sorted(silent):
-            log.warning(
-                "%s was told to leave and has not answered; what it keeps may still be there",
-                self._format_client(client),
-            )
-        for client in sorted({*expected} - {*self.answered} - silent):
-            log.warning(
-                "%s was not connected in this run and could not be told to leave; what it keeps may still be there",
-                self._format_client(client),
-            )
+            self._warn(client, "was told to leave and has not answered")
+        for client in sorted({*expected} - self._answered - silent):
+            self._warn(client, "was not connected in this run and could not be told to leave")
+
+    def _warn(self, client: ClientId, what: str) -> None:
+        name = self.format_client(client)
+        log.warning("%s %s; its cache may still exist: ask its operator to delete it", name, what)
 
     def _collect(self) -> None:
-        replies, failed = collect(self._grid, self._waiting)
-        found = {**failed, **{client: _describe_deletion(reply.content) for client, reply in replies.items()}}
-        for client, answer in found.items():
-            self.answered[client] = answer
-            level = logging.WARNING if client in failed else logging.INFO
-            log.log(level, "%s was told to leave: %s", self._format_client(client), answer)
+        replies, failed = collect(self.grid, self._waiting)
+        for client, reason in failed.items():
+            self._warn(client, f"was told to leave: {reason}")
+        for client, reply in replies.items():
+            log.info(
+                "%s was told to leave: %s", self.format_client(client), _describe_deletion(reply.content)
+            )
+        self._answered |= {*replies, *failed}
 
 
 def _describe_deletion(content: RecordDict) -> str:
     metrics = content.get(METRICS)
     count = metrics.get(DELETED) if isinstance(metrics, MetricRecord) else None
     if not isinstance(count, int):
-        return "it does not say how many files it has deleted"
+        return "it does not report how many files it deleted"
     return f"it has deleted {count} file{'' if count == 1 else 's'}"

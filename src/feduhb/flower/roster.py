@@ -1,6 +1,6 @@
-"""The roster of a federation: which client is which, who is connected, and what is forgotten by client ids and by names.
+"""The roster of a federation: the clients that are connected, and what is forgotten, by client ids and by names.
 
-In deployment a client is its public key, in simulation its partition. Node ids change and identify nobody.
+A client is identified by its public key in deployment and by its partition in simulation. Node ids change.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-import logging
+import re
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,28 +25,29 @@ from feduhb.data.federation import check_id
 from feduhb.data.partition import make_client_ids
 from feduhb.data.request import Forget, Request, as_request
 from feduhb.errors import AnswerError, ConfigError, RequestError, RunFolderError
-from feduhb.flower.messages import PAUSE, exchange
+from feduhb.flower.messages import PAUSE, exchange, log
 from feduhb.flower.wire import METRICS, WHO, to_line
 from feduhb.runs.folder import RunFolder
 from feduhb.runs.lineage import read_forgotten
 
-log = logging.getLogger("flwr.feduhb")
 PEM = b"-----BEGIN PUBLIC KEY-----"
 PREFIX, DIGITS = "key-", 32  # hexadecimal digits of SHA-256: 128 bits
 REQUEST = "request.json"  # the resolved request, in the folder of a run
+HOW = "feduhb.flower.key_id('its-key.pub')"
+NOBODY_REMAINS = "no client would remain to train on; keep at least one client, or delete the model instead"
 Rows = Mapping[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class Forgotten:
-    """A resolved request: what is forgotten, by client ids, and by the names that a leaver may return under with a new key."""
+    """A resolved request: what is forgotten, by client ids, and by registered names in case a leaver returns with a new key."""
 
     asked: str = ""  # the request as the user wrote it
     request: Request | None = None  # the same by client ids
     earlier: Request | None = None  # what earlier runs forgot, by client ids
-    names: tuple[str, ...] = ()  # registered names under which nobody may take part
+    names: tuple[str, ...] = ()  # registered names that may not take part
     rows: Rows = field(default_factory=dict)  # rows by registered name, for keys that are not known yet
-    total: Request | None = field(init=False, repr=False)  # the request and the earlier ones together
+    total: Request | None = field(init=False, repr=False)  # request and earlier together
 
     def __post_init__(self) -> None:
         total = self.request or self.earlier
@@ -63,7 +64,7 @@ class Forgotten:
         asked: Request | None = None,
         before: Forgotten | None = None,
     ) -> Forgotten:
-        """Return what is forgotten if a request is served on top of what was forgotten before.
+        """Return what is forgotten once a request is served, in addition to what was forgotten before.
 
         A name is barred if the user wrote it, or if all clients that were ever seen under it are forgotten.
 
@@ -80,19 +81,18 @@ class Forgotten:
         holders: dict[str, set[ClientId]] = {}
         for client, name in known.items():
             holders.setdefault(name, set()).add(client)
-        written = set() if asked is None else {name for name in asked.clients if name in holders}
+        written = set() if asked is None else {*asked.clients} & {*holders}
         whole = {name for name, some in holders.items() if name and some <= {*total.clients}}
-        names = tuple(sorted({*before.names, *written, *whole}))
-        sole = {name: next(iter(some)) for name, some in holders.items() if name and len(some) == 1}
-        rows = {name: total.rows[client] for name, client in sole.items() if client in total.rows}
-        kept = {
-            name: tuple(sorted({*before.rows.get(name, ()), *rows.get(name, ())}))
-            for name in sorted({*before.rows, *rows} - {*names})
-        }
-        return replace(found, names=names, rows=kept)
+        names = {*before.names, *written, *whole}
+        rows = {name: {*some} for name, some in before.rows.items()}
+        for name, some in holders.items():
+            if name and len(some) == 1 and (own := total.rows.get(next(iter(some)))):
+                rows.setdefault(name, set()).update(own)
+        kept = {name: tuple(sorted(some)) for name, some in sorted(rows.items()) if name not in names}
+        return replace(found, names=tuple(sorted(names)), rows=kept)
 
     def is_forgotten(self, client: ClientId, name: str | None) -> bool:
-        """Whether a whole client is forgotten: by its id, or by the name that its key is registered under."""
+        """Whether a whole client is forgotten, by its id or by the name that its key is registered under."""
         return name in self.names or (self.total is not None and client in self.total.clients)
 
     def list_rows(self, client: ClientId, name: str | None) -> list[int]:
@@ -100,12 +100,8 @@ class Forgotten:
         own = () if self.total is None else self.total.rows.get(client, ())
         return sorted({*own, *self.rows.get(name or "", ())})
 
-    def is_same_as(self, other: Forgotten) -> bool:
-        """Whether both forget the same clients, rows and classes by ids, however the requests were written."""
-        return (self.request, self.earlier) == (other.request, other.earlier)
-
     def bar(self, names: Iterable[str]) -> Forgotten:
-        """Return the same with more names barred."""
+        """Return a copy that bars more names."""
         return replace(self, names=tuple(sorted({*self.names, *names})))
 
     def to_json(self) -> bytes:
@@ -125,21 +121,21 @@ def _format(request: Request | None) -> str:
 
 
 class Roster:
-    """Who is connected now, by client ids that outlive node ids.
+    """The clients that are connected now, by client ids, which outlive node ids.
 
-    A node with a registered public key is that key, whatever else it says of itself. Only if no node has one, in
-    simulation, each is asked once which partition it holds.
+    A node with a registered public key is identified by this key alone. If no node has a key, as in simulation, each
+    node is asked once which partition it holds.
 
     Args:
-        partitions: the clients' names in simulation, by partition id; None calls them c00, c01, ...
-        timeout: seconds to wait for nodes to say which partition they hold, and for clients to connect.
+        partitions: the clients' names in simulation, by partition id; None names them c00, c01, ...
+        timeout: seconds to wait for clients to connect, and for nodes to answer which partition they hold.
     """
 
     def __init__(
         self, grid: Grid, partitions: Sequence[ClientId] | None = None, *, timeout: float = 60.0
     ) -> None:
         self.grid = grid
-        self.names: dict[ClientId, str] = {}  # registered, of all keys ever seen; "" for one without
+        self.names: dict[ClientId, str] = {}  # registered names of all keys ever seen; "" if a key has none
         self.expected: int | None = None  # in simulation, the number of clients
         self._partitions = None if partitions is None else _check_names(partitions)
         self._timeout = timeout
@@ -167,9 +163,9 @@ class Roster:
         return remaining, leavers
 
     def wait(self, forgotten: Forgotten, needed: int | None = None) -> dict[ClientId, int]:
-        """Return the connected clients that remain, once there are enough: one by default, in simulation always all.
+        """Wait until enough remaining clients are connected and return them.
 
-        Raise AnswerError if there are too few when the time is up.
+        Enough is one by default, and in simulation always all. Raise AnswerError when the time is up.
         """
         end = time.monotonic() + self._timeout
         while True:
@@ -178,36 +174,36 @@ class Roster:
             if everyone and len(here) >= (needed or 1):
                 return here
             if everyone and self.expected is not None and not here:
-                raise RequestError(
-                    "nobody would remain to retrain on; leave at least one client, or delete the model instead"
-                )
+                raise RequestError(NOBODY_REMAINS)
             if time.monotonic() > end:
                 raise AnswerError(
-                    f"{len(here)} clients who take part are connected after {self._timeout:g} s, but {needed or 1} are needed "
+                    f"{len(here)} remaining clients are connected after {self._timeout:g} s, but {needed or 1} are needed "
                     f"({', '.join(map(self.format_client, here)) or 'none'}); start the others, or lower min_clients and min_replies"
                 )
             time.sleep(PAUSE)
 
     def format_client(self, client: ClientId) -> str:
-        """Return the name to show a person: the registered one, with the id that tells two of a name apart."""
+        """Return the registered name of a client with its id, for logs and errors."""
         name = self.names.get(client)
         return f"{name} ({client})" if name else client
 
-    def lacks_names(self) -> bool:
-        """Whether clients have keys and none has a registered name, as if nodes made up a key at each start."""
-        return bool(self.names) and not any(self.names.values())
-
     def resolve(self, request: Request, connected: Iterable[ClientId]) -> Request:
-        """Return a request by client ids; it may name clients by id, or by the name that their key is registered under."""
+        """Return a request by client ids; the given one may use ids and registered names."""
         known = {*connected, *self.names}
-        for name in (*request.clients, *request.rows):
-            if is_key_id(name) and name not in known:
-                log.warning("nobody with the key %s was ever seen here; see that it is spelled right", name)
-        ids = {name: self._find_id(name, known) for name in (*request.clients, *request.rows)}
+        for name in _find_unknown_keys(request, known):
+            log.warning("no client with the key %s was ever connected here; check the key", name)
+        ids = {name: self._find_id(name, known) for name in _list_named(request)}
         rows: dict[ClientId, tuple[int, ...]] = {}
         for name, some in request.rows.items():
             rows[ids[name]] = (*rows.get(ids[name], ()), *some)
         return Request(tuple(ids[name] for name in request.clients), rows, request.classes)
+
+    def check_keys(self, request: Request, others: Iterable[ClientId], earlier: Request | None) -> None:
+        """Raise RequestError if a request names a key that no known client has, and no earlier request named."""
+        for client in _find_unknown_keys(request, {*self.names, *others, *_list_named(earlier)}):
+            raise RequestError(
+                f"no client with the key {client} took part or was ever connected; check the key: {HOW}"
+            )
 
     def _find_id(self, name: str, known: Collection[ClientId]) -> ClientId:
         if name in known or is_key_id(name):
@@ -215,13 +211,12 @@ class Roster:
         found = sorted(client for client, registered in self.names.items() if registered == name)
         if len(found) > 1:
             raise RequestError(
-                f"{len(found)} clients are registered as {name!r}: {', '.join(found)}; name one by its key, or all of them"
+                f"{len(found)} clients are registered as {name!r}: {', '.join(found)}; name the one to forget by its key"
             )
         if not found:
-            here = ", ".join(self.format_client(client) for client in sorted(known)) or "nobody"
+            here = ", ".join(self.format_client(client) for client in sorted(known)) or "none"
             raise RequestError(
-                f"there is no client {name!r} to forget; connected: {here}. One that is not connected is named by its key: "
-                "feduhb.flower.key_id('its-key.pub')"
+                f"there is no client {name!r} to forget; connected: {here}. Name a client that is not connected by its key: {HOW}"
             )
         return found[0]
 
@@ -231,39 +226,37 @@ class Roster:
         answers, failed = exchange(self.grid, messages, self._timeout)
         if failed:
             raise AnswerError(
-                f"a node did not say which partition it holds ({next(iter(failed.values()))}); build its app with "
-                "feduhb.flower.client_app, or add the answer to your own: app = feduhb.flower.introduced(app)"
+                f"a node did not report which partition it holds ({next(iter(failed.values()))}); build its app with "
+                "feduhb.flower.client_app, or add the report to your own app: app = feduhb.flower.introduced(app)"
             )
         for node, reply in answers.items():
             self._partition_of[node] = self._read_partition(reply.content)
         here = {self._partition_of[node]: node for node in nodes}
         if len(here) < len(nodes):
-            raise AnswerError(
-                "two nodes say that they hold the same partition; give each a partition-id of its own"
-            )
+            raise AnswerError("two nodes hold the same partition; give each a different partition-id")
         return dict(sorted(here.items()))
 
     def _read_partition(self, content: RecordDict) -> ClientId:
         metrics = content.get(METRICS)
-        said = metrics if isinstance(metrics, MetricRecord) else {}
-        number, count = said.get("partition-id"), said.get("num-partitions")
+        answer = metrics if isinstance(metrics, MetricRecord) else {}
+        number, count = answer.get("partition-id"), answer.get("num-partitions")
         if not isinstance(number, int) or not isinstance(count, int) or not 0 <= number < count:
             raise AnswerError(
-                f"a node says that it holds partition {to_line(number, 20)} of {to_line(count, 20)}; set partition-id and "
-                "num-partitions in its node config"
+                f"a node reports partition {to_line(number, 20)} of {to_line(count, 20)}; set partition-id and num-partitions "
+                "in its node config"
             )
         names = make_client_ids(count) if self._partitions is None else self._partitions
         if len(names) != count:
-            raise ConfigError(f"{len(names)} partitions are named, but there are {count}; name each")
+            raise ConfigError(f"{len(names)} partitions are named, but there are {count}; name each of them")
         self.expected = count
         return names[number]
 
 
 def _check_names(partitions: Sequence[ClientId]) -> tuple[ClientId, ...]:
-    """Return the names of partitions; raise an error for a name that no request could spell, or that two share."""
+    """Return the names of partitions; raise an error for a name that a request cannot contain, or that two share."""
     names = tuple(check_id(name) for name in partitions)
     if twice := [name for name in names if names.count(name) > 1]:
-        raise ConfigError(f"two partitions are called {twice[0]!r}; give each a name of its own")
+        raise ConfigError(f"two partitions are named {twice[0]!r}; give each a different name")
     return names
 
 
@@ -275,24 +268,36 @@ def resolve_request(
     written: Forgotten | None = None,
     min_clients: int | None = None,
 ) -> Forgotten:
-    """Wait for clients and resolve a request to client ids, on top of what earlier runs forgot.
+    """Wait for clients and resolve a request to client ids, in addition to what earlier runs forgot.
 
     Args:
         before: what earlier runs forgot.
-        written: the same request as it was resolved when a resumed run began. It is not resolved again: meanwhile a
-            leaver may have returned with another key.
-        min_clients: how many of those who remain must be connected; None needs one.
+        written: for a resumed run, the request as it was resolved when the run began. The same request is not resolved
+            again, because a leaver may have returned with a new key since then.
+        min_clients: remaining clients that must be connected; None needs one.
     """
     asked, before = None if forget is None else as_request(forget), before or Forgotten()
     if written is not None and (written.asked, written.earlier) == (_format(asked), before.total):
         found = written.bar(before.names)
         roster.wait(found, min_clients)
         return found
-    by_words = Forgotten(request=asked, earlier=before.total, names=before.names)
-    roster.wait(by_words if asked is None else by_words.bar(asked.clients), min_clients)
+    as_written = Forgotten(request=asked, earlier=before.total, names=before.names)
+    roster.wait(as_written if asked is None else as_written.bar(asked.clients), min_clients)
     request = None if asked is None else roster.resolve(asked, roster.look())
     found = Forgotten.of(request, roster.names, asked=asked, before=before)
-    return written.bar(found.names) if written is not None and found.is_same_as(written) else found
+    if written is not None and (written.request, written.earlier) == (found.request, found.earlier):
+        return written.bar(found.names)  # the same request, written differently
+    return found
+
+
+def _list_named(request: Request | None) -> tuple[ClientId, ...]:
+    """Return the clients that a request names, whole or by rows."""
+    return () if request is None else (*request.clients, *request.rows)
+
+
+def _find_unknown_keys(request: Request, known: Collection[ClientId]) -> list[ClientId]:
+    """Return the key ids in a request that do not belong to a known client; they are probably mistyped."""
+    return [client for client in _list_named(request) if is_key_id(client) and client not in known]
 
 
 def read_request(folder: Path) -> Forgotten | None:
@@ -309,39 +314,33 @@ def read_request(folder: Path) -> Forgotten | None:
         return Forgotten(str(found["asked"]), request, earlier, tuple(map(str, found["names"])), rows)
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         raise RunFolderError(
-            f"{path} is damaged; restore it from a backup: it says who must not be asked"
+            f"{path} is damaged; restore it from a backup: it lists the forgotten clients, which must not train"
         ) from None
 
 
 def read_total(folder: RunFolder) -> Forgotten:
-    """Return everything that a run has forgotten, earlier requests included, as what was forgotten before the next run."""
+    """Return everything that a run and the runs before it have forgotten."""
     total, written = read_forgotten(folder), read_request(folder.path) or Forgotten()
     return Forgotten(request=total, names=written.names, rows=written.rows)
 
 
 def key_id(key: str | Path | bytes) -> ClientId:
-    """Return the client id of a public key: a file, or the bytes of one, in OpenSSH's format or PEM."""
-    data = key if isinstance(key, bytes) else _read_key(Path(key))
+    """Return the client id of a public key: a file or its bytes, in OpenSSH's format or PEM."""
     try:
+        data = key if isinstance(key, bytes) else Path(key).read_bytes()
         if data.startswith(PEM):
             der = base64.b64decode(b"".join(data.split()[3:-3]), validate=True)
         else:
             der = load_ssh_public_key(data).public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    except OSError as error:
+        raise ConfigError(f"the public key {key} cannot be read: {error.strerror}; check the path") from None
     except (ValueError, UnsupportedAlgorithm, binascii.Error):
         der = b""
     if not der:
-        raise ConfigError("this is not a public key; give the .pub file that ssh-keygen wrote, or its bytes")
+        raise ConfigError("this is not a public key; pass the .pub file that ssh-keygen wrote, or its bytes")
     return PREFIX + sha256(der).hexdigest()[:DIGITS]
-
-
-def _read_key(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"the public key {path} cannot be read: {error.strerror}") from None
 
 
 def is_key_id(name: str) -> bool:
     """Whether a name has the form of a key's id."""
-    digits = name.removeprefix(PREFIX)
-    return name != digits and len(digits) == DIGITS and set(digits) <= set("0123456789abcdef")
+    return re.fullmatch(rf"{PREFIX}[0-9a-f]{{{DIGITS}}}", name) is not None

@@ -1,10 +1,11 @@
-"""Validating answers against each other: which updates and which scores may be averaged, and what is wrong with the others."""
+"""Decide which updates and which scores of a round may be averaged, and what is wrong with the others."""
 
 from __future__ import annotations
 
 import math
 import sys
 from collections.abc import Iterable, Mapping
+from typing import TypeGuard
 
 import torch
 from flwr.app import RecordDict
@@ -14,9 +15,9 @@ from feduhb.core.types import ClientId, Updates
 from feduhb.flower.wire import EXAMPLES, METRICS, MalformedError, read_example_count
 from feduhb.runs.loop import find_faults
 
-OUTLIER = 1000.0  # an answer this many times longer, or heavier, than the median of its round is not honest
-FEW, MOST = 1e5, 1e12  # examples: a number that is always believed, and one that never is
-SCORES, LETTERS = 100, 100  # at most: scores that a client may give, letters of a score's name
+OUTLIER = 1000.0  # times the median of the round: longer or heavier answers are left out
+FEW, MOST = 1e5, 1e12  # numbers of examples that are always accepted, and never above
+SCORES, LETTERS = 100, 100  # limits: scores of a client, letters in the name of a score
 
 Answer = tuple[Tensor, float]  # an update [P] and the number of examples it stands for
 
@@ -35,11 +36,11 @@ def split_answers(
 def average_scores(
     answers: Mapping[ClientId, RecordDict], max_examples: float | None = None
 ) -> tuple[dict[str, float], dict[ClientId, str]]:
-    """Return the mean of each score, weighted by examples, over the clients that gave it; and whose scores are left out, and why.
+    """Return the mean of each score, weighted by examples, and the reason for each client whose scores are left out.
 
-    A score that is not a finite number, or whose name could not be shown in a line of a log, is ignored.
+    A score is ignored if it is not a finite number, or if its name is too long or not printable.
     """
-    counts, found = _read_counts(answers)
+    counts, left_out = _read_counts(answers)
     most = _limit_examples(counts.values()) if max_examples is None else max_examples
     given: dict[str, list[tuple[float, float]]] = {}
     for client, count in counts.items():
@@ -48,49 +49,48 @@ def average_scores(
         if fault is None and len(scores) > SCORES:
             fault = f"{len(scores)} scores, above the limit {SCORES}"
         if fault is not None:
-            found[client] = f"it answered with {fault}"
+            left_out[client] = f"it answered with {fault}"
             continue
         for name, value in scores.items():
-            if 0 < len(name) <= LETTERS and name.isprintable() and (score := _to_finite(value)) is not None:
-                given.setdefault(name, []).append((count, score))
+            if _is_finite(value) and 0 < len(name) <= LETTERS and name.isprintable():
+                given.setdefault(name, []).append((count, float(value)))
     means = {name: _weighted_mean(some) for name, some in sorted(given.items())}
-    return {name: mean for name, mean in means.items() if math.isfinite(mean)}, found
+    return {name: mean for name, mean in means.items() if math.isfinite(mean)}, left_out
 
 
 def _read_counts(answers: Mapping[ClientId, RecordDict]) -> tuple[dict[ClientId, float], dict[ClientId, str]]:
     counts: dict[ClientId, float] = {}
-    found: dict[ClientId, str] = {}
+    left_out: dict[ClientId, str] = {}
     for client, content in answers.items():
         try:
             counts[client] = read_example_count(content)
         except MalformedError as error:
-            found[client] = f"it answered with {error}"
-    return counts, found
+            left_out[client] = f"it answered with {error}"
+    return counts, left_out
 
 
-def _to_finite(value: object) -> float | None:
-    if not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
-        return None
-    return float(value)
+def _is_finite(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and abs(value) <= sys.float_info.max
 
 
 def _weighted_mean(given: list[tuple[float, float]]) -> float:
-    """Return the sum of the weighted shares: a weighted sum could overflow although no value does."""
+    """Return the weighted mean; values are divided before they are added, because their sum could overflow."""
     total = sum(count for count, _ in given)
     return sum(count / total * value for count, value in given)
 
 
 def _check_count(examples: float, most: float) -> str | None:
-    """Return what is wrong with a number of examples. Less than one is not an honest count, and too small for a mean."""
+    """Return what is wrong with a number of examples; below one it is not a count, and too small for a mean."""
     if not 1 <= examples < math.inf:
         return f"a weight of {examples:g} examples"
     return f"a weight of {examples:g} examples, above the limit {most:g}" if examples > most else None
 
 
 def _limit_norm(updates: Iterable[Tensor], params: Tensor) -> float:
-    """Return the longest norm to accept: from the median of the round, or from the model if there is one update only.
+    """Return the largest norm to accept: from the median of the round, or from the model if there is only one update.
 
-    An update as long as the model is always accepted, or of two clients one could shut out the other by a tiny update.
+    An update that is not longer than the model is always accepted. Otherwise one of two clients could exclude the other
+    by sending a tiny update.
     """
     norms = sorted(norm for norm in map(_norm, updates) if math.isfinite(norm))
     model = max(1.0, _norm(params))
@@ -98,13 +98,13 @@ def _limit_norm(updates: Iterable[Tensor], params: Tensor) -> float:
 
 
 def _limit_examples(counts: Iterable[float]) -> float:
-    """Return the most examples to believe."""
+    """Return the largest number of examples to accept."""
     honest = sorted(count for count in counts if 0 < count < math.inf)
     return min(MOST, max(FEW, OUTLIER * _lower_median(honest)))
 
 
 def _lower_median(values: list[float]) -> float:
-    """Return the median of sorted values, the smaller of two in the middle; 0 if there are none."""
+    """Return the lower median of sorted values; 0 if there are none."""
     return values[(len(values) - 1) // 2] if values else 0.0
 
 

@@ -1,8 +1,9 @@
-"""The format of messages: models as named arrays, and the keys of records. Server and client both import this module.
+"""The format of messages between server and client: models as named arrays, and the keys of records.
 
-A train message holds "arrays" (the model to start from) and "config". Its answer holds "arrays" (the model arrived at), as
-Flower's own strategies expect, or "update" (what it started from minus that, or the gradient), and "metrics" with
-"num-examples"; or "refusal" with a reason. Our clients answer with the update if the config asks for it, others with the model.
+A train message holds "arrays" (the model to start from) and "config". The answer holds "metrics" with "num-examples" and
+either "arrays" (the trained model, as Flower's own strategies expect) or "update" (the model to start from minus the
+trained one, or the gradient). Our client answers with the update if the config asks for it. A client that cannot do the
+work answers with "refusal", which holds the reason.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, ConfigRecordValues, MetricRecord, RecordDict
 from torch import Tensor, nn
 
-from feduhb.core.flat import ModelSource, check_module, fresh
+from feduhb.core.flat import ModelSource, check_module, draw_model, flatten
 from feduhb.core.types import ClientId, Local, Work
 from feduhb.errors import ModelError
 
@@ -28,12 +29,12 @@ TRAIN, EVALUATE, WHO, LEAVE = "train", "evaluate", "query.feduhb_who", "query.fe
 ROWS, CLASSES = "forget-rows", "forget-classes"
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 OURS = ("server-round", "client", "round", "seed", "epochs", "batch-size", "lr", "l2", ANSWER, ROWS, CLASSES)
-HEADER = 4096  # bytes that an array in a message may have beside its numbers
-WIDTHS = (2, 4, 8)  # bytes of the floats that are read, in either byte order
+HEADER = 4096  # bytes that the file header of an array may take
+WIDTHS = (2, 4, 8)  # bytes of a float; both byte orders are read
 
 
 class MalformedError(ValueError):
-    """An answer that cannot be read, with the reason."""
+    """A message or an answer that cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ class Layout:
 
     @classmethod
     def of(cls, arrays: ArrayRecord) -> Layout:
-        """Return the layout of the arrays that a run starts from; raise ModelError if they cannot be one flat vector of floats."""
+        """Return the layout of the arrays that a run starts from; raise ModelError unless all are floats of one type."""
         if not arrays:
             raise ModelError(
                 "the initial arrays are empty; draw them: feduhb.flower.fresh_arrays(model, seed)"
@@ -79,7 +80,7 @@ class Layout:
         return torch.cat([self._read(name, arrays[name]) for name in self.shapes])
 
     def to_arrays(self, params: Tensor) -> ArrayRecord:
-        """Cut a flat vector [P] into named arrays."""
+        """Return a flat vector [P] as named arrays."""
         parts = params.detach().cpu().split([math.prod(shape) for shape in self.shapes.values()])
         named = zip(self.shapes.items(), parts, strict=True)
         return ArrayRecord(
@@ -115,25 +116,23 @@ def _is_float(kind: np.dtype[Any]) -> bool:
     return kind.kind == "f" and kind.itemsize in WIDTHS
 
 
-def to_line(said: object, most: int = 500) -> str:
-    """Return what somebody else said as one line of printable characters, at most ``most``, fit for a log or a file."""
-    text = str(said)[: 4 * most]
-    line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+def to_line(text: object, most: int = 500) -> str:
+    """Return foreign text as one line of at most ``most`` printable characters, safe for a log or a file."""
+    start = str(text)[: 4 * most]
+    line = " ".join("".join(c if c.isprintable() else " " for c in start).split())
     return line if len(line) <= most else f"{line[: most - 3]}..."
 
 
 def fresh_arrays(model: ModelSource, seed: int = 0) -> ArrayRecord:
-    """Draw the fresh model that a run starts from: the same draw as `Federation.fresh_model` for the same seed.
+    """Draw the fresh model that a run starts from, with the weights of `Federation.fresh_model` for the same seed.
 
     Args:
-        model: a module, whose weights are never used, or a factory; as for `feduhb.Federation`.
-        seed: the strategy's own.
+        model: a module, whose weights are not used, or a factory; as for `feduhb.Federation`.
+        seed: the strategy's seed.
     """
-    module = fresh(model, seed)
+    module = draw_model(model, seed)
     check_module(module)
-    return ArrayRecord(
-        OrderedDict((name, Array(p.detach().cpu().numpy())) for name, p in module.named_parameters())
-    )
+    return Layout.of_module(module).to_arrays(flatten(module))
 
 
 def describe_work(
@@ -166,7 +165,7 @@ def read_example_count(content: RecordDict) -> float:
 
 
 def read_update(content: RecordDict, work: Work, layout: Layout) -> Tensor:
-    """Return the update [P] of an answer: what the client started from minus what it arrived at, or its gradient."""
+    """Return the update [P] of an answer: the model that the client started from minus the trained one, or the gradient."""
     if isinstance(refusal := content.get(REFUSAL), ConfigRecord):
         why = refusal.get("why")
         raise MalformedError(f"a refusal: {to_line(why) if isinstance(why, str) else 'without a reason'}")

@@ -1,4 +1,4 @@
-"""FedEraser: replay the stored updates of those who remain, each turned into the direction a short retraining gives."""
+"""FedEraser: replay the stored updates of the remaining clients, turned into the direction of a short retraining."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from feduhb.methods.replay import MISSING, refuse_sums
 
 
 class Replay(NamedTuple):
-    """The model and how many kept rounds have been replayed."""
+    """The model and the number of kept rounds that have been replayed."""
 
     params: Tensor  # [P]
     step: int
@@ -26,22 +26,22 @@ class Replay(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FedEraser(Method[Replay]):
-    """Approximate unlearning by calibrating history.
+    """Approximate unlearning by calibrating stored updates.
 
-        w[0] original start;   first kept round:  w <- w - Σ (n_c / N) u_c
-        every later one:       w <- w - Σ (n_c / N) ‖u_c‖ v_c / ‖v_c‖
+        first kept round:   w <- w - Σ (n_c / N) u_c,    w the model that training started from
+        later kept rounds:  w <- w - Σ (n_c / N) ‖u_c‖ v_c / ‖v_c‖
 
-    with u_c the stored update of a remaining client in that round and v_c what it answers now, after a share of its local epochs.
+    u_c is the stored update of remaining client c in that round, and v_c is its update now, after a part of its local
+    epochs. A client that has no stored update in a kept round, or does not answer now, is left out of the sum and of N.
 
     Args:
-        interval: Δt; every so many stored rounds are kept.
-        ratio: r; the clients train ⌈r epochs⌉ epochs to calibrate.
-        epochs: local passes of a round of the original training.
-        history: of the run to unlearn from; `feduhb.unlearn` fills it in.
-        clients: those who remain, likewise.
+        interval: Δt; one of this many stored rounds is kept.
+        ratio: r; to calibrate, clients train ⌈r epochs⌉ epochs.
+        epochs: local passes in a round of the original training.
+        history: the history of the run to unlearn from; `feduhb.unlearn` sets it.
+        clients: the remaining clients; `feduhb.unlearn` sets them.
 
-    A client that was not there in a kept round, or does not answer now, is left out of it and the weights are those of the others.
-    Differs from the paper: the interval is taken over stored rounds, all of which training writes.
+    Differs from the paper: training stores every round, and the interval selects among them when they are replayed.
     Reference: Liu et al., "FedEraser: Enabling Efficient Client-Level Data Removal from Federated Learning Models", 2021.
     """
 
@@ -54,21 +54,19 @@ class FedEraser(Method[Replay]):
     name: ClassVar[str] = "federaser"
     exact: ClassVar[bool] = False
     needs_history: ClassVar[bool] = True
-    samples_clients: ClassVar[bool] = False  # it asks those who were there in the kept round
+    samples_clients: ClassVar[bool] = False  # it asks the clients that answered in the kept round
 
     def __post_init__(self) -> None:
         check_whole("interval", self.interval)
         check_whole("epochs", self.epochs, least=0)
         if not (is_finite(self.ratio) and 0 < self.ratio <= 1):
-            raise ConfigError(
-                f"ratio is {self.ratio!r}; give a share of the local epochs above 0 and up to 1, such as 0.5"
-            )
+            raise ConfigError(f"ratio is {self.ratio!r}; give a share above 0 and up to 1, such as 0.5")
         if self.epochs == 0:
             raise ConfigError("epochs is 0; FedEraser calibrates by local training, give 1 or more")
 
     @property
     def needs(self) -> Literal["sum", "each"]:
-        """Return "each": every client's update is scaled by itself."""
+        """Return "each": every client's update is scaled separately."""
         return "each"
 
     @property
@@ -82,38 +80,36 @@ class FedEraser(Method[Replay]):
         return len(self.kept)
 
     def init(self, params: Tensor) -> Replay:
-        """Return the state at the original start, which is the same draw as any fresh one of the same seed."""
+        """Return the initial state. The fresh model is the one that training started from: both use the same seed."""
         return Replay(params, step=0)
 
     def ask(self, state: Replay) -> Work | None:
-        """Return a short training for those who were there in this kept round; None in the first."""
-        there = self._there(self.kept[state.step])
-        if state.step == 0 or not there:
+        """Return a short training for the remaining clients of this kept round; None in the first kept round."""
+        clients = self._list_stored_clients(self.kept[state.step])
+        if state.step == 0 or not clients:
             return None
-        return Work(state.params, math.ceil(round(self.ratio * self.epochs, 9)), there)
+        return Work(state.params, math.ceil(round(self.ratio * self.epochs, 9)), clients)
 
     def tell(self, state: Replay, answers: Iterable[Updates]) -> Replay:
-        """Return the state after the stored updates, applied as they are or calibrated by the answers."""
+        """Return the state after the stored updates, which the answers calibrate after the first kept round."""
         t = self.kept[state.step]
-        there = self._there(t)
-        if not there:
+        clients = self._list_stored_clients(t)
+        if not clients:
             return Replay(state.params, state.step + 1)
-        stored = self.history.read(t, there) if state.step == 0 else self._calibrated(t, answers)
-        return Replay(state.params - weighted_mean(stored), state.step + 1)
+        updates = self.history.read(t, clients) if state.step == 0 else self._calibrate(t, answers)
+        return Replay(state.params - weighted_mean(updates), state.step + 1)
 
-    def _there(self, round: int) -> tuple[ClientId, ...]:
+    def _list_stored_clients(self, round: int) -> tuple[ClientId, ...]:
         stored = set(self.history.clients(round))
         return tuple(client for client in self.clients if client in stored)
 
-    def _calibrated(self, round: int, answers: Iterable[Updates]) -> Iterator[Updates]:
-        """Yield each answer scaled to the length of the same client's stored update, whatever their order."""
+    def _calibrate(self, round: int, answers: Iterable[Updates]) -> Iterator[Updates]:
+        """Yield ‖u_c‖ v_c / ‖v_c‖ of each answer v_c; u_c is found by the client's id."""
         for block in refuse_sums(answers, self.name):
-            length = {c: norm for part in self.history.read(round, block.clients) for c, norm in _norms(part)}
-            target = torch.stack([length[client] for client in block.clients])  # [C]
-            now = torch.linalg.vector_norm(block.values, dim=1)
+            stored: dict[ClientId, Tensor] = {}
+            for part in self.history.read(round, block.clients):
+                stored.update(zip(part.clients, torch.linalg.vector_norm(part.values, dim=1), strict=True))
+            target = torch.stack([stored[client] for client in block.clients])  # [C] ‖u_c‖
+            now = torch.linalg.vector_norm(block.values, dim=1)  # [C] ‖v_c‖
             scale = torch.where(now > 0, target.to(now) / now, 0.0)
             yield Updates(block.clients, block.values * scale[:, None], block.weights)
-
-
-def _norms(block: Updates) -> Iterator[tuple[ClientId, Tensor]]:
-    return zip(block.clients, torch.linalg.vector_norm(block.values, dim=1), strict=True)

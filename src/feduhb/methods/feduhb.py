@@ -1,4 +1,4 @@
-"""FedUHB: retrain on the remaining clients with Polyak's heavy ball on the server."""
+"""FedUHB: retrain on the remaining clients, with Polyak's heavy ball on the server."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from feduhb.stopping import StopRule, dynamic_stop
 
 
 class HeavyBall(NamedTuple):
-    """The model and the one before it: all that heavy ball remembers."""
+    """The model and the one before it."""
 
     params: Tensor  # [P] w[t]
     previous: Tensor  # [P] w[t-1]
@@ -24,19 +24,20 @@ class HeavyBall(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FedUHB(Method[HeavyBall]):
-    """Fast exact unlearning: a fresh model, the remaining clients, and momentum on the server.
+    """Fast exact unlearning: train a fresh model on the remaining clients with momentum on the server.
 
         w[t+1] = w[t] - α A(u_1 .. u_|Cr|) + β (w[t] - w[t-1]),    w[-1] = w[0],    w[0] fresh
 
     Args:
-        step_size: α. With local training (epochs > 0) 1.0 is FedAvg when β = 0, for the local learning
-            rate is inside the updates; with gradients (epochs = 0) it is the step size of the theorem.
+        step_size: α. With local training (epochs > 0) the updates contain the local learning rate, and 1.0 with
+            β = 0 is FedAvg. With gradients (epochs = 0) it is the step size of the theorem.
         momentum: β, at least 0 and below 1. At 0.9 the step grows up to tenfold along a steady direction.
-        epochs: local passes a round; 0 asks for full-batch gradients instead.
-        aggregate: A. With the weighted mean only the sum of the updates is needed, so the method works
-            under secure aggregation; the robust rules need every update.
+        epochs: local passes in a round; 0 asks for full-batch gradients.
+        aggregate: A. The weighted mean needs only the sum of the updates and works under secure aggregation; the
+            robust rules need every update.
 
-    Differs from the paper: it writes a gradient yet trains five local epochs; both client modes are here.
+    Differs from the paper: the paper's equations use gradients, but its experiments train five local epochs. Both
+    are available here.
     Reference: Jiang, Tan and Lam, "FedUHB: Accelerating Federated Unlearning via Polyak Heavy Ball Method".
     """
 
@@ -51,13 +52,11 @@ class FedUHB(Method[HeavyBall]):
     def __post_init__(self) -> None:
         check_step(self.step_size, self.epochs, self.aggregate)
         if not (is_finite(self.momentum) and 0 <= self.momentum < 1):
-            raise ConfigError(
-                f"momentum is {self.momentum!r}; give at least 0 and below 1 (at 1 or more the weights never settle), such as 0.9"
-            )
+            raise ConfigError(f"momentum is {self.momentum!r}; give at least 0 and below 1, such as 0.9")
 
     @property
     def needs(self) -> Literal["sum", "each"]:
-        """Return "sum" for the weighted mean, the only rule that works on a pre-summed answer."""
+        """Return "sum" for the weighted mean, the only rule that works on summed answers; else "each"."""
         return "sum" if self.aggregate is weighted_mean else "each"
 
     def default_stop(self) -> StopRule:
@@ -69,7 +68,7 @@ class FedUHB(Method[HeavyBall]):
         return HeavyBall(params, previous=params)
 
     def ask(self, state: HeavyBall) -> Work:
-        """Return local training for everyone who remains."""
+        """Return local training for all remaining clients."""
         return Work(state.params, self.epochs)
 
     def tell(self, state: HeavyBall, answers: Iterable[Updates]) -> HeavyBall:

@@ -1,4 +1,4 @@
-"""Retrain: FedAvg from a fresh model on those who take part. With nobody forgotten it is plain training."""
+"""Retrain: FedAvg from a fresh model on the remaining clients. If no client was forgotten, it is plain training."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from feduhb.core.types import Method, Updates, Work
 
 
 class Plain(NamedTuple):
-    """The model is all there is to remember."""
+    """The model alone."""
 
     params: Tensor  # [P] w[t]
 
 
 @dataclass(frozen=True, slots=True)
 class Retrain(Method[Plain]):
-    """The yardstick of exact unlearning: train again without the forgotten data.
+    """The reference for exact unlearning: train again without the forgotten data.
 
-        w[t+1] = w[t] - α A(u_1 .. u_C)
+        w[t+1] = w[t] - α A(u_1 .. u_C),    w[0] fresh
 
     Args:
         step_size: α; 1.0 is FedAvg.
-        epochs: local passes a round; 0 asks for full-batch gradients instead.
+        epochs: local passes in a round; 0 asks for full-batch gradients.
         aggregate: A.
 
-    Reference: McMahan et al. 2017 (FedAvg).
+    Reference: McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", 2017.
     """
 
     step_size: float = 1.0
@@ -45,17 +45,17 @@ class Retrain(Method[Plain]):
 
     @property
     def needs(self) -> Literal["sum", "each"]:
-        """Return "sum" for the weighted mean, the only rule that works on a pre-summed answer."""
+        """Return "sum" for the weighted mean, the only rule that works on summed answers; else "each"."""
         return "sum" if self.aggregate is weighted_mean else "each"
 
     def init(self, params: Tensor) -> Plain:
-        """Return the state to start with at these parameters."""
+        """Return the initial state at these parameters."""
         return Plain(params)
 
     def ask(self, state: Plain) -> Work:
-        """Return local training for everyone who takes part."""
+        """Return local training for all clients that take part."""
         return Work(state.params, self.epochs)
 
     def tell(self, state: Plain, answers: Iterable[Updates]) -> Plain:
-        """Return the state after one averaged step."""
+        """Return the state after one step."""
         return Plain(state.params - self.step_size * self.aggregate(answers))

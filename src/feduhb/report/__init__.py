@@ -1,22 +1,35 @@
-"""Tables, figures and one HTML page from run folders: nothing but the folders is read, and never torch."""
+"""Tables, figures and one HTML page from run folders: only the folders are read, and torch is not needed.
+
+The modules listed here are public: other reports are made with the same tables (`grids.Grid`), charts (`charts.Chart`,
+`charts.compose`), drawing kit (`drawing`), formats (`words`) and pages (`page.render_page`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from feduhb.errors import StorageError
+from feduhb.report import audit_tables, charts, drawing, grids, page, stop_map, words
+from feduhb.report.audit_charts import chart_attacks_by_kind, chart_clients
+from feduhb.report.charts import compose
+from feduhb.report.curves import chart_backdoor, chart_movement, chart_score, chart_sweep, find_sweep
 from feduhb.report.runs import RunView, read_runs
+from feduhb.report.tables import make_grid
 from feduhb.runs.folder import disk_errors, write_atomically
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def write_report(folders: Sequence[Path | str], out: Path | str) -> list[Path]:
-    """Write report.html, table.md, table.tex and the figures (PNG, PDF) into ``out``; give their paths.
+    """Write report.html, table.md, table.tex and the figures (PNG, PDF) into ``out``, and return their paths.
 
-    Where a run was audited, audit.md and audit.tex too.
+    If a run was audited, write audit.md and audit.tex too.
     """
     target = Path(out)
-    made = _made(read_runs(folders))
+    made = _make_files(read_runs(folders))
     try:
         with disk_errors(target):
             target.mkdir(parents=True, exist_ok=True)
@@ -30,28 +43,60 @@ def write_report(folders: Sequence[Path | str], out: Path | str) -> list[Path]:
     return [target / name for name in made]
 
 
-def _made(views: Sequence[RunView]) -> dict[str, bytes]:
-    """Make every file before any is written, so that a report that fails leaves nothing behind."""
-    from feduhb.report import audit_tables
-    from feduhb.report.audit_words import audited
-    from feduhb.report.figures import draw, pdf, png
-    from feduhb.report.html import page
-    from feduhb.report.tables import latex, markdown
-    from feduhb.report.words import notes
-
-    said = notes(views)
+def _make_files(views: Sequence[RunView]) -> dict[str, bytes]:
+    """Return the content of every file before any is written, so that a failing report leaves nothing behind."""
+    notes, grid = words.list_notes(views), make_grid(views)
     made = {
-        "report.html": page(views),
-        "table.md": markdown(views) + "".join(f"\n{note}\n" for note in said),
-        "table.tex": "".join(f"% {note}\n" for note in said) + latex(views),
+        "report.html": page.render_report(views),
+        "table.md": grid.to_markdown() + "".join(f"\n{note}\n" for note in notes),
+        "table.tex": "".join(f"% {note}\n" for note in notes) + grid.to_latex(),
     }
-    if audited(views):
-        made |= {"audit.md": audit_tables.markdown(views), "audit.tex": audit_tables.latex(views)}
-    figures = draw(views)
-    pictures = {
-        f"{name}.{kind.__name__}": kind(figure) for name, figure in figures.items() for kind in (png, pdf)
-    }
-    return {name: text.encode(errors="replace") for name, text in made.items()} | pictures
+    if any(view.audit is not None for view in views):
+        made |= {"audit.md": audit_tables.to_markdown(views), "audit.tex": audit_tables.to_latex(views)}
+    files = {name: text.encode(errors="replace") for name, text in made.items()}
+    for name, figure in draw_figures(views).items():
+        files[f"{name}.png"] = drawing.to_png(figure)
+        figure.set_layout_engine("none")  # the PNG has the layout; to find it again takes as long as to draw
+        files[f"{name}.pdf"] = drawing.to_pdf(figure)
+    return files
 
 
-__all__ = ["RunView", "read_runs", "write_report"]
+def draw_figures(views: Sequence[RunView]) -> dict[str, Figure]:
+    """Return the figures for a paper, by name, for which these runs have data."""
+    looks = drawing.choose_strokes(views)
+    accuracy, loss = (chart_score(views, looks, score) for score in ("test_accuracy", "test_loss"))
+    movement, backdoor = chart_movement(views, looks), chart_backdoor(views, looks)
+    bars = sum(view.final("backdoor") is not None for view in views)
+    maps = [stop_map.replay_rules(view) for view in stop_map.list_mapped(views)[:1]]
+    scales = [chart for found in maps for chart in stop_map.chart_scales(found).values()]
+    sweep = find_sweep(views)
+    betas = [] if sweep is None else list(chart_sweep(sweep).values())
+    attacks = chart_attacks_by_kind(views, looks)
+    audited = audit_tables.list_audited(views)
+    clients = [chart_clients(audit, view.label) for view, audit in audited]
+    drawn = {
+        "overview": compose([accuracy, movement, backdoor], width=4.5, height=max(3.1, 1.1 + 0.32 * bars)),
+        "curves": compose([loss, accuracy], width=4.9, height=3.2),
+        "movement": compose([movement], width=6.4, height=3.4),
+        "backdoor": compose([backdoor], width=6.4, height=1.1 + 0.4 * bars),
+        "stop-map": compose([stop_map.chart_map(found) for found in maps], width=6.6, height=5.0),
+        "lambda": compose(scales, width=4.9, height=3.3),
+        "beta": compose(betas, width=[4.8, 4.8, 3.4][-len(betas) :] if betas else 1, height=3.2),
+        "audit": compose(attacks, width=4.6, height=1.2 + 0.72 * len(audited)),
+        "clients": compose(clients, width=8.6, height=2.6, columns=1),
+    }
+    return {name: figure for name, figure in drawn.items() if figure is not None}
+
+
+__all__ = [
+    "RunView",
+    "charts",
+    "draw_figures",
+    "drawing",
+    "grids",
+    "page",
+    "read_runs",
+    "stop_map",
+    "words",
+    "write_report",
+]

@@ -1,148 +1,149 @@
-"""What the audits found, for the page: the attacks with their controls, and those who stayed."""
+"""The charts of audits: the attacks with their controls, and the remaining clients."""
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
-from html import escape
+from typing import TYPE_CHECKING, NamedTuple
 
-from feduhb.audit.result import MODELS, ORIGINAL, RETRAIN, UNLEARNED, Attack, Interval, Roc
-from feduhb.report.audit_words import NAMED_AT_MOST, NAMES, Change, audited, changes, points
-from feduhb.report.chart_parts import STILL, TEXT, Chart, layout
-from feduhb.report.runs import RunView
-from feduhb.report.style import BLUE, GREY, VERMILLION, Looks
-from feduhb.report.words import percent
+from feduhb.audit.result import MODELS, ORIGINAL, RETRAIN, UNLEARNED, Attack, Audit
+from feduhb.report import drawing as dr
+from feduhb.report.audit_tables import NAMES, describe_changes, list_audited, list_changes, name_attack
+from feduhb.report.charts import BAND, Chart, Key, Series
+from feduhb.report.runs import RunView, printable
+from feduhb.report.words import format_percent, format_points
 
-COLOURS = {ORIGINAL: GREY, RETRAIN: VERMILLION}
-MARKS = {ORIGINAL: "square", RETRAIN: "diamond", UNLEARNED: "circle"}
-BAND = "rgba(0,158,115,0.14)"  # where a test is passed, on light and on dark pages
-ROW = 0.25  # between models, where attacks are 1 apart
-WORSE, BETTER = VERMILLION, BLUE
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
-
-def audit_charts(views: Sequence[RunView], looks: Looks) -> dict[str, Chart]:
-    """Describe both charts of every audited run; one that an audit cannot fill has no data."""
-    found: dict[str, Chart] = {}
-    for place, (view, audit) in enumerate(audited(views)):
-        found[f"auc-{place}"] = _auc(audit.membership, looks[view.label].colour)
-        found[f"clients-{place}"] = _clients(changes(audit))
-    return found
-
-
-def _auc(attacks: Sequence[Attack], colour: str) -> Chart:
-    """Describe AUC by attack and model, with its 99 % interval (thin), the 90 % one (thick) and the band."""
-    data: list[Chart] = []
-    for offset, model in zip((-ROW, 0.0, ROW), MODELS, strict=True):
-        rocs = [attack.models[model] for attack in attacks]
-        heights = [place + offset for place in range(len(attacks))]
-        paint = COLOURS.get(model, colour)
-        thick = [roc.equivalence for roc in rocs]
-        data.append(_dots(rocs, heights, paint, thick, 5) | {"showlegend": False, "hoverinfo": "skip"})
-        shown = {"name": NAMES[model], "marker": {"symbol": MARKS[model], "size": 11, "color": paint}}
-        data.append(_dots(rocs, heights, paint, [roc.interval for roc in rocs], 1.5) | shown)
-    names = [f"{escape(attack.attack)},<br>{escape(attack.on)}" for attack in attacks]
-    rows = {"tickvals": list(range(len(attacks))), "ticktext": names, "range": [len(attacks) - 0.45, -0.55]}
-    across = {"title": {"text": "AUC (0.5: a coin)", "standoff": 8, "font": {"size": 13}}}
-    look = layout(across | STILL, rows | STILL | {"showgrid": False, "zeroline": False})
-    shapes = [_band(place, attack.margin) for place, attack in enumerate(attacks)]
-    half = {
-        "type": "line",
-        "x0": 0.5,
-        "x1": 0.5,
-        "y0": 0,
-        "y1": 1,
-        "yref": "paper",
-        "line": {"color": TEXT, "width": 1.2},
-    }
-    sized = {"height": 130 + 90 * len(attacks), "hovermode": "closest", "shapes": [*shapes, half]}
-    return {"data": data if attacks else [], "layout": look | sized}
+APART = 0.27  # between models, where rows are 1 apart
+COLOURS = {ORIGINAL: dr.GREY, RETRAIN: dr.VERMILLION}
+MARKS = {ORIGINAL: "s", RETRAIN: "D", UNLEARNED: "o"}
+INTERVALS = "Thin: 99% interval; thick: 90%. “Not caught” needs the thick part to lie in the band."
+WORSE, BETTER = dr.VERMILLION, dr.BLUE
+CLIENT_KEYS = [
+    Key(name, dr.Stroke(colour), "o")
+    for name, colour in (
+        ("before, or unchanged", dr.GREY),
+        ("after: lower", WORSE),
+        ("after: higher", BETTER),
+    )
+]
+NAMED_AN_INCH, LEVEL_AN_INCH = (
+    5.2,
+    2.8,
+)  # clients that a chart can name, and those whose names need no turning
 
 
-def _dots(
-    rocs: Sequence[Roc], heights: Sequence[float], colour: str, bounds: Sequence[Interval], width: float
+class AttackRow(NamedTuple):
+    """An attack, and the label and colour that stand for it."""
+
+    label: str
+    attack: Attack
+    colour: str
+
+
+def chart_attacks(audit: Audit, colour: str) -> Chart | None:
+    """Describe the AUC of every attack of one audit."""
+    rows = [AttackRow(name_attack(attack), attack, colour) for attack in audit.membership]
+    return _chart_auc("AUC by attack and model", rows) if rows else None
+
+
+def chart_attacks_by_kind(views: Sequence[RunView], looks: dr.Looks) -> list[Chart]:
+    """Describe the AUC of every run, a chart for each kind of attack, all on one scale."""
+    kinds: dict[tuple[str, bool, bool], list[AttackRow]] = {}
+    for view, audit in list_audited(views):
+        for attack in audit.membership:
+            kind = attack.attack, attack.canaries, attack.rehearsal
+            kinds.setdefault(kind, []).append(AttackRow(view.label, attack, looks[view.label].colour))
+    every = [row for rows in kinds.values() for row in rows]
+    charts: list[Chart] = []
+    for rows in kinds.values():
+        attack = rows[0].attack
+        name = printable(f"{attack.attack[:1].upper()}{attack.attack[1:]} attack on {attack.on}")
+        charts.append(_chart_auc(name, rows, every, noted=not charts))
+    return charts
+
+
+def _chart_auc(
+    title: str, rows: Sequence[AttackRow], every: Sequence[AttackRow] = (), *, noted: bool = True
 ) -> Chart:
-    over = [bound.high - roc.auc for roc, bound in zip(rocs, bounds, strict=True)]
-    under = [roc.auc - bound.low for roc, bound in zip(rocs, bounds, strict=True)]
-    bars = {"type": "data", "symmetric": False, "array": over, "arrayminus": under}
-    return {
-        "type": "scatter",
-        "mode": "markers",
-        "x": [roc.auc for roc in rocs],
-        "y": list(heights),
-        "error_x": bars | {"color": colour, "thickness": width, "width": 0},
-        "marker": {"size": 1, "color": colour},
-        "text": [f"{roc.auc:.3f} [{roc.interval.low:.3f}, {roc.interval.high:.3f}]" for roc in rocs],
-        "hovertemplate": "AUC %{text}",
-    }
+    """Describe AUC with its intervals and the band that "not caught" needs, on a scale that holds every row."""
+    intervals = [row.attack.models[model].interval for row in every or rows for model in MODELS]
+    low = min(0.44, *(each.low for each in intervals)) - 0.02
+    high = max(0.56, *(each.high for each in intervals)) + 0.02
+    heights = {model: offset for offset, model in zip((-APART, 0.0, APART), MODELS, strict=True)}
+
+    def draw(axes: Axes) -> None:
+        edge = {"markeredgecolor": dr.GROUND, "markeredgewidth": 0.9}
+        for place, (_, attack, own) in enumerate(rows):
+            edges = 0.5 - attack.margin, 0.5 + attack.margin
+            axes.fill_betweenx([place - 0.46, place + 0.46], *edges, color=BAND, linewidth=0, zorder=0)
+            for model, roc in ((model, attack.models[model]) for model in MODELS):
+                colour, height = COLOURS.get(model, own), place + heights[model]
+                for bounds, width in ((roc.interval, 1.1), (roc.equivalence, 3.2)):
+                    ends = [bounds.low, bounds.high]
+                    axes.plot(ends, [height] * 2, color=colour, linewidth=width, zorder=2)
+                axes.plot(
+                    [roc.auc], [height], marker=MARKS[model], markersize=7, color=colour, zorder=3, **edge
+                )
+            dr.write_text(axes, attack.verdict, (1, place), (5, 0), dr.INK, within=("axes fraction", "data"))
+        axes.axvline(0.5, color=dr.SOFT, linewidth=0.9, zorder=1)
+        dr.style_axes(axes)
+        axes.grid(visible=False, axis="y")
+        axes.set_xlim(low, high)
+        axes.set_ylim(len(rows) - 0.45, -0.55)
+        names = [textwrap.fill(row.label, 16) for row in rows]
+        axes.set_yticks(range(len(rows)), names, color=dr.INK, parse_math=False)
+        axes.set_xlabel("AUC: 0.5 is a coin, 1 is certainty", color=dr.SOFT, size=dr.SMALL)
+
+    series = [
+        Series(f"{row.label}: {NAMES[model]}", COLOURS.get(model, row.colour), [roc.auc], [place + heights[model]],
+               [f"AUC {roc.auc:.3f} [{roc.interval.low:.3f}, {roc.interval.high:.3f}]"])
+        for place, row in enumerate(rows)
+        for model, roc in ((model, row.attack.models[model]) for model in MODELS)
+    ]  # fmt: skip
+    own = {row.colour for row in every or rows}
+    unlearned = own.pop() if len(own) == 1 else dr.INK
+    keys = [Key(NAMES[model], dr.Stroke(COLOURS.get(model, unlearned)), MARKS[model]) for model in MODELS]
+    notes = [(INTERVALS, dr.SOFT)] if noted else []
+    return Chart(title, draw, series, notes, keys, height=0.8 + 0.66 * len(rows))
 
 
-def _band(place: int, margin: float) -> Chart:
-    edges = {"x0": 0.5 - margin, "x1": 0.5 + margin, "y0": place - 0.44, "y1": place + 0.44}
-    return {"type": "rect", "layer": "below", **edges, "fillcolor": BAND, "line": {"width": 0}}
+def chart_clients(audit: Audit, label: str) -> Chart | None:
+    """Describe each remaining client's accuracy before and after, the largest loss first."""
+    changed = list_changes(audit)
+    if not changed:
+        return None
+    places, size = range(len(changed)), max(2.2, min(6.0, 220 / len(changed)))
+    before, after = [row.before for row in changed], [row.after for row in changed]
+    colours = [dr.GREY if not row.gain else WORSE if row.gain < 0 else BETTER for row in changed]
 
+    def draw(axes: Axes) -> None:
+        axes.vlines(places, before, after, colors=colours, linewidth=max(0.9, size / 3), alpha=0.6, zorder=2)
+        axes.scatter(places, before, s=size**2, color=dr.GREY, zorder=3)
+        axes.scatter(places, after, s=size**2, color=colours, zorder=4)
+        dr.style_axes(axes)
+        axes.grid(visible=False, axis="x")
+        axes.set_xlim(-0.8, len(changed) - 0.2)
+        dr.show_percent(axes)
+        figure = axes.get_figure(root=True)
+        width = figure.get_figwidth() if figure else 0.0
+        if len(changed) <= NAMED_AN_INCH * width:
+            names = [textwrap.shorten(row.client, 12, placeholder="…") for row in changed]
+            turned = 90 if len(changed) > LEVEL_AN_INCH * width else 0
+            axes.set_xticks(places, names, rotation=turned, parse_math=False)
+        else:
+            axes.set_xticks([])
+            told = f"{len(changed)} clients, from the largest loss to the largest gain"
+            axes.set_xlabel(told, color=dr.SOFT, size=dr.SMALL)
 
-def _clients(changed: Sequence[Change]) -> Chart:
-    """Describe each remaining client's accuracy before and after, the losers in front."""
-    size = max(3.0, min(10.0, 320 / max(1, len(changed))))
-    places = list(range(len(changed)))
-    paint = [GREY if not row.gain else WORSE if row.gain < 0 else BETTER for row in changed]
-    said = [_told(row) for row in changed]
-    dots = {
-        "type": "scatter",
-        "mode": "markers",
-        "x": places,
-        "text": said,
-        "hovertemplate": "%{text}<extra></extra>",
-    }
-    before = {
-        **dots,
-        "name": "before, or unchanged",
-        "y": [row.before for row in changed],
-        "marker": {"size": size, "color": GREY},
-    }
-    after = [
-        {
-            **dots,
-            "name": name,
-            "y": [row.after if (row.gain < 0) == lower and row.gain else None for row in changed],
-            "marker": {"size": size, "color": colour},
-        }
-        for name, lower, colour in (("after: lower", True, WORSE), ("after: higher", False, BETTER))
-    ]
-    stems = [_stems(changed, colour, paint, size) for colour in (WORSE, BETTER)]
-    look = layout(_names(changed), {"tickformat": ".0%"} | STILL) | {"height": 340, "hovermode": "closest"}
-    look["legend"] |= {"itemsizing": "constant"}
-    return {"data": [*stems, before, *after] if changed else [], "layout": look}
-
-
-def _stems(changed: Sequence[Change], colour: str, paint: Sequence[str], size: float) -> Chart:
-    """Describe all stems of one colour as one broken line."""
-    own = [(place, row) for place, row in enumerate(changed) if paint[place] == colour]
-    x = [each for place, _ in own for each in (place, place, None)]
-    y = [each for _, row in own for each in (row.before, row.after, None)]
-    line = {"color": colour, "width": max(1.0, size / 4)}
-    return {
-        "type": "scatter",
-        "mode": "lines",
-        "x": x,
-        "y": y,
-        "line": line,
-        "hoverinfo": "skip",
-        "showlegend": False,
-    }
-
-
-def _told(row: Change) -> str:
-    known = "" if row.retrain is None else f"; Retrain {percent(row.retrain)}"
-    return f"{escape(row.client)}: {percent(row.before)} → {percent(row.after)} ({points(row.gain)} points{known})"
-
-
-def _names(changed: Sequence[Change]) -> Chart:
-    """Name the clients where they fit, else count them."""
-    axis = {"range": [-0.8, len(changed) - 0.2], "showgrid": False, "zeroline": False} | STILL
-    if len(changed) <= NAMED_AT_MOST:
-        return axis | {
-            "tickvals": list(range(len(changed))),
-            "ticktext": [escape(row.client[:14]) for row in changed],
-        }
-    said = f"{len(changed)} clients, losses to gains"
-    return axis | {"showticklabels": False, "title": {"text": said, "standoff": 8, "font": {"size": 13}}}
+    texts = [
+        f"{row.client}: {format_percent(row.before)} → {format_percent(row.after)} ({format_points(row.gain)} points"
+        + ("" if row.retrain is None else f"; Retrain {format_percent(row.retrain)}") + ")"
+        for row in changed
+    ]  # fmt: skip
+    series = [Series("", dr.GREY, places, after, texts)]
+    return Chart(
+        f"Remaining clients: {label}", draw, series, [(describe_changes(audit), dr.SOFT)], CLIENT_KEYS
+    )

@@ -1,278 +1,298 @@
-"""What the audits found, as tables: each with a line on how to read it, for people who are no statisticians."""
+"""The tables of audits, each with a line on how to read it for people who are not statisticians."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from statistics import median
-from typing import TypeVar
+from typing import NamedTuple
 
-from feduhb.audit.result import (
-    MODELS,
-    UNLEARNED,
-    Attack,
-    Audit,
-    Cost,
-    Difference,
-    Distance,
-    Interval,
-    Roc,
-)
-from feduhb.report.audit_words import CONTROLS, NAMES, NOTES, Audited, attacked, audited, changes, points
-from feduhb.report.grids import NOTHING, Grid, markdown_safe
-from feduhb.report.runs import RunView
-from feduhb.report.tables import verdict
-from feduhb.report.words import number, percent
+from feduhb.audit.result import MODELS, ORIGINAL, RETRAIN, UNLEARNED, Attack, Audit, Roc
+from feduhb.report.grids import Grid, escape_markdown
+from feduhb.report.runs import RunView, printable
+from feduhb.report.tables import get_verdict
+from feduhb.report.words import NOTHING, format_number, format_percent, format_points, format_share
 
 Row = list[str]
-T = TypeVar("T")
+Audited = tuple[RunView, Audit]
+
+NAMES = {ORIGINAL: "original", RETRAIN: "Retrain", UNLEARNED: "unlearned"}
+CONTROLS = {ORIGINAL: "must be caught", RETRAIN: "must not be caught"}
+NOTES = {
+    "verdicts": "Every audit asks three models the same questions: the original, which knew the data; Retrain, "
+    "which never saw it; and the unlearned one. Attacks that cannot tell the first two apart say nothing about the third.",
+    "exactness": "Training and unlearning are repeated with the forgotten data replaced by noise, or never there. "
+    "A method that never looks at that data gives the same weights to the last bit.",
+    "attacks": "An attacker sees examples that the leavers trained on, and examples of theirs that nobody trained on, "
+    "and guesses which are which. AUC: how often it ranks a pair correctly; 0.5 is a coin, 1 is certainty; in brackets the "
+    "99% interval. TPR: the share of members found while wrongly naming 1% (0.1%) of the others. “Not caught” needs the 90% "
+    "interval to lie within 0.5 ± {margin}, by an attack that catches the original. Power: how often a model that gives "
+    "nothing away would pass that test.",
+    "misr": "The paper's score: an attacker that learned on the original model names members. Read each number beside "
+    "the one on test data, its rate on examples that nobody trained on.",
+    "backdoor": "How often a model takes stamped test images for the target. Retrain, which never saw the stamp, is the floor.",
+    "accuracy": "Shares of correct answers: on the forgotten data, on the remaining clients' data and on test data. "
+    "On the forgotten data, Retrain shows what a model reaches that never saw it.",
+    "clients": "How unlearning changed the remaining clients' accuracy: with the original model (before) and with "
+    "the unlearned one (after).",
+    "distance": "How far the models are from Retrain's: weights (L2, cosine) and answers on test data (KL in nats; share of "
+    "other answers). Models of other methods, or other seeds, differ without anything being remembered.",
+    "relearn": "Rounds of training with the forgotten data until the original model's accuracy on it, without canaries, is "
+    "back; 0: it was never away. A better model gets there sooner whether or not anything was left: read it beside the test "
+    "accuracy.",
+    "cost": "The cost of each model. MB are a million bytes; history is what training must have kept.",
+}
 
 
-def grids(views: Sequence[RunView]) -> dict[str, Grid]:
-    """Give every table that these runs' audits fill, by name."""
-    kinds: dict[str, Callable[[Sequence[Audited]], Grid]] = {
-        "verdicts": verdicts, "exactness": exactness, "attacks": attacks, "misr": misr, "backdoor": backdoor,
-        "accuracy": accuracy, "clients": clients, "distance": distance, "relearn": relearn, "cost": cost,
-    }  # fmt: skip
-    made = {name: kind(audited(views)) for name, kind in kinds.items()}
-    return {name: grid for name, grid in made.items() if grid.rows}
+class Change(NamedTuple):
+    """The accuracy of a remaining client before and after; its gain is negative if the client lost."""
+
+    gain: float
+    client: str
+    before: float
+    after: float
+    retrain: float | None
 
 
-def markdown(views: Sequence[RunView]) -> str:
-    """Render every table as Markdown, with how to read it and what the audits say."""
+def list_audited(views: Sequence[RunView]) -> list[Audited]:
+    """Return the runs that have an audit, with it."""
+    return [(view, view.audit) for view in views if view.audit is not None]
+
+
+def list_changes(audit: Audit) -> list[Change]:
+    """Return the change of each remaining client that was measured, the largest loss first."""
+    rows = [
+        Change(row.after - row.before, printable(row.client), row.before, row.after, row.retrain)
+        for row in audit.clients.rows
+        if row.before is not None and row.after is not None
+    ]
+    return sorted(rows, key=lambda row: row[:2])
+
+
+def describe_changes(audit: Audit) -> str:
+    """Return in one sentence how the remaining clients' accuracy changed."""
+    changed = list_changes(audit)
+    if not changed:
+        return "No remaining client's accuracy was measured."
+    better, worse = sum(row.gain > 0 for row in changed), sum(row.gain < 0 for row in changed)
+    loser, winner = changed[0], changed[-1]
+    ends = [f"{loser.client} lost most ({format_points(loser.gain)} points)"] if loser.gain < 0 else []
+    ends += [f"{winner.client} gained most ({format_points(winner.gain)} points)"] if winner.gain > 0 else []
+    counted = f"Of {len(changed)} remaining clients, {better} score higher on their {audit.clients.on}, {worse} lower"
+    return "; ".join([counted, *ends]) + "."
+
+
+def name_attack(attack: Attack) -> str:
+    """Return the name of an attack and of the data that it used."""
+    return f"{printable(attack.attack)}, {printable(attack.on)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """The rows that an audit has in one table, without the run's label, and its sentences under the table."""
+
+    title: str
+    headers: Sequence[str]
+    rows: Callable[[Audit], Iterable[Row]]
+    words: int = 0  # columns of text after the run's, set to the left
+    said: Callable[[Audit], Iterable[str]] = lambda _: ()
+
+
+def make_grids(views: Sequence[RunView]) -> dict[str, Grid]:
+    """Return every table that these runs' audits fill, by name."""
+    chosen = list_audited(views)
+    margins = sorted({f"{attack.margin:g}" for _, audit in chosen for attack in audit.membership})
+    made: dict[str, Grid] = {}
+    for name, table in TABLES.items():
+        rows = [[view.label, *row] for view, audit in chosen for row in table.rows(audit)]
+        said = [(view.label, sentence) for view, audit in chosen for sentence in table.said(audit)]
+        if name == "verdicts":
+            rows = [
+                [view.label, get_verdict(view) or NOTHING, *row[2:]]
+                for (view, _), row in zip(chosen, rows, strict=True)
+            ]
+        if name == "misr":
+            said = [("", sentence) for sentence in dict.fromkeys(sentence for _, sentence in said)]
+        note = NOTES[name].format(margin=" or ".join(margins))
+        text = frozenset(range(1 + table.words)) | ({6} if name == "backdoor" else set())
+        if rows:
+            made[name] = Grid(table.title, ["run", *table.headers], rows, text, note, said)
+    return made
+
+
+def to_markdown(views: Sequence[RunView]) -> str:
+    """Render every table as Markdown, with its note and the audits' sentences."""
     return "\n".join(
-        f"## {grid.title}\n\n{grid.note}\n\n{grid.markdown()}"
-        + "".join(f"\n- {markdown_safe(sentence)}" for sentence in grid.sentences)
+        f"## {grid.title}\n\n{grid.note}\n\n{grid.to_markdown()}"
+        + "".join(f"\n- {escape_markdown(sentence)}" for sentence in grid.sentences)
         + ("\n" if grid.said else "")
-        for grid in grids(views).values()
+        for grid in make_grids(views).values()
     )
 
 
-def latex(views: Sequence[RunView]) -> str:
-    """Render every table as a LaTeX tabular, each under comments that say what it is."""
+def to_latex(views: Sequence[RunView]) -> str:
+    """Render every table as a LaTeX tabular, each under comments with its title and note."""
     return "\n".join(
         "".join(f"% {' '.join(line.split())}\n" for line in (grid.title, grid.note, *grid.sentences))
-        + grid.latex()
-        for grid in grids(views).values()
+        + grid.to_latex()
+        for grid in make_grids(views).values()
     )
 
 
-def verdicts(chosen: Sequence[Audited]) -> Grid:
-    """Return each run's word, and what its parts say."""
-    rows = [[view.label, verdict(view) or NOTHING, *_parts(audit)] for view, audit in chosen]
-    headers = ["run", "verdict", "exactness", "membership attacks", "backdoor", "test accuracy"]
-    said = [(view.label, reason) for view, audit in chosen for reason in audit.verdict.reasons]
-    return Grid("Verdicts", headers, rows, frozenset(range(5)), NOTES["verdicts"], said)
+def list_outcomes(audit: Audit) -> list[str]:
+    """Return the outcome of each membership attack."""
+    return [f"{name_attack(attack)}: {attack.verdict}" for attack in audit.membership]
 
 
-def _parts(audit: Audit) -> Row:
+def _judge(audit: Audit) -> Iterator[Row]:
     checks, planted = audit.exactness, audit.backdoor
     bits = NOTHING if checks is None else "bit for bit" if checks.exact else "not exact"
-    found = "; ".join(membership_lines(audit))
     stamped = NOTHING if planted is None else planted.verdict
-    return [bits, found or NOTHING, stamped, _share(audit.accuracy[UNLEARNED].test)]
+    outcomes = "; ".join(list_outcomes(audit)) or NOTHING
+    yield [audit.verdict.word, bits, outcomes, stamped, format_share(audit.accuracy[UNLEARNED].test)]
 
 
-def membership_lines(audit: Audit) -> list[str]:
-    """Return the outcome of each membership attack, in words."""
-    return [f"{attacked(attack)}: {attack.verdict}" for attack in audit.membership]
+def _check(audit: Audit) -> Iterator[Row]:
+    for check in audit.exactness.checks if audit.exactness else ():
+        same = "identical" if check.identical else "different"
+        yield [check.says, same, f"{check.largest_difference:.3g}"]
 
 
-def exactness(chosen: Sequence[Audited]) -> Grid:
-    """Return the counterfactuals: bit-identical or not."""
-    rows = [
-        [
-            view.label,
-            check.says,
-            "identical" if check.identical else "different",
-            f"{check.largest_difference:.3g}",
-        ]
-        for view, audit in chosen
-        if audit.exactness
-        for check in audit.exactness.checks
-    ]
-    headers = ["run", "check", "weights", "largest difference"]
-    return Grid("Exactness", headers, rows, frozenset({0, 1, 2}), NOTES["exactness"])
+def _attack(audit: Audit) -> Iterator[Row]:
+    for attack in audit.membership:
+        found, power = {**CONTROLS, UNLEARNED: attack.verdict}, {UNLEARNED: format_percent(attack.power)}
+        name = name_attack(attack)
+        for model in MODELS:
+            yield [name, NAMES[model], found[model], *_format_roc(attack.models[model]), power.get(model, "")]
+        if attack.self_test:
+            yield [name, "its own shadows", "what it can do", *_format_roc(attack.self_test), ""]
 
 
-def attacks(chosen: Sequence[Audited]) -> Grid:
-    """Return every membership attack on every model, with its intervals."""
-    found = [(view, attack) for view, audit in chosen for attack in audit.membership]
-    rows = [[view.label, attacked(attack), *row] for view, attack in found for row in _attack(attack)]
-    rates = ["TPR at 1% FPR", "TPR at 0.1% FPR"]
-    headers = ["run", "attack", "model", "found", "AUC", *rates, "members / others", "power"]
-    margins = sorted({f"{attack.margin:g}" for _, attack in found})
-    note = NOTES["attacks"].format(margin=" or ".join(margins))
-    said = [(view.label, f"{attacked(attack)}: {attack.says}") for view, attack in found]
-    return Grid("Membership attacks", headers, rows, frozenset({0, 1, 2, 3}), note, said)
-
-
-def _attack(attack: Attack) -> Iterator[Row]:
-    found, power = {**CONTROLS, UNLEARNED: attack.verdict}, {UNLEARNED: percent(attack.power)}
-    for model in MODELS:
-        yield [NAMES[model], found[model], *_roc(attack.models[model]), power.get(model, "")]
-    if attack.self_test:
-        yield ["its own shadows", "what it can do", *_roc(attack.self_test), ""]
-
-
-def _roc(roc: Roc) -> Row:
+def _format_roc(roc: Roc) -> Row:
+    rates = [(roc.tpr_1, roc.tpr_1_interval), (roc.tpr_01, roc.tpr_01_interval)]
     return [
         f"{roc.auc:.3f} [{roc.interval.low:.3f}, {roc.interval.high:.3f}]",
-        _rate(roc.tpr_1, roc.tpr_1_interval),
-        _rate(roc.tpr_01, roc.tpr_01_interval),
+        *(f"{share:.1%} [{interval.low:.1%}, {interval.high:.1%}]" for share, interval in rates),
         f"{roc.members:,} / {roc.others:,}",
     ]
 
 
-def _rate(share: float, interval: Interval) -> str:
-    return f"{percent(share)} [{percent(interval.low)}, {percent(interval.high)}]"
+def _score_members(audit: Audit) -> Iterator[Row]:
+    for attacker, rates in audit.misr.attackers.items() if audit.misr else ():
+        shares = [share for model in MODELS for share in (rates[model].misr, rates[model].on_test)]
+        yield [attacker, *map(format_percent, shares)]
 
 
-def misr(chosen: Sequence[Audited]) -> Grid:
-    """Return the paper's score, with the attacker's rate on test data beside every number."""
-    measured = [(view, audit.misr) for view, audit in chosen if audit.misr]
-    rows = [
-        [
-            view.label,
-            attacker,
-            *(percent(rate) for m in MODELS for rate in (rates[m].misr, rates[m].on_test)),
+def _stamp(audit: Audit) -> Iterator[Row]:
+    if planted := audit.backdoor:
+        value, low, high = (
+            format_points(getattr(planted.difference, part)) for part in ("value", "low", "high")
+        )
+        shares = [format_percent(planted.success[model]) for model in MODELS]
+        yield [*shares, f"{value} [{low}, {high}] points", f"{planted.images:,}", planted.verdict]
+
+
+def _score(audit: Audit) -> Iterator[Row]:
+    for model in MODELS:
+        scores = audit.accuracy[model]
+        shares = [format_share(share) for share in (scores.forgotten, scores.retained, scores.test)]
+        if set(shares) != {NOTHING}:
+            yield [NAMES[model], *shares]
+
+
+def _compare_clients(audit: Audit) -> Iterator[Row]:
+    gains = [row.gain for row in list_changes(audit)]
+    if gains:
+        counts = [
+            len(gains),
+            sum(g > 0 for g in gains),
+            sum(g < 0 for g in gains),
+            sum(g == 0 for g in gains),
         ]
-        for view, found in measured
-        for attacker, rates in found.attackers.items()
-    ]
-    headers = ["run", "attacker", *(head for model in MODELS for head in (NAMES[model], "on test data"))]
-    said = [("", says) for says in dict.fromkeys(found.says for _, found in measured)]
-    return Grid("MISR, as in the paper", headers, rows, frozenset({0, 1}), NOTES["misr"], said)
+        loss = format_points(min(gains)) if min(gains) < 0 else NOTHING
+        gain = format_points(max(gains)) if max(gains) > 0 else NOTHING
+        yield [audit.clients.on, *map(str, counts), format_points(median(gains)), loss, gain]
 
 
-def backdoor(chosen: Sequence[Audited]) -> Grid:
-    """Return how often the trigger works, against the floor."""
-    found = [(view, audit.backdoor) for view, audit in chosen if audit.backdoor]
-    rows = [
-        [
-            view.label,
-            *(percent(planted.success[model]) for model in MODELS),
-            _over(planted.difference),
-            f"{planted.images:,}",
-            planted.verdict,
+def _measure_distance(audit: Audit) -> Iterator[Row]:
+    for model in MODELS:
+        if far := audit.distance.get(model):
+            numbers = [format_number(value) for value in (far.l2, far.cosine, far.kl)]
+            yield [NAMES[model], *numbers, format_percent(far.disagreement)]
+
+
+def _relearn(audit: Audit) -> Iterator[Row]:
+    if found := audit.relearn:
+        took = (found.unlearned, found.retrain)
+        counts = [f"not within {found.most}" if count is None else str(count) for count in took]
+        yield [format_percent(found.goal), *counts]
+
+
+def _sum_cost(audit: Audit) -> Iterator[Row]:
+    for model in MODELS:
+        spent = audit.cost[model]
+        sizes = (spent.bytes_down, spent.bytes_up, spent.history_bytes)
+        megabytes = [format_number(size / 1e6) if size else NOTHING for size in sizes]
+        yield [
+            NAMES[model],
+            f"{spent.rounds:,}",
+            f"{spent.client_epochs:,}",
+            *megabytes,
+            format_number(spent.seconds),
         ]
-        for view, planted in found
-    ]
-    headers = [
-        "run",
-        "original",
-        "Retrain (floor)",
-        "unlearned",
-        "unlearned over the floor",
-        "images",
-        "verdict",
-    ]
-    said = [(view.label, planted.says) for view, planted in found]
-    return Grid("Backdoor", headers, rows, frozenset({0, 6}), NOTES["backdoor"], said)
 
 
-def _over(difference: Difference) -> str:
-    return f"{points(difference.value)} [{points(difference.low)}, {points(difference.high)}] points"
-
-
-def accuracy(chosen: Sequence[Audited]) -> Grid:
-    """Return the accuracy on forgotten, retained and test data."""
-    rows = _by_model(
-        chosen,
-        lambda audit: audit.accuracy,
-        lambda scores: [_share(share) for share in (scores.forgotten, scores.retained, scores.test)],
-    )
-    rows = [row for row in rows if set(row[2:]) != {NOTHING}]
-    headers = ["run", "model", "forgotten data", "retained data", "test data"]
-    return Grid("Accuracy", headers, rows, frozenset({0, 1}), NOTES["accuracy"])
-
-
-def clients(chosen: Sequence[Audited]) -> Grid:
-    """Return a summary of how the remaining clients' accuracy changed."""
-    rows = [
-        [view.label, audit.clients.on, *_fared([row.gain for row in changes(audit)])]
-        for view, audit in chosen
-        if changes(audit)
-    ]
-    headers = [
-        "run",
-        "measured on",
-        "clients",
-        "better",
-        "worse",
-        "same",
-        "median change (points)",
-        "largest loss (points)",
-        "largest gain (points)",
-    ]
-    return Grid("Those who stayed", headers, rows, frozenset({0, 1}), NOTES["clients"])
-
-
-def _fared(changed: Sequence[float]) -> Row:
-    counts = [
-        len(changed),
-        sum(c > 0 for c in changed),
-        sum(c < 0 for c in changed),
-        sum(c == 0 for c in changed),
-    ]
-    ends = (
-        points(min(changed)) if min(changed) < 0 else NOTHING,
-        points(max(changed)) if max(changed) > 0 else NOTHING,
-    )
-    return [*map(str, counts), points(median(changed)), *ends]
-
-
-def distance(chosen: Sequence[Audited]) -> Grid:
-    """Return how far the models are from Retrain's."""
-
-    def cells(far: Distance) -> Row:
-        return [number(far.l2), number(far.cosine), number(far.kl), percent(far.disagreement)]
-
-    rows = _by_model(chosen, lambda audit: audit.distance, cells)
-    headers = ["run", "model", "L2", "cosine", "KL", "other answers"]
-    return Grid("Distance to Retrain", headers, rows, frozenset({0, 1}), NOTES["distance"])
-
-
-def relearn(chosen: Sequence[Audited]) -> Grid:
-    """Return the rounds until the accuracy on the forgotten data is back."""
-    rows = [
-        [view.label, percent(found.goal), *(_rounds(r, found.most) for r in (found.unlearned, found.retrain))]
-        for view, audit in chosen
-        if (found := audit.relearn)
-    ]
-    headers = ["run", "accuracy to reach", "unlearned: rounds", "Retrain: rounds"]
-    return Grid("Relearn time", headers, rows, frozenset({0}), NOTES["relearn"])
-
-
-def _rounds(count: int | None, most: int) -> str:
-    return f"not within {most}" if count is None else str(count)
-
-
-def cost(chosen: Sequence[Audited]) -> Grid:
-    """Return what each model took to make."""
-    rows = _by_model(chosen, lambda audit: audit.cost, _spent)
-    headers = ["run", "model", "rounds", "client epochs", "MB down", "MB up", "history MB", "seconds"]
-    return Grid("Cost", headers, rows, frozenset({0, 1}), NOTES["cost"])
-
-
-def _spent(spent: Cost) -> Row:
-    sizes = [
-        number(size / 1e6) if size else NOTHING
-        for size in (spent.bytes_down, spent.bytes_up, spent.history_bytes)
-    ]
-    return [f"{spent.rounds:,}", f"{spent.client_epochs:,}", *sizes, number(spent.seconds)]
-
-
-def _by_model(
-    chosen: Sequence[Audited], part: Callable[[Audit], Mapping[str, T]], cells: Callable[[T], Row]
-) -> list[Row]:
-    """Return a row for each model that a part of an audit has something of."""
-    return [
-        [view.label, NAMES[model], *cells(part(audit)[model])]
-        for view, audit in chosen
-        for model in MODELS
-        if model in part(audit)
-    ]
-
-
-def _share(value: float | None) -> str:
-    return NOTHING if value is None else percent(value)
+TABLES = {
+    "verdicts": Table(
+        "Verdicts",
+        ["verdict", "exactness", "membership attacks", "backdoor", "test accuracy"],
+        _judge,
+        words=4,
+        said=lambda audit: audit.verdict.reasons,
+    ),
+    "exactness": Table("Exactness", ["check", "weights", "largest difference"], _check, words=2),
+    "attacks": Table(
+        "Membership attacks",
+        ["attack", "model", "found", "AUC", "TPR at 1% FPR", "TPR at 0.1% FPR", "members / others", "power"],
+        _attack,
+        words=3,
+        said=lambda audit: [f"{name_attack(attack)}: {attack.says}" for attack in audit.membership],
+    ),
+    "misr": Table(
+        "MISR, as in the paper",
+        ["attacker", *(head for model in MODELS for head in (NAMES[model], "on test data"))],
+        _score_members,
+        words=1,
+        said=lambda audit: [audit.misr.says] if audit.misr else [],
+    ),
+    "backdoor": Table(
+        "Backdoor",
+        ["original", "Retrain (floor)", "unlearned", "unlearned over the floor", "images", "verdict"],
+        _stamp,
+        said=lambda audit: [audit.backdoor.says] if audit.backdoor else [],
+    ),
+    "accuracy": Table("Accuracy", ["model", "forgotten data", "retained data", "test data"], _score, words=1),
+    "clients": Table(
+        "Remaining clients",
+        [
+            "measured on",
+            "clients",
+            "better",
+            "worse",
+            "same",
+            *(f"{what} (points)" for what in ("median change", "largest loss", "largest gain")),
+        ],
+        _compare_clients,
+        words=1,
+    ),
+    "distance": Table(
+        "Distance to Retrain", ["model", "L2", "cosine", "KL", "other answers"], _measure_distance, words=1
+    ),
+    "relearn": Table("Relearn time", ["accuracy to reach", "unlearned: rounds", "Retrain: rounds"], _relearn),
+    "cost": Table(
+        "Cost",
+        ["model", "rounds", "client epochs", "MB down", "MB up", "history MB", "seconds"],
+        _sum_cost,
+        words=1,
+    ),
+}

@@ -1,4 +1,4 @@
-"""Run folders as a report sees them: read once, checked, and named so that no two look alike."""
+"""Run folders as a report sees them: read once, checked, and labelled so that no two look alike."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from feduhb.audit.result import Audit, read_audit
 from feduhb.errors import RunFolderError
 from feduhb.runs.folder import Round, RunFolder
 
-ORIGINAL = "original"
-RETRAIN = "retrain"
+ORIGINAL, RETRAIN = "original", "retrain"
 LABEL_LENGTH = 36  # characters; a longer label is replaced by the folder's name
-SPELLINGS = {"feduhb": "FedUHB", "retrain": "Retrain", "federaser": "FedEraser", "fedrecover": "FedRecover"}
+NAMES = {"feduhb": "FedUHB", "retrain": "Retrain", "federaser": "FedEraser", "fedrecover": "FedRecover"}
 NUMBERS = (
     "rounds", "scheduled_rounds", "parameters", "client_epochs", "bytes_down", "bytes_up",
     "client_seconds", "server_seconds", "evaluate_seconds",
@@ -34,7 +33,7 @@ Series = list[float | None]
 
 @dataclass(frozen=True, slots=True)
 class RunView:
-    """One finished run, as its folder tells it."""
+    """One finished run, as its folder describes it."""
 
     path: Path
     label: str  # unique within a report
@@ -46,7 +45,7 @@ class RunView:
     audit: Audit | None = None  # where the run was audited
 
     def scored(self, name: str) -> Series:
-        """Give a score's series, one value a round; None where a round has none."""
+        """Return a score after each round; None if a round was not scored."""
         return [record.scores.get(name) for record in self.rounds]
 
     @property
@@ -55,23 +54,13 @@ class RunView:
         return self.scored("test_accuracy")
 
     @property
-    def loss(self) -> Series:
-        """Test loss after each round."""
-        return self.scored("test_loss")
-
-    @property
-    def backdoor(self) -> Series:
-        """Success of the planted trigger after each round."""
-        return self.scored("backdoor")
-
-    @property
     def moved(self) -> list[float]:
         """‖w[t+1] - w[t]‖ of each round."""
         return [record.moved for record in self.rounds]
 
     @property
     def threshold(self) -> Series:
-        """The movement under which the stop rule would have ended the run; None where it was silent."""
+        """The movement below which the stop rule ends the run; None while the rule does not apply."""
         return [record.threshold for record in self.rounds]
 
     @property
@@ -86,7 +75,7 @@ class RunView:
 
     @property
     def seconds(self) -> float:
-        """Wall clock of clients and server together, evaluation apart."""
+        """Wall clock of clients and server together, without evaluation."""
         return self.result["client_seconds"] + self.result["server_seconds"]
 
     @property
@@ -101,52 +90,52 @@ class RunView:
 
     @property
     def saved(self) -> float:
-        """The share of its rounds' client work that stored or estimated updates took the place of; exact methods use none."""
+        """The share of client work that stored or estimated updates replaced; exact methods use none."""
         return 0.0 if self.exact else self.result["client_rounds_saved"]
 
     @property
     def exact(self) -> bool:
-        """Whether the procedure never saw the forgotten data, nor anything made from it."""
+        """Whether the method never saw the forgotten data or anything made from it."""
         return self.result["exact"]
 
     @property
     def unlearned(self) -> bool:
-        """Whether it is the answer to a request to forget."""
+        """Whether the run answers a request to forget."""
         return self.role != ORIGINAL
 
     @property
     def forget(self) -> str | None:
-        """What was to be forgotten, as the config spells it."""
+        """The request, as the config writes it."""
         return str(self.config["unlearn"].get("forget", "")) if self.unlearned else None
 
     @property
     def audited(self) -> bool:
-        """Whether an audit is here, and of the weights that this run ended with."""
+        """Whether there is an audit, and it is of the weights that this run ended with."""
         return self.audit is not None and self.audit.weights_sha256 == self.result["weights_sha256"]
 
     @property
     def world(self) -> tuple[Any, ...]:
-        """Seed, data and what was to be forgotten: runs are held against each other only where these agree."""
+        """Seed, data and request: runs are compared only if these agree."""
         return self.config.get("seed", 0), self.config.get("federation"), self.forget
 
     def final(self, score: str) -> float | None:
-        """Give a score of the last round."""
+        """Return a score of the last round."""
         return self.result["scores"].get(score)
 
 
 def retrain_of(view: RunView, views: Sequence[RunView]) -> RunView | None:
-    """Give the Retrain run on the same request, data and seed."""
+    """Return the Retrain run on the same request, data and seed."""
     return next((v for v in views if v.role == RETRAIN and v.world == view.world), None)
 
 
 def read_runs(paths: Sequence[Path | str]) -> list[RunView]:
-    """Read finished run folders, each once, in the order given; refuse what is none or has not finished."""
+    """Read finished run folders, each once, in the order given; raise RunFolderError if one is not finished."""
     folders = list({Path(path).resolve(): Path(path) for path in paths}.values())
     if not folders:
         raise RunFolderError(
-            "no run folder is named; give at least one that feduhb train or feduhb unlearn made"
+            "there is no run to report on; give at least one folder that feduhb train or feduhb unlearn made"
         )
-    return _labelled([_read(RunFolder(folder)) for folder in folders])
+    return _label([_read(RunFolder(folder)) for folder in folders])
 
 
 def _read(folder: RunFolder) -> RunView:
@@ -161,80 +150,78 @@ def _read(folder: RunFolder) -> RunView:
     _check(folder, told, rounds, unlearn)
     result: dict[str, Any] = {**dict.fromkeys(LATER, 0), **told}
     role = ORIGINAL if unlearn is None else result["method"]
-    label = SPELLINGS.get(role, _printable(role))
+    label = NAMES.get(role, printable(role))
     return RunView(folder.path, label, role, rounds, result, config, text, read_audit(folder.path))
 
 
 def _check(folder: RunFolder, result: object, rounds: Sequence[Round], unlearn: object) -> None:
-    """Refuse a result that another program wrote, or that does not belong to the rounds beside it."""
+    """Raise RunFolderError if another program wrote the result, or if it does not belong to the rounds."""
     told = result if isinstance(result, dict) else {}
     odd = [key for key, kind in NEEDED.items() if not isinstance(told.get(key), kind)]
     odd += [key for key in LATER if not isinstance(told.get(key, 0), int | float)]
     if odd:
-        raise RunFolderError(
-            f"{folder.result_path} does not tell {odd[0]}; another version wrote it: run again"
-        )
+        raise RunFolderError(f"{folder.result_path} lacks {odd[0]}; another version wrote it: run again")
     if not rounds or len(rounds) != told["rounds"]:
         raise RunFolderError(
-            f"{folder.rounds_path} holds {len(rounds)} rounds, result.json tells of {told['rounds']}; "
+            f"{folder.rounds_path} holds {len(rounds)} rounds, but result.json counts {told['rounds']}; "
             f"delete {folder.path} and run again"
         )
     if unlearn is not None and not isinstance(unlearn, Mapping):
-        raise RunFolderError(f"{folder.config_path}: unlearn is no table; restore it from a backup")
+        raise RunFolderError(f"{folder.config_path}: unlearn is not a table; restore it from a backup")
 
 
-def _labelled(views: Sequence[RunView]) -> list[RunView]:
-    """Tell runs of one method apart: by the settings that differ, else by folder, else by number."""
+def _label(views: Sequence[RunView]) -> list[RunView]:
+    """Label runs of one method differently: by the settings that differ, else by folder, else by number."""
     labels = [view.label for view in views]
-    for tell in (_by_settings, _by_folder, _by_number):
+    for extend in (_label_by_settings, _label_by_folder, _label_by_number):
         clashes = {label for label, count in Counter(labels).items() if count > 1}
         for label in clashes:
             places = [i for i, other in enumerate(labels) if other == label]
-            for i, told in zip(places, tell([views[i] for i in places]), strict=True):
-                labels[i] = told
+            for i, longer in zip(places, extend([views[i] for i in places]), strict=True):
+                labels[i] = longer
     return [replace(view, label=label) for view, label in zip(views, labels, strict=True)]
 
 
-def _by_settings(views: Sequence[RunView]) -> list[str]:
-    """Add the settings that differ; give the labels as they were where that is too long or tells nothing."""
-    flat = [dict(_flat(view.config)) for view in views]
+def _label_by_settings(views: Sequence[RunView]) -> list[str]:
+    """Add the settings that differ; keep the labels if that is too long or does not distinguish the runs."""
+    flat = [dict(_flatten(view.config)) for view in views]
     keys = [
         key
         for key in dict.fromkeys(k for one in flat for k in one)
         if len({one.get(key) for one in flat}) > 1
     ]
-    told = [f"{view.label} ({_spelled(one, keys)})" for view, one in zip(views, flat, strict=True)]
+    told = [f"{view.label} ({_join_settings(one, keys)})" for view, one in zip(views, flat, strict=True)]
     fits = keys and len(set(told)) == len(told) and max(map(len, told)) <= LABEL_LENGTH
-    return [_printable(label) for label in told] if fits else [view.label for view in views]
+    return [printable(label) for label in told] if fits else [view.label for view in views]
 
 
-def _spelled(settings: Mapping[tuple[str, ...], str], keys: Sequence[tuple[str, ...]]) -> str:
+def _join_settings(settings: Mapping[tuple[str, ...], str], keys: Sequence[tuple[str, ...]]) -> str:
     return ", ".join(dict.fromkeys(f"{key[-1]} {settings.get(key, 'none')}" for key in keys))
 
 
-def _by_folder(views: Sequence[RunView]) -> list[str]:
-    """Add as little of the path as tells the folders apart."""
+def _label_by_folder(views: Sequence[RunView]) -> list[str]:
+    """Add the shortest part of the path that distinguishes the folders."""
     parts = [view.path.resolve().parts for view in views]
     depths = range(1, max(map(len, parts)) + 1)
     depth = next(d for d in depths if len({path[-d:] for path in parts}) == len(parts))
     alone = [path[-depth:][:1] for path in parts]
     names = alone if len(set(alone)) == len(alone) else [path[-depth:] for path in parts]
-    return [_printable(f"{view.label} ({'/'.join(name)})") for view, name in zip(views, names, strict=True)]
+    return [printable(f"{view.label} ({'/'.join(name)})") for view, name in zip(views, names, strict=True)]
 
 
-def _by_number(views: Sequence[RunView]) -> list[str]:
+def _label_by_number(views: Sequence[RunView]) -> list[str]:
     return [f"{view.label} #{number}" for number, view in enumerate(views, 1)]
 
 
-def _flat(table: Mapping[str, Any], above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Walk a config's settings as ((table, name), value)."""
+def _flatten(table: Mapping[str, Any], above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield a config's settings as ((table, name), value)."""
     for key, value in table.items():
         if isinstance(value, Mapping):
-            yield from _flat(value, (*above, key))
+            yield from _flatten(value, (*above, key))
         else:
             yield (*above, key), str(value)
 
 
-def _printable(text: str) -> str:
-    """Replace what no terminal, figure or page can show."""
+def printable(text: str) -> str:
+    """Replace characters that no terminal, figure or page can show."""
     return "".join(c if c.isprintable() else "?" for c in text)

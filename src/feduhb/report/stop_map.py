@@ -1,25 +1,36 @@
-"""Where each stop rule would have ended a recorded run: replayed from its movements, nothing is trained again."""
+"""Where each stop rule would have ended a recorded run, replayed from its movements without training again."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
+from typing import TYPE_CHECKING, Any
 
+from feduhb.report import drawing as dr
+from feduhb.report.charts import EMPTY, Chart, Series
 from feduhb.report.runs import RunView
-from feduhb.report.words import listed
+from feduhb.report.words import format_percent, join_names
 from feduhb.stopping import DynamicStop, dynamic_stop, replay
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 SCALES = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)  # λ
 WINDOWS: tuple[int | None, ...] = (None, 3, 5, 8, 10, 15, 20)  # rounds; None: all so far
 BESIDE = 0.05  # of λ: half of what lies between two
 LOOKED_BACK = (5, 10, 20)  # the windows that stand beside "all so far" where λ alone is drawn
 PLAIN = DynamicStop()
+HEAT = ("#E4EEF8", "#8DBBE0", "#2F7DBB", "#0B4377")  # light: few rounds; dark: many
+DARK_FROM = 0.55  # of HEAT, from where light text is read better than dark text
+ON_LIGHT, ON_DARK = "#1D2127", "#FEFEFE"  # text on HEAT, in either colour scheme
+MIDDLE = 0.7  # λ: text stands to the right of a mark up to there
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """Where one rule would have ended the run; ``round`` is None where it would not have."""
+    """Where one rule would have ended the run; ``round`` is None if it would not have."""
 
     scale: float
     window: int | None
@@ -29,8 +40,9 @@ class Ending:
 
 @dataclass(frozen=True, slots=True)
 class StopMap:
-    """Every λ and window on one run."""
+    """Where a stop rule with each λ and window would have ended one run."""
 
+    label: str  # of the run
     endings: dict[tuple[float, int | None], Ending]
     rounds: int  # that were run
     cut: bool  # whether the run's own rule ended it
@@ -38,57 +50,86 @@ class StopMap:
     own: tuple[float, int | None] | None  # λ and window of the run's own rule, where the map has them
 
     def line(self, window: int | None) -> list[Ending]:
-        """Give one window's endings, λ rising."""
+        """Return one window's endings, in rising order of λ."""
         return [self.endings[scale, window] for scale in SCALES]
 
     @property
     def silent(self) -> list[float]:
-        """λ at which "all so far" did not fire, in a run that its own rule did not end."""
-        return [] if self.cut else self._unheard
+        """Each λ at which "all so far" did not fire, in a run that its own rule did not end."""
+        return [] if self.cut else self._unfired
 
     @property
     def unknown(self) -> list[float]:
-        """λ of which nothing is known: the run's own rule ended it before they could speak."""
-        return self._unheard if self.cut else []
+        """Each λ whose effect is unknown: the run's own rule ended it before a rule with that λ could fire."""
+        return self._unfired if self.cut else []
 
     @property
-    def _unheard(self) -> list[float]:
+    def _unfired(self) -> list[float]:
         return [ending.scale for ending in self.line(None) if ending.round is None]
 
-    def told(self, ending: Ending, between: str = "\n") -> str:
-        """Spell an ending: its round and the accuracy there, or that there is none."""
+    def format(self, ending: Ending, between: str = "\n") -> str:
+        """Format an ending: its round and the accuracy there, or that the rule does not fire."""
         if ending.round is None:
             return f"not{between}in {self.rounds}"
-        return (
-            f"{ending.round}" if ending.accuracy is None else f"{ending.round}{between}{ending.accuracy:.1%}"
-        )
+        accuracy = "" if ending.accuracy is None else f"{between}{format_percent(ending.accuracy)}"
+        return f"{ending.round}{accuracy}"
+
+    def describe(self) -> list[str]:
+        """Return how many rules would have ended the run, and what the map cannot know."""
+        fires = sum(ending.round is not None for ending in self.endings.values())
+        said = [
+            f"{fires} of {len(self.endings)} rules would have ended {self.label} in {self.rounds} rounds."
+        ]
+        if self.cut:
+            said.append(
+                f"Its own rule ended it: the map only knows the {self.rounds} rounds run; "
+                "to see further, unlearn with --stop never."
+            )
+        return said
+
+    def describe_windows(self) -> list[str]:
+        """Return what the thin lines are, and which windows have none."""
+        idle = [str(w) for w in LOOKED_BACK if all(ending.round is None for ending in self.line(w))]
+        thin = "" if len(idle) == len(LOOKED_BACK) else " (thin: on a window of them)"
+        said = [f"Replayed from one run; the rule looks back on all rounds so far{thin}."]
+        if idle:
+            said.append(f"With a window of {join_names(idle, 'or')} rounds it fires at no λ shown.")
+        if self.unknown:
+            low, high = self.unknown[0], self.unknown[-1]
+            which = f"from {low:g} to {high:g}" if high > low else f"{low:g}"
+            said.append(
+                f"λ {which}: not known, the run's own rule ended it after {self.rounds} rounds; "
+                "to see further, unlearn with --stop never."
+            )
+        return said
 
 
-def mapped(views: Sequence[RunView]) -> list[RunView]:
-    """Give the runs whose movements are worth replaying, most momentum first: FedUHB's and those under a rule, if long enough for one."""
+def list_mapped(views: Sequence[RunView]) -> list[RunView]:
+    """Return FedUHB's runs and those under a rule, if long enough for one, most momentum first."""
     fit = [v for v in views if (v.role == "feduhb" or v.judged) and len(v.rounds) >= PLAIN.min_rounds]
-    return sorted(fit, key=lambda view: -_momentum(view))
+    return sorted(fit, key=lambda view: -_get_momentum(view))
 
 
-def stop_map(view: RunView) -> StopMap:
+def replay_rules(view: RunView) -> StopMap:
     """Replay every rule of the map on a run's movements."""
-    endings = {place: _ending(view, *place) for place in product(SCALES, WINDOWS)}
-    return StopMap(endings, len(view.rounds), view.fired is not None, view.accuracy[-1], _own(view))
+    endings = {place: _replay_rule(view, *place) for place in product(SCALES, WINDOWS)}
+    last = view.accuracy[-1]
+    return StopMap(view.label, endings, len(view.rounds), view.fired is not None, last, _find_own(view))
 
 
-def _ending(view: RunView, scale: float, window: int | None) -> Ending:
-    ended = replay(dynamic_stop(scale, window=window, momentum=_momentum(view)), view.moved)
+def _replay_rule(view: RunView, scale: float, window: int | None) -> Ending:
+    ended = replay(dynamic_stop(scale, window=window, momentum=_get_momentum(view)), view.moved)
     return Ending(scale, window, ended, None if ended is None else view.accuracy[ended - 1])
 
 
-def _momentum(view: RunView) -> float:
-    """β of the method; the rule's own where the method has none. Without a floor it cancels."""
+def _get_momentum(view: RunView) -> float:
+    """Return the method's β, or the rule's own if the method has none. Without a floor ε, β cancels out."""
     told = view.result["settings"].get("momentum")
     return told if isinstance(told, int | float) and 0 <= told < 1 else PLAIN.momentum
 
 
-def _own(view: RunView) -> tuple[float, int | None] | None:
-    """Find the run's own rule on the map, if it is a plain one."""
+def _find_own(view: RunView) -> tuple[float, int | None] | None:
+    """Return the place of the run's own rule on the map, if it is a plain rule."""
     told = view.config.get("unlearn", {}).get("stop")
     if not isinstance(told, dict) or told.get("floor", 0) or told.get("as_printed", False):
         return None
@@ -97,45 +138,118 @@ def _own(view: RunView) -> tuple[float, int | None] | None:
     return place if known and place[0] in SCALES and place[1] in WINDOWS else None
 
 
-def about(view: RunView) -> list[str]:
-    """Say how many rules would have ended a run, and what its map cannot know."""
-    replayed = stop_map(view)
-    fires = sum(ending.round is not None for ending in replayed.endings.values())
-    told = [
-        f"{fires} of these {len(replayed.endings)} rules would have ended {view.label} in {replayed.rounds} rounds."
-    ]
-    if replayed.cut:
-        told.append(
-            f"Its own rule ended it, so the map only knows the {replayed.rounds} rounds run; "
-            "to see further, unlearn with --stop never."
-        )
-    return told
-
-
-def about_windows(view: RunView) -> list[str]:
-    """Say what the thin lines are, and which windows have none."""
-    found = stop_map(view)
-    idle = [str(w) for w in LOOKED_BACK if all(ending.round is None for ending in found.line(w))]
-    thin = "" if len(idle) == len(LOOKED_BACK) else " (thin: on a window of them)"
-    told = [f"Replayed from one run; the rule looks back on all rounds so far{thin}."]
-    if idle:
-        told.append(f"With a window of {listed(idle, 'or')} rounds it fires at no λ shown.")
-    if found.unknown:
-        low, high = found.unknown[0], found.unknown[-1]
-        which = f"from {low:g} to {high:g}" if high > low else f"{low:g}"
-        told.append(
-            f"What λ {which} would do is not known: the run's own rule ended it after {found.rounds} rounds; "
-            "to see further, unlearn with --stop never."
-        )
-    return told
-
-
-def about_marks(view: RunView) -> str:
-    """Say which way λ goes, and what an open mark is where there is one."""
-    opened = "; an open mark is a λ at which the rule did not fire" if stop_map(view).silent else ""
-    return f"A larger λ stops earlier{opened}."
-
-
-def spelled(window: int | None) -> str:
+def format_window(window: int | None) -> str:
     """Name a window."""
     return "all so far" if window is None else str(window)
+
+
+def chart_map(found: StopMap) -> Chart:
+    """Describe where every rule would have ended the run, and the accuracy there."""
+
+    def draw(axes: Axes) -> None:
+        from matplotlib.colors import LinearSegmentedColormap
+        from matplotlib.patches import Rectangle
+
+        heat = LinearSegmentedColormap.from_list("rounds", HEAT)
+        for ending in found.endings.values():
+            x, y = WINDOWS.index(ending.window), SCALES.index(ending.scale)
+            share = None if ending.round is None else ending.round / found.rounds
+            face = EMPTY if share is None else heat(share)
+            look: dict[str, Any] = {"facecolor": face, "edgecolor": dr.GROUND, "linewidth": 0.8, "zorder": 1}
+            axes.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, **look))
+            if (ending.scale, ending.window) == found.own:
+                frame = {"fill": False, "edgecolor": dr.VERMILLION, "linewidth": 2.2, "zorder": 3}
+                axes.add_patch(Rectangle((x - 0.46, y - 0.44), 0.92, 0.88, **frame))
+            colour = dr.SOFT if share is None else ON_DARK if share > DARK_FROM else ON_LIGHT
+            look = {"ha": "center", "va": "center", "size": dr.SMALL, "linespacing": 1.05, "zorder": 4}
+            axes.text(x, y, found.format(ending), color=colour, **look)
+        dr.style_axes(axes)
+        axes.grid(visible=False)
+        for spine in axes.spines.values():
+            spine.set_visible(False)
+        axes.set_xlim(-0.5, len(WINDOWS) - 0.5)
+        axes.set_ylim(-0.5, len(SCALES) - 0.5)
+        axes.set_xticks(range(len(WINDOWS)), ["all" if window is None else str(window) for window in WINDOWS])
+        axes.set_yticks(range(len(SCALES)), [f"{scale:g}" for scale in SCALES])
+        axes.set_xlabel("window: rounds the rule looks back on", color=dr.SOFT, size=dr.SMALL)
+        axes.set_ylabel("λ: larger stops earlier", color=dr.SOFT, size=dr.SMALL)
+
+    cells = list(found.endings.values())
+    texts = [f"λ {e.scale:g}, window {format_window(e.window)}: {found.format(e, ' ')}" for e in cells]
+    x, y = [WINDOWS.index(each.window) for each in cells], [float(SCALES.index(each.scale)) for each in cells]
+    framed = "; framed: the run's own rule" if found.own else ""
+    key = f"each cell: the round after which that rule would have ended the run, and test accuracy there{framed}"
+    notes = [(text, dr.SOFT) for text in [key, *found.describe()]]
+    series = [Series("", dr.SOFT, x, y, texts)]
+    return Chart(f"The stop rule's map: {found.label}", draw, series, notes, height=3.9)
+
+
+def chart_scales(found: StopMap) -> dict[str, Chart]:
+    """Describe what λ does: the round at which the rule ends the run, and the accuracy there."""
+    if len(found.unknown) == len(SCALES):
+        return {}
+    first, *rest = found.describe_windows()
+    notes = [f"A larger λ stops earlier. {first}", *rest]
+    charts = {"lambda-rounds": _chart_lines(f"Rounds by λ: {found.label}", found, "round", notes)}
+    if found.last is not None:
+        told = f"open: did not fire; {format_percent(found.last)} after the last round"
+        notes = [told] if found.silent else []
+        charts["lambda-accuracy"] = _chart_lines("Test accuracy there", found, "accuracy", notes)
+    return charts
+
+
+def _chart_lines(title: str, found: StopMap, what: str, notes: Sequence[str]) -> Chart:
+    """Describe "all so far" in bold, open where it did not fire, and the other windows thin where they fire."""
+    top, fired = found.rounds * 1.1, [each.scale for each in found.line(None) if each.round is not None]
+    unfired = top if what == "round" else found.last
+    drawn: list[Series] = []
+    for window, colour in zip((*LOOKED_BACK, None), (*dr.OTHERS[: len(LOOKED_BACK)], dr.BLUE), strict=True):
+        shown = [
+            e for e in found.line(window) if e.round is not None or (not window and e.scale in found.silent)
+        ]
+        heights = [unfired if each.round is None else getattr(each, what) for each in shown]
+        texts = [
+            found.format(each, ", ") if each.round else f"did not fire in {found.rounds}" for each in shown
+        ]
+        if shown:
+            name = f"window {window}" if window else "all so far"
+            known = [math.nan if height is None else float(height) for height in heights]
+            drawn.append(Series(name, colour, [each.scale for each in shown], known, texts))
+
+    def draw(axes: Axes) -> None:
+        from matplotlib.ticker import FixedLocator
+
+        for each in drawn[:-1]:
+            axes.plot(each.x, each.y, color=each.colour, linewidth=1, marker=".", markersize=4)
+        bold = dict(zip(drawn[-1].x, drawn[-1].y, strict=True))
+        axes.plot(fired, [bold[scale] for scale in fired], color=dr.BLUE, linewidth=1.8, zorder=3)
+        for scale, height in bold.items():
+            look = {
+                "markerfacecolor": dr.BLUE if scale in fired else dr.GROUND,
+                "markersize": 6.5,
+                "zorder": 4,
+            }
+            axes.plot([scale], [height], color=dr.BLUE, marker="o", **look)
+        dr.style_axes(axes)
+        axes.xaxis.set_major_locator(FixedLocator(SCALES))
+        axes.set_xlim(SCALES[0] - BESIDE, SCALES[-1] + BESIDE)
+        axes.set_xlabel("λ", color=dr.SOFT, size=dr.SMALL)
+        if found.unknown:
+            axes.axvspan(SCALES[0] - BESIDE, found.unknown[-1] + BESIDE, color=dr.GRID, alpha=0.6, zorder=1)
+            at, within = ((SCALES[0] + found.unknown[-1]) / 2, 0.5), ("data", "axes fraction")
+            dr.write_text(axes, "not known", at, (0, 0), dr.SOFT, within=within, ha="center")
+        if what == "round":
+            axes.set_ylim(0, top * 1.08)
+            axes.set_ylabel("rounds run", color=dr.SOFT, size=dr.SMALL)
+        else:
+            dr.show_percent(axes)
+        if what == "round" and found.silent:
+            last = found.silent[-1]
+            side, offset, height = ("left", 8, top) if last < MIDDLE else ("right", 0, top * 0.92)
+            said = f"did not fire in {found.rounds}"
+            dr.write_text(axes, said, (last, height), (offset, 0), dr.SOFT, ha=side)
+        if len(drawn) > 1:
+            ends = [(each.y[-1], each.name, each.colour) for each in drawn]
+            dr.label_ends(axes, [end for end in ends if not math.isnan(end[0])])
+
+    return Chart(title, draw, drawn, [(text, dr.SOFT) for text in notes], head="λ {:g}")

@@ -1,4 +1,4 @@
-"""One table of all runs, in every rendering the same cells."""
+"""The table of all runs, for files, for the page and for a terminal."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from feduhb.report.grids import HEADER_WIDTH, NOTHING, Grid
+from feduhb.report.grids import HEADER_WIDTH, Grid
 from feduhb.report.runs import RETRAIN, RunView, retrain_of
-from feduhb.report.words import number, percent
+from feduhb.report.words import NOTHING, format_number, format_percent
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions
@@ -18,90 +18,66 @@ if TYPE_CHECKING:
 GAP, RUN_WIDTH, HEADER_COLUMN = 2, 18, 24  # characters in a terminal
 
 
+NOTES = {
+    "secure_aggregation": "Secure aggregation: the method needs only the sum of the clients' answers.",
+    "client_rounds_saved": "Client rounds saved: the share of client work that stored or estimated updates replaced.",
+    "history_megabytes": "History: the updates that training kept, or that a method had to read from disk.",
+    "megabytes": "MB: a million bytes of payload, down and up.",
+    "seconds": "Seconds: wall clock of clients and server, without evaluation.",
+    "audit": "Audit: the verdict; its reasons stand with it.",
+}
+OPTIONAL = {
+    "client_rounds_saved",
+    "history_megabytes",
+    "backdoor",
+    "audit",
+}  # left out where no run has a value
+
+
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column: its raw value of a run, and how that is shown."""
+    """One column: the raw value of a run, and its format."""
 
     key: str
     header: str
     value: Callable[[RunView], Any]
-    shown: Callable[[Any], str] = str
-    text: bool = False  # left-aligned
-    note: str = ""  # how to read it
+    format: Callable[[Any], str] = str
 
 
-def columns(views: Sequence[RunView]) -> list[Column]:
-    """Choose the columns that these runs can fill."""
-    found = [
-        Column("run", "run", lambda v: v.label, text=True),
-        Column("exact", "exact", lambda v: v.exact if v.unlearned else None, _yes_no),
+def choose_columns(views: Sequence[RunView]) -> list[Column]:
+    """Return the columns that these runs can fill; the first one names the run."""
+    reaches = "reaches Retrain's final accuracy at round"
+    every = [
+        Column("run", "run", lambda v: v.label),
+        Column("exact", "exact", lambda v: v.exact if v.unlearned else None, _format_flag),
         Column(
-            "secure_aggregation",
-            "secure aggregation",
-            lambda v: v.result["needs"] == "sum",
-            _yes_no,
-            note="“Secure aggregation” says whether the method needs no more than the sum of the clients' answers.",
+            "secure_aggregation", "secure aggregation", lambda v: v.result["needs"] == "sum", _format_flag
         ),
-        Column("rounds", "rounds / max", lambda v: (len(v.rounds), v.result["scheduled_rounds"]), _of),
+        Column(
+            "rounds", "rounds / max", lambda v: (len(v.rounds), v.result["scheduled_rounds"]), _format_rounds
+        ),
         Column("client_epochs", "client epochs", lambda v: v.result["client_epochs"], lambda n: f"{n:,}"),
-        *_replayed(views),
-        Column(
-            "megabytes",
-            "MB down + up",
-            lambda v: v.megabytes,
-            number,
-            note="MB are units of a million bytes; down and up, of payload.",
-        ),
-        Column(
-            "seconds",
-            "seconds",
-            lambda v: v.seconds,
-            number,
-            note="Seconds are wall clock of clients and server, evaluation apart.",
-        ),
-        Column("seconds_per_round", "seconds a round", lambda v: v.seconds / len(v.rounds), number),
-        Column("test_accuracy", "test accuracy", lambda v: v.final("test_accuracy"), percent),
-        Column("test_loss", "test loss", lambda v: v.final("test_loss"), number),
+        Column("client_rounds_saved", "client rounds saved", lambda v: v.saved or None, format_percent),
+        Column("history_megabytes", "history MB", lambda v: v.history_megabytes or None, format_number),
+        Column("megabytes", "MB down + up", lambda v: v.megabytes, format_number),
+        Column("seconds", "seconds", lambda v: v.seconds, format_number),
+        Column("seconds_per_round", "seconds a round", lambda v: v.seconds / len(v.rounds), format_number),
+        Column("test_accuracy", "test accuracy", lambda v: v.final("test_accuracy"), format_percent),
+        Column("test_loss", "test loss", lambda v: v.final("test_loss"), format_number),
+        Column("backdoor", "backdoor success", lambda v: v.final("backdoor"), format_percent),
+        Column("reaches_retrain", reaches, lambda v: find_reaching_round(v, retrain_of(v, views))),
+        Column("audit", "audit", get_verdict),
     ]
-    if any(view.final("backdoor") is not None for view in views):
-        found.append(Column("backdoor", "backdoor success", lambda v: v.final("backdoor"), percent))
-    if any(view.role == RETRAIN for view in views):
-        found.append(
-            Column(
-                "reaches_retrain",
-                "reaches Retrain's final accuracy at round",
-                lambda v: reaches(v, retrain_of(v, views)),
-            )
-        )
-    if any(view.audit is not None for view in views):
-        found.append(
-            Column("audit", "audit", verdict, note="Audit: the verdict's word; its reasons stand with it.")
-        )
-    return found
+    empty = {
+        key for key in OPTIONAL for c in every if c.key == key and all(c.value(v) is None for v in views)
+    }
+    if all(view.role != RETRAIN for view in views):
+        empty.add("reaches_retrain")
+    return [column for column in every if column.key not in empty]
 
 
-def _replayed(views: Sequence[RunView]) -> Iterator[Column]:
-    """Choose the columns on histories."""
-    if any(view.saved > 0 for view in views):
-        yield Column(
-            "client_rounds_saved",
-            "client rounds saved",
-            lambda v: v.saved or None,
-            percent,
-            note="Client rounds saved: the share, in a run's own rounds, of client work that stored or estimated updates took the place of.",
-        )
-    if any(view.history_megabytes > 0 for view in views):
-        yield Column(
-            "history_megabytes",
-            "history MB",
-            lambda v: v.history_megabytes or None,
-            number,
-            note="History: what training kept of every client's updates, and what a method must find on disk to replay.",
-        )
-
-
-def reaches(view: RunView, retrain: RunView | None) -> int | str | None:
-    """Give the earliest round with at least Retrain's final test accuracy; None: no Retrain to reach."""
+def find_reaching_round(view: RunView, retrain: RunView | None) -> int | str | None:
+    """Return the first round with at least Retrain's final test accuracy, or "never"; None without a Retrain run."""
     goal = retrain.final("test_accuracy") if retrain else None
     if goal is None:
         return None
@@ -110,119 +86,96 @@ def reaches(view: RunView, retrain: RunView | None) -> int | str | None:
     )
 
 
-def verdict(view: RunView) -> str | None:
-    """Give the word of a run's audit, never without saying that other weights were audited."""
+def get_verdict(view: RunView) -> str | None:
+    """Return the verdict of a run's audit, marked if other weights were audited; None without an audit."""
     if view.audit is None:
         return None
     word = view.audit.verdict.word
     return word if view.audited else f"{word} (of other weights)"
 
 
-def table(views: Sequence[RunView]) -> tuple[list[str], list[list[str]]]:
-    """Give headers and rows, one row a run."""
-    chosen = columns(views)
-    return [column.header for column in chosen], [
-        [_cell(column, view) for column in chosen] for view in views
-    ]
+def make_rows(views: Sequence[RunView]) -> tuple[list[str], list[list[str]]]:
+    """Return headers and rows, one row a run."""
+    chosen = choose_columns(views)
+    values = [[(column, column.value(view)) for column in chosen] for view in views]
+    rows = [[NOTHING if value is None else column.format(value) for column, value in row] for row in values]
+    return [column.header for column in chosen], rows
 
 
-def grid(views: Sequence[RunView]) -> Grid:
-    """Give the table as words, with how to read its columns."""
-    chosen = columns(views)
-    headers, rows = table(views)
-    text = frozenset(place for place, column in enumerate(chosen) if column.text)
-    how = " ".join(column.note for column in chosen if column.note)
-    return Grid("What it took, and what came out", headers, rows, text, how)
-
-
-def markdown(views: Sequence[RunView]) -> str:
-    """Render as a Markdown table."""
-    return grid(views).markdown()
-
-
-def latex(views: Sequence[RunView]) -> str:
-    """Render as a LaTeX tabular; it needs the package booktabs."""
-    return grid(views).latex()
+def make_grid(views: Sequence[RunView]) -> Grid:
+    """Return the table with a note on how to read its columns."""
+    headers, rows = make_rows(views)
+    notes = [NOTES[column.key] for column in choose_columns(views) if column.key in NOTES]
+    return Grid("What it took, and what came out", headers, rows, note=" ".join(notes))
 
 
 @dataclass(frozen=True, slots=True)
 class TerminalTable:
-    """The table for a terminal: a row for each run where that fits, else a column for each run."""
+    """The table for a terminal: a row for each run if that fits, else a column for each run."""
 
     views: Sequence[RunView]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RichTable]:
-        yield self._wide() if sum(self._widths()) <= options.max_width else self._tall()
+        yield self._make_wide() if sum(self._measure_widths()) <= options.max_width else self._make_tall()
 
-    def _widths(self) -> list[int]:
-        """The characters each column needs, with the gap after it, if headers break between words."""
-        headers, rows = table(self.views)
+    def _measure_widths(self) -> list[int]:
+        """Return the characters that each column needs with its gap, if headers break between words."""
+        headers, rows = make_rows(self.views)
         needs = [
             max(map(len, [*header.split(), *cells])) for header, *cells in zip(headers, *rows, strict=True)
         ]
         return [GAP + (need if place else min(need, RUN_WIDTH)) for place, need in enumerate(needs)]
 
-    def _wide(self) -> RichTable:
-        drawn, (headers, rows) = _empty_table(), table(self.views)
-        for column, header, width in zip(columns(self.views), headers, self._widths(), strict=True):
-            side, most = ("left", None) if column.text else ("right", width - GAP)
-            drawn.add_column(_verbatim(header), justify=side, overflow="fold", vertical="bottom", width=most)
+    def _make_wide(self) -> RichTable:
+        drawn, (headers, rows) = _make_table(), make_rows(self.views)
+        for header, width in zip(headers, self._measure_widths(), strict=True):
+            side, most = ("left", None) if header == headers[0] else ("right", width - GAP)
+            drawn.add_column(_to_text(header), justify=side, overflow="fold", vertical="bottom", width=most)
         for row in rows:
-            drawn.add_row(*map(_verbatim, row))
+            drawn.add_row(*map(_to_text, row))
         return drawn
 
-    def _tall(self) -> RichTable:
-        drawn, (headers, rows) = _empty_table(), table(self.views)
-        drawn.add_column(_verbatim(headers[0]), min_width=HEADER_WIDTH, max_width=HEADER_COLUMN)
+    def _make_tall(self) -> RichTable:
+        drawn, (headers, rows) = _make_table(), make_rows(self.views)
+        drawn.add_column(_to_text(headers[0]), min_width=HEADER_WIDTH, max_width=HEADER_COLUMN)
         for row in rows:
-            drawn.add_column(_verbatim(row[0]), justify="right", overflow="fold", vertical="bottom")
+            drawn.add_column(_to_text(row[0]), justify="right", overflow="fold", vertical="bottom")
         for header, *cells in list(zip(headers, *rows, strict=True))[1:]:
-            drawn.add_row(*map(_verbatim, [header, *cells]))
+            drawn.add_row(*map(_to_text, [header, *cells]))
         return drawn
 
 
-def rich_table(views: Sequence[RunView]) -> TerminalTable:
-    """Render for a terminal, whatever its width: print it with a `rich.console.Console`."""
+def make_terminal_table(views: Sequence[RunView]) -> TerminalTable:
+    """Return the table for a terminal of any width: print it with a `rich.console.Console`."""
     return TerminalTable(views)
 
 
-def _empty_table() -> RichTable:
+def _make_table() -> RichTable:
     from rich import box
     from rich.table import Table as RichTable
 
     return RichTable(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, header_style="bold")
 
 
-def _verbatim(text: str) -> Text:
-    """Keep rich from reading markup in a run's name."""
+def _to_text(text: str) -> Text:
+    """Return text in which rich reads no markup."""
     from rich.text import Text
 
     return Text(text)
 
 
-def as_json(views: Sequence[RunView]) -> list[dict[str, Any]]:
-    """Give the rows with their numbers unrounded, as values that `json.dumps` takes."""
-    return [{column.key: column.value(view) for column in columns(views)} | _beside(view) for view in views]
+def list_json_rows(views: Sequence[RunView]) -> list[dict[str, Any]]:
+    """Return the rows of the table of runs with unrounded numbers, for `json.dumps`."""
+    rows = [{column.key: column.value(view) for column in choose_columns(views)} for view in views]
+    for row, view in zip(rows, views, strict=True):
+        row["rounds"] = len(view.rounds)
+        row |= {key: view.result[key] for key in ("scheduled_rounds", "stopped")} | {"folder": str(view.path)}
+    return rows
 
 
-def _beside(view: RunView) -> dict[str, Any]:
-    executed, scheduled = len(view.rounds), view.result["scheduled_rounds"]
-    return {
-        "rounds": executed,
-        "scheduled_rounds": scheduled,
-        "stopped": view.result["stopped"],
-        "folder": str(view.path),
-    }
-
-
-def _cell(column: Column, view: RunView) -> str:
-    value = column.value(view)
-    return NOTHING if value is None else column.shown(value)
-
-
-def _yes_no(value: bool) -> str:
+def _format_flag(value: bool) -> str:
     return "yes" if value else "no"
 
 
-def _of(value: tuple[int, int]) -> str:
+def _format_rounds(value: tuple[int, int]) -> str:
     return f"{value[0]} / {value[1]}"

@@ -1,4 +1,34 @@
-"""Runs: how one is planned, executed, recorded, opened again, and which run came from which.
+"""Runs: `plan` describes one, `execute` carries it out with `loop`, and `folder` holds what it leaves on disk."""
 
-`plan` holds what a run is to be, `execute` carries it out round by round with `loop`, and `folder` is what it leaves on disk.
-"""
+from typing import TYPE_CHECKING
+
+from feduhb.core.lazy import import_lazily
+
+if TYPE_CHECKING:
+    from feduhb.runs.config import TrainSettings as TrainSettings
+    from feduhb.runs.config import find_difference as find_difference
+    from feduhb.runs.config import parse_config as parse_config
+    from feduhb.runs.config import read_toml as read_toml
+    from feduhb.runs.config import to_toml as to_toml
+    from feduhb.runs.config import validate as validate
+    from feduhb.runs.folder import RunFolder as RunFolder
+    from feduhb.runs.folder import disk_errors as disk_errors
+    from feduhb.runs.folder import explain_end as explain_end
+    from feduhb.runs.folder import hold_lock as hold_lock
+    from feduhb.runs.folder import versions as versions
+    from feduhb.runs.folder import write_atomically as write_atomically
+    from feduhb.runs.plan import Show as Show
+    from feduhb.runs.progress import BeginStep as BeginStep
+    from feduhb.runs.progress import show_steps as show_steps
+    from feduhb.runs.workers import spread as spread
+
+__getattr__, __dir__, __all__ = import_lazily(
+    __name__,
+    {
+        "config": ["TrainSettings", "find_difference", "parse_config", "read_toml", "to_toml", "validate"],
+        "folder": ["RunFolder", "disk_errors", "explain_end", "hold_lock", "versions", "write_atomically"],
+        "plan": ["Show"],
+        "progress": ["BeginStep", "show_steps"],
+        "workers": ["spread"],
+    },
+)

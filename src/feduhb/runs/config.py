@@ -1,7 +1,4 @@
-"""Config files: what they can say, read from TOML, checked by pydantic, and written again.
-
-The settings are plain dataclasses, so that Python code and TOML share one definition.
-"""
+"""Config files in TOML: their settings as dataclasses, and functions that read, check and write them."""
 
 from __future__ import annotations
 
@@ -25,13 +22,13 @@ from feduhb.stopping import DynamicStop
 
 KeepHistory = bool | Literal["float16"]
 C = TypeVar("C")
-FORBID = {"extra": "forbid"}  # pydantic: a key that is not a setting is an error
-UNKNOWN = "unexpected_keyword_argument"  # pydantic's word for such a key
+FORBID = {"extra": "forbid"}  # pydantic refuses unknown keys
+UNKNOWN = "unexpected_keyword_argument"  # pydantic's name for that error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainSettings:
-    """[train]: how the clients of a federation train, first and in every unlearning."""
+    """[train]: how clients train, in training and in every unlearning."""
 
     rounds: int = 40
     epochs: int = 5
@@ -41,7 +38,7 @@ class TrainSettings:
     aggregate: str = "weighted_mean"
     clients_per_round: int | None = None  # None: everyone
     engine: str = "auto"
-    keep_history: KeepHistory = False  # for methods that replay it; "float16" takes half the room
+    keep_history: KeepHistory = False  # "float16" takes half the space
 
     __pydantic_config__ = FORBID
 
@@ -60,14 +57,14 @@ class TrainSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnlearnSettings:
-    """[unlearn]: what was forgotten, and how. Written into the folder of an unlearning run."""
+    """[unlearn]: what a run has forgotten, and by which method. Written into the folder of an unlearning run."""
 
     forget: str
     method: str = "feduhb"
     rounds: int = 40
     settings: Mapping[str, float | int | str] = field(default_factory=dict)
     stop: DynamicStop | None = None  # None: every scheduled round
-    own_stop: bool | None = None  # true: the rule is code that a config cannot hold
+    own_stop: bool | None = None  # true: the rule is the method's own code
 
     __pydantic_config__ = FORBID
 
@@ -77,22 +74,22 @@ class UnlearnSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """A whole config file. Without [federation] it belongs to data that only Python code can bring."""
+    """A config file. It has no [federation] table if the data comes from Python code."""
 
     seed: int = 0
     federation: FederationSettings | None = None
     train: TrainSettings = field(default_factory=TrainSettings)
     unlearn: UnlearnSettings | None = None
-    made_by: str = ""  # engine, device, precision and torch's version: what equal bits depend on
-    block: int | None = None  # clients trained at once, where bits depend on that
+    made_by: str = ""  # engine, device, precision and version of torch, on which equal bits depend
+    block: int | None = None  # clients trained at once, if bits depend on it
     remote: bool | None = None  # true: the clients' data stays with the clients
-    clients: Mapping[str, str] = field(default_factory=dict)  # size and digest of everyone's data
+    clients: Mapping[str, str] = field(default_factory=dict)  # size and digest of each client's data
 
     __pydantic_config__ = FORBID
 
 
 def read_config(path: Path) -> Config:
-    """Return the config in a file that a person wrote."""
+    """Return the config in a file."""
     return parse_config(read_toml(path), str(path))
 
 
@@ -103,9 +100,9 @@ def read_toml(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise ConfigError(f"there is no config file {path}; write one, docs/config.md shows how") from None
     except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+        raise ConfigError(f"{path} cannot be read: {error.strerror}; check the path") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not TOML: {error}") from None
+        raise ConfigError(f"{path} is not TOML: {error}; correct it, docs/config.md shows how") from None
 
 
 def parse_config(values: Mapping[str, Any], where: str) -> Config:
@@ -114,28 +111,22 @@ def parse_config(values: Mapping[str, Any], where: str) -> Config:
 
 
 def upgrade(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of a config file with the fields that earlier versions wrote into texts."""
+    """Return the values of a config file with the fields that earlier versions wrote as text."""
     found, clients = dict(values), values.get("clients", {})
     if block := re.search(r", blocks of (\d+),", str(values.get("made_by", ""))):
         found.setdefault("block", int(block[1]))
-    if (
-        isinstance(clients, Mapping)
-        and clients
-        and all(str(text).startswith("remote") for text in clients.values())
-    ):
+    texts = [*map(str, clients.values())] if isinstance(clients, Mapping) else []
+    if texts and all(text.startswith("remote") for text in texts):
         found.setdefault("remote", True)
     return found
 
 
 def validate(kind: type[C], values: Mapping[str, Any], where: str) -> C:
-    """Return a dataclass made of the values of a file.
-
-    Raise ConfigError for a key that is not a setting, with the nearest one that is, and for a wrong type, with its place.
-    """
+    """Return a dataclass made of the values of a file; raise ConfigError for an unknown key or a wrong type."""
     from pydantic import TypeAdapter, ValidationError
 
     try:
-        # Read as JSON, pydantic's strict mode takes tables and lists, yet no "40" or true for a number.
+        # In JSON, pydantic's strict mode accepts tables and lists, but not "40" or true for a number.
         return TypeAdapter(kind).validate_json(json.dumps(values, default=str), strict=True)
     except ValidationError as error:
         errors = error.errors()
@@ -147,15 +138,14 @@ def validate(kind: type[C], values: Mapping[str, Any], where: str) -> C:
             raise ConfigError(f"{where}: there is no setting {place}; {hint}") from None
         if first["type"] == "missing":
             raise ConfigError(f"{where}: {place} is missing; add it") from None
-        raise ConfigError(
-            f"{where}: {place} = {first['input']!r} will not do: {first['msg'].lower()}"
-        ) from None
+        reason = first["msg"].lower()
+        raise ConfigError(f"{where}: {place} = {first['input']!r} is invalid: {reason}") from None
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None
 
 
 def _suggest(kind: type, path: Sequence[str | int]) -> str:
-    """Return the setting nearest to an unknown one, or all settings of its table."""
+    """Return a hint with the setting most similar to an unknown one, or with all settings of its table."""
     *tables, key = (part for part in path if isinstance(part, str))
     table: Any = kind
     for name in tables:
@@ -174,17 +164,17 @@ def _find_dataclass(hint: Any) -> Any:
 
 def to_toml(config: Config) -> str:
     """Return a config as TOML, without the settings that are None."""
-    return tomli_w.dumps(_without_none(asdict(config)))
+    return tomli_w.dumps(_drop_none(asdict(config)))
 
 
-def _without_none(value: Any) -> Any:
+def _drop_none(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {key: _without_none(v) for key, v in value.items() if v is not None}
-    return [_without_none(v) for v in value] if isinstance(value, list | tuple) else value
+        return {key: _drop_none(v) for key, v in value.items() if v is not None}
+    return [_drop_none(v) for v in value] if isinstance(value, list | tuple) else value
 
 
 def find_difference(old: Mapping[str, Any], new: Mapping[str, Any], table: str = "") -> str | None:
-    """Return in words where two configs differ first; None if they are equal."""
+    """Return the first difference between two configs in words; None if they are equal."""
     for key in sorted({*old, *new}):
         a, b = old.get(key), new.get(key)
         name = f"{table}.{key}" if table else key
@@ -199,5 +189,5 @@ def find_difference(old: Mapping[str, Any], new: Mapping[str, Any], table: str =
 
 
 def identify_run(config: Mapping[str, Any]) -> str:
-    """Return the digest of a run's config, by which a history knows its run."""
+    """Return the digest of a run's config, by which a history is assigned to its run."""
     return sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""Executing a plan: check, claim the folder, erase what must go first, loop, erase what can go only now, finish."""
+"""Execute a plan: check it, claim its folder, erase histories, run the rounds, and write the result."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import torch
 from feduhb.core.types import Engine, Method
 from feduhb.errors import CheckpointError, ConfigError, RunFolderError
 from feduhb.methods import settings_of
-from feduhb.methods.replay import bind_history, history_of, replayed_clients, unbind_history
+from feduhb.methods.replay import bind_history, get_history, get_replayed_clients, unbind_history
 from feduhb.methods.retrain import Plain
-from feduhb.runs.checkpoint import digest_weights, list_fields, load_state, save_state, saved, to_cpu
+from feduhb.runs.checkpoint import digest_weights, load_state, save_state, saved
 from feduhb.runs.config import find_difference, identify_run, upgrade
 from feduhb.runs.folder import Round, RunFolder, explain_end, now, versions, write_atomically
 from feduhb.runs.history import HistoryOnDevice, RecordingEngine
@@ -38,62 +38,58 @@ class Finished:
 def execute(plan: Plan) -> Finished:
     """Execute a plan and return the final state and all rounds.
 
-    The steps, in order; each may raise an error, and nothing is erased before everything has been checked:
+    The steps, in order. Each may raise an error, and nothing is erased before everything has been checked.
 
-    1. check that the plan can be executed;
-    2. claim the folder for this process; start there, or find where a resumed run continues;
-    3. erase what must go first: the histories that the leavers are in, unless the method replays them;
-    4. loop over the rounds, from the first one that is missing;
-    5. erase what can go only now: the histories that the method has replayed;
-    6. finish: publish result.json, which was prepared before that erasure.
+    1. Check that the plan can be executed.
+    2. Claim the folder for this process. Start a run there, or find where a resumed run continues.
+    3. Erase the histories that contain the leavers, unless the method replays them.
+    4. Run the rounds that are missing.
+    5. Erase the histories that the method has replayed.
+    6. Publish result.json, which was prepared before step 5.
     """
     check(plan)
-    with _claim(plan):
+    folder, advice = plan.folder, plan.advice
+    with contextlib.nullcontext() if folder is None else folder.claim(advice.writer, advice.elsewhere):
         method = _place_history(plan)
         state, records = _start_or_resume(plan, method)
-        engine = _claim_history(plan)
+        engine = plan.engine
+        if folder is not None and plan.history_to_write is not None:
+            plan.history_to_write.claim(identify_run(folder.config()))
+            engine = RecordingEngine(engine, plan.history_to_write)
         if not method.needs_history:
             erase(plan.erasure, plan.reporter)
-        _write_lineage(plan)
+        if folder is not None:
+            write_ancestors(folder.path, plan.ancestors)
+            note_successor(plan.supersedes, folder.path)
         state, records = _loop(plan, method, engine, state, records)
         _prepare_result(plan, state, records)
         if method.needs_history:
             erase(plan.erasure, plan.reporter)
-        if plan.folder is not None and not plan.folder.is_finished():
-            plan.folder.publish()
-    return Finished(to_cpu(state), tuple(records))
+        if folder is not None and not folder.is_finished():
+            folder.publish()
+    on_cpu = type(state)(*(part.cpu() if isinstance(part, torch.Tensor) else part for part in state))
+    return Finished(on_cpu, tuple(records))
 
 
 def check(plan: Plan) -> None:
     """Raise ConfigError for a plan that cannot be executed."""
     if plan.history_to_write is not None and plan.method.needs_history:
-        raise ConfigError(
-            f"what {plan.method.name} asks of clients is no history to replay; keep one with feduhb or retrain"
-        )
+        raise ConfigError(f"{plan.method.name} cannot keep a history; use feduhb or retrain for that")
     if plan.history_to_write is not None and plan.folder is None:
-        raise ConfigError(f"a history is kept on disk; say in which folder: {plan.advice.folder}")
-
-
-@contextlib.contextmanager
-def _claim(plan: Plan) -> Generator[None]:
-    """Be the only writer of the plan's folder until the block ends."""
-    if plan.folder is None:
-        yield
-        return
-    with plan.folder.claim(plan.advice.writer, plan.advice.elsewhere):
-        yield
+        raise ConfigError(f"a history is kept on disk; name a folder: {plan.advice.folder}")
 
 
 def _place_history(plan: Plan) -> Method[Any]:
-    """Return the method, with its history read onto the GPU if the clients train there."""
-    history = history_of(plan.method)
+    """Return the method. If the clients train on a GPU, the method's history is read into GPU memory."""
+    history = get_history(plan.method)
     if history is None or plan.engine.about["device"] != "cuda":
         return plan.method
-    return bind_history(unbind_history(plan.method), HistoryOnDevice(history, torch.device("cuda")), replayed_clients(plan.method))  # fmt: skip
+    on_device = HistoryOnDevice(history, torch.device("cuda"))
+    return bind_history(unbind_history(plan.method), on_device, get_replayed_clients(plan.method))
 
 
 def _start_or_resume(plan: Plan, method: Method[Any]) -> tuple[Any, list[Round]]:
-    """Return the state to continue from and the rounds done: the fresh model and none, or those of the last checkpoint."""
+    """Return the state and the rounds to continue from: those of the last checkpoint, or a fresh model and no rounds."""
     device, folder = "cuda" if plan.engine.about["device"] == "cuda" else "cpu", plan.folder
     fresh = method.init(plan.start.to(device))
     if "params" not in getattr(fresh, "_fields", ()):
@@ -109,83 +105,70 @@ def _start_or_resume(plan: Plan, method: Method[Any]) -> tuple[Any, list[Round]]
         return fresh, []
     if not plan.resume:
         raise RunFolderError(
-            f"{folder.path} already holds a run; go on with it by --resume, or choose another folder with --out"
+            f"{folder.path} already holds a run; continue it with --resume, or choose another --out"
         )
     _check_same_run(plan, folder.config())
-    return resume_state(folder, fresh, Plain(fresh.params) if method.needs_history else None)
+    # A replay that has ended keeps the model alone, see _prepare_result.
+    return _resume(folder, [fresh, Plain(fresh.params)] if method.needs_history else [fresh])
 
 
 def _check_same_run(plan: Plan, old: Mapping[str, Any]) -> None:
-    """Raise RunFolderError if a run was begun with other data, settings, engine or version."""
-    assert plan.folder is not None  # noqa: S101 (only a folder can be resumed)
-    path, before, new = plan.folder.path, upgrade(old), tomllib.loads(plan.config)
+    """Raise RunFolderError if the run in the folder has other data, settings, engine or version."""
+    path, before, new = plan.folder and plan.folder.path, upgrade(old), tomllib.loads(plan.config)
     a, b = before.get("clients", {}), new.get("clients", {})
     if other := [client for client in sorted({*a, *b}) if a.get(client) != b.get(client)]:
         raise RunFolderError(
-            f"{path} was begun with other data of client {other[0]}; resume it with the same data, or begin anew in another --out"
+            f"{path} was started with different data of client {other[0]}; resume it with the same data, or choose another --out"
         )
     if difference := find_difference(before, new):
         raise RunFolderError(
-            f"{path} was begun with {difference}; {plan.advice.again} with the same settings, or {plan.advice.elsewhere}"
+            f"{path} was started with {difference}; {plan.advice.again} with the same settings, or {plan.advice.elsewhere}"
         )
 
 
 def finish_replay(
     folder: RunFolder, method: Method[Any], forget: str, erasure: Erasure, reporter: Reporter, advice: Advice
 ) -> None:
-    """Erase and finish for a replay whose rounds are all done, so that it needs its history no more.
+    """Erase the histories of a replay whose rounds are all done, and mark the run as finished.
 
-    Raise RunFolderError if it was of another request, by another method or with other settings: with its history
-    erased it cannot be run again.
+    Raise RunFolderError, and erase nothing, if the folder holds another request, method or settings: the replay that was
+    asked for would still need the history.
     """
     found = folder.config().get("unlearn", {})
     written = tuple(found.get(key) for key in ("method", "forget", "settings"))
     if written != (method.name, forget, settings_of(method)):
-        raise RunFolderError(
-            f"{folder.path} holds a finished run of another request or other settings; {advice.elsewhere}"
-        )
+        raise RunFolderError(f"{folder.path} holds another request or other settings; {advice.elsewhere}")
     with folder.claim(advice.writer, advice.elsewhere):
         erase(erasure, reporter)
         if not folder.is_finished():
             folder.publish()
 
 
-def resume_state(folder: RunFolder, fresh: Any, bare: Any = None) -> tuple[Any, list[Round]]:
-    """Return the state after a run's last checkpoint and the rounds up to there.
+def _resume(folder: RunFolder, likes: Sequence[Any]) -> tuple[Any, list[Round]]:
+    """Return the state of a run's last checkpoint and the rounds up to there.
 
     Args:
-        fresh: the state to start with if no round was finished.
-        bare: the state that a run ends with if its method drops everything but the model then; else None.
+        likes: states of the types that the checkpoint may hold; the first is returned if no round was finished.
     """
-    if not folder.state_path.exists():
-        if len(folder.rounds()) > 1:
-            raise CheckpointError(
-                f"{folder.path} has rounds but no checkpoint; restore {folder.STATE} from a backup, or delete the folder and run again"
-            )
-        folder.rewrite_rounds([])
-        return fresh, []
-    like = fresh
-    if bare is not None and set(list_fields(folder.state_path)) == set(bare._fields):
-        like = bare
-    state, done = load_state(folder.state_path, like)
     records = folder.rounds()
+    if folder.state_path.exists():
+        state, done = load_state(folder.state_path, *likes)
+    elif len(records) > 1:
+        raise CheckpointError(
+            f"{folder.path} has rounds but no checkpoint; restore {folder.STATE} from a backup, or delete the folder and run again"
+        )
+    else:
+        state, done = likes[0], 0
     if len(records) < done:
         raise RunFolderError(
-            f"{folder.rounds_path} holds {len(records)} rounds, its checkpoint {done}; delete {folder.path} and run again"
+            f"{folder.rounds_path} holds {len(records)} rounds, but its checkpoint counts {done}; delete {folder.path} and run again"
         )
     folder.rewrite_rounds(records[:done])
     return state, records[:done]
 
 
-def _write_lineage(plan: Plan) -> None:
-    """Write which runs this one came from, and into those that this one has taken their place."""
-    if plan.folder is not None:
-        write_ancestors(plan.folder.path, plan.ancestors)
-        note_successor(plan.supersedes, plan.folder.path)
-
-
 def erase(erasure: Erasure, reporter: Reporter) -> None:
-    """Delete the histories that the leavers are in; report what was freed, and which runs could not be found."""
+    """Delete the histories that contain the leavers; report the bytes freed and the runs that could not be found."""
     for folder, freed in erasure.delete().items():
         reporter.inform(f"erased {freed} bytes of history in {folder}")
     for warning in erasure.warnings():
@@ -195,7 +178,7 @@ def erase(erasure: Erasure, reporter: Reporter) -> None:
 def _loop(
     plan: Plan, method: Method[Any], engine: Engine, state: Any, records: Sequence[Round]
 ) -> tuple[Any, list[Round]]:
-    """Run the missing rounds, scored, recorded and shown; return the final state and all rounds."""
+    """Run the rounds that are missing; return the final state and all rounds."""
     sys.stderr.write(plan.notice)
     rounds, moved = list(records), [record.moved for record in records]
     stream = run(
@@ -215,19 +198,11 @@ def _loop(
     return state, rounds
 
 
-def _claim_history(plan: Plan) -> Engine:
-    """Return the plan's engine, wrapped to write a history if one is kept; raise HistoryError if that is another run's."""
-    if plan.history_to_write is None or plan.folder is None:
-        return plan.engine
-    plan.history_to_write.claim(identify_run(plan.folder.config()))
-    return RecordingEngine(plan.engine, plan.history_to_write)
-
-
 @contextlib.contextmanager
 def watch_rounds(show: Show, label: str, rounds: int) -> Generator[Callable[[Round], object] | None]:
-    """Yield the function that shows a round: a bar on a terminal, plain lines, the caller's own, or None.
+    """Yield the function that shows a round; None if rounds are not shown.
 
-    "auto" draws a bar if standard error is a terminal and is silent elsewhere; "lines" writes a line a round there instead.
+    If standard error is a terminal, "auto" and "lines" draw a bar. Elsewhere "lines" writes one line for each round.
     """
 
     def write_line(record: Round) -> None:
@@ -246,10 +221,9 @@ def watch_rounds(show: Show, label: str, rounds: int) -> Generator[Callable[[Rou
 
 
 def _prepare_result(plan: Plan, state: Any, records: Sequence[Round]) -> None:
-    """Put the result aside before the last erasure; drop what a replaying method remembers of its history.
+    """Write the result under a hidden name, so that a killed run can be finished after its history is erased.
 
-    Old models and updates could be worked out from that memory, so the checkpoint keeps the model alone. A run that is
-    killed after this point can be finished without the history.
+    The state of a replaying method may contain parts of the history, so its checkpoint keeps the model alone.
     """
     if plan.folder is None or plan.folder.is_finished():
         return
@@ -264,7 +238,7 @@ def summarize(plan: Plan, params: torch.Tensor, records: Sequence[Round]) -> dic
     everyone = plan.everyone or tuple({client for record in records for client in record.asked})
     counted = plan.everyone is not None or plan.method.needs_history
     full = (plan.per_round or len(everyone)) * len(records) if counted else 0
-    replayed = history_of(plan.method)
+    replayed = get_history(plan.method)
     return {
         "method": plan.method.name,
         "exact": plan.method.exact,
@@ -276,7 +250,8 @@ def summarize(plan: Plan, params: torch.Tensor, records: Sequence[Round]) -> dic
         "clients": sorted(everyone),
         "parameters": params.numel(),
         "weights_sha256": digest_weights(params),
-        **total(records),
+        **{name: sum(getattr(record, name) for record in records) for name in SUMMED},
+        "client_rounds": sum(len(record.answered) for record in records),
         "client_rounds_saved": 1 - asked / full if full else 0.0,
         "history_bytes_read": 0 if replayed is None else replayed.bytes,
         "history_bytes_kept": 0 if plan.history_to_write is None else plan.history_to_write.bytes,
@@ -285,9 +260,3 @@ def summarize(plan: Plan, params: torch.Tensor, records: Sequence[Round]) -> dic
         "versions": versions(),
         "finished": now(),
     }
-
-
-def total(records: Sequence[Round]) -> dict[str, float]:
-    """Return what rounds cost, summed up."""
-    summed = {name: sum(getattr(record, name) for record in records) for name in SUMMED}
-    return {**summed, "client_rounds": sum(len(record.answered) for record in records)}

@@ -1,8 +1,7 @@
-"""A run on disk: its rounds, why it ended, and the folder they are in.
+"""Run folders: the files of a run, read and written without torch.
 
-A run folder holds ``config.toml`` (how to make it again), ``rounds.jsonl`` (one line a round),
-``state.safetensors`` (the server's state, see `feduhb.runs.checkpoint`) and ``result.json`` (written last).
-Nothing here imports torch, so reports can read runs without it.
+A run folder holds ``config.toml`` (the settings), ``rounds.jsonl`` (one line for each round), ``state.safetensors``
+(the server's state, see `feduhb.runs.checkpoint`) and ``result.json`` (written last).
 """
 
 from __future__ import annotations
@@ -24,15 +23,15 @@ from typing import Any, ClassVar
 from feduhb.errors import RunFolderError, StorageError
 from feduhb.stopping import StopReason
 
-HISTORY = "history"  # the folder of a run's history, in the run's own
+HISTORY = "history"  # the folder of the history in a run folder
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One finished round. Seconds are wall clock, bytes are payload, movement is ‖w[t+1] - w[t]‖.
+    """The record of one round, counted from 0. Seconds are wall clock, bytes are payload.
 
-    ``round`` counts from 0; ``threshold`` is the movement under which the stop rule would have ended
-    the run here (None where the rule does not speak yet, or never speaks).
+    ``moved`` is ‖w[t+1] - w[t]‖. ``threshold`` is the movement below which the stop rule would have ended the run
+    here; None if the rule does not apply.
     """
 
     round: int
@@ -50,7 +49,7 @@ class Round:
     scores: Mapping[str, float] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        """Return one line for a person who watches the run."""
+        """Return one line for progress output."""
         parts = [f"loss {self.scores['test_loss']:.3f}"] if "test_loss" in self.scores else []
         if "test_accuracy" in self.scores:
             parts.append(f"accuracy {self.scores['test_accuracy']:.1%}")
@@ -69,13 +68,9 @@ class Round:
     def from_json(cls, line: str) -> Round:
         """Return the round that `to_json` wrote."""
         values = json.loads(line)
-        stopped = values.pop("stopped")
-        return cls(
-            asked=tuple(values.pop("asked")),
-            answered=tuple(values.pop("answered")),
-            stopped=StopReason(**stopped) if stopped else None,
-            **values,
-        )
+        stopped = values["stopped"] and StopReason(**values["stopped"])
+        clients = {key: tuple(values[key]) for key in ("asked", "answered")}
+        return cls(**{**values, **clients, "stopped": stopped})
 
 
 def explain_end(rounds: Sequence[Round]) -> str:
@@ -88,31 +83,31 @@ def explain_end(rounds: Sequence[Round]) -> str:
 
 @contextlib.contextmanager
 def disk_errors(path: Path) -> Generator[None]:
-    """Turn an OSError into a StorageError that says what failed, where, and what to do."""
+    """Raise StorageError instead of OSError."""
     try:
         yield
     except OSError as error:
         full = error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
         what = "the disk is full" if full else (error.strerror or str(error))
         raise StorageError(
-            f"cannot write {path}: {what}; {'free some space' if full else 'fix that'} and go on: what was finished is kept"
+            f"cannot write {path}: {what}; {'free some space' if full else 'fix that'} and resume: what was finished is kept"
         ) from error
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Replace a file whole or not at all. Processes that write into the same folder wait for each other."""
+    """Replace a file, whole or not at all. Processes that write into the same folder wait for each other."""
     update_atomically(path, lambda _: data)
 
 
 def update_atomically(path: Path, change: Callable[[bytes], bytes]) -> None:
-    """Replace a file by what ``change`` returns for its content (for nothing, if there is no such file)."""
-    with disk_errors(path), _locked(path.parent):
+    """Replace a file by what ``change`` returns for its content, which is empty if there is no such file."""
+    with disk_errors(path), _lock_for_writing(path.parent):
         data = change(path.read_bytes() if path.exists() else b"")
         place_atomically(path, lambda temporary: temporary.write_bytes(data))
 
 
 def place_atomically(path: Path, write: Callable[[Path], object]) -> None:
-    """Let ``write`` fill a temporary file and rename it to ``path``: fsync, rename, fsync of the folder."""
+    """Call ``write`` with a temporary file, then rename it to ``path``. File and folder are synced to the disk."""
     temporary = path.with_name(f".{path.name}.tmp")
     with disk_errors(path):
         try:
@@ -127,11 +122,11 @@ def place_atomically(path: Path, write: Callable[[Path], object]) -> None:
 
 
 @contextlib.contextmanager
-def _locked(folder: Path) -> Generator[None]:
-    """Hold the lock of a folder while a file in it is replaced. The lock file is deleted afterwards; waiting processes notice."""
-    from filelock import FileLock  # slow to import, and reports only read
+def _lock_for_writing(folder: Path) -> Generator[None]:
+    """Hold the lock of a folder while a file in it is replaced, and delete the lock file afterwards."""
+    from filelock import FileLock  # slow to import, and reports do not need it
 
-    if not folder.is_dir():  # which filelock would create
+    if not folder.is_dir():  # filelock would create it
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(folder))
     lock = folder / ".writing.lock"
     with FileLock(lock, poll_interval=0.01):
@@ -142,7 +137,7 @@ def _locked(folder: Path) -> Generator[None]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make a rename in ``folder`` survive a power cut."""
+    """Sync a folder to the disk, so that a rename in it survives a power cut."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -152,10 +147,9 @@ def sync_folder(folder: Path) -> None:
 
 @contextlib.contextmanager
 def hold_lock(path: Path, *, patience: float = 0.0) -> Generator[bool]:
-    """Hold a lock file until the block ends; yield False if another process holds it. A killed process frees it.
+    """Hold a lock file until the block ends; yield False if another process holds it for ``patience`` seconds.
 
-    Args:
-        patience: seconds to wait for the other process.
+    If a process is killed, its lock is released.
     """
     from filelock import FileLock, Timeout
 
@@ -172,33 +166,33 @@ def hold_lock(path: Path, *, patience: float = 0.0) -> Generator[bool]:
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
-    """The files of one run, read and written without torch."""
+    """The files of one run."""
 
     path: Path
     STATE: ClassVar[str] = "state.safetensors"
 
     @property
     def config_path(self) -> Path:
-        """The config file: how the run was made."""
+        """The file with the settings of the run."""
         return self.path / "config.toml"
 
     @property
     def rounds_path(self) -> Path:
-        """The file of rounds, one line each."""
+        """The file with one line for each round."""
         return self.path / "rounds.jsonl"
 
     @property
     def state_path(self) -> Path:
-        """The file of the server's state after the last checkpoint."""
+        """The last checkpoint."""
         return self.path / self.STATE
 
     @property
     def result_path(self) -> Path:
-        """The file that is written once the run has ended."""
+        """The file that is written when the run ends."""
         return self.path / "result.json"
 
     def exists(self) -> bool:
-        """Whether a run was ever started here."""
+        """Whether the folder holds a run, finished or not."""
         return self.config_path.exists()
 
     def is_finished(self) -> bool:
@@ -209,19 +203,14 @@ class RunFolder:
     def claim(
         self, who: str = "process", advice: str = "choose another --out", *, patience: float = 0.0
     ) -> Generator[None]:
-        """Be the only writer of this folder until the block ends; raise RunFolderError if another process is.
-
-        Args:
-            who, advice: the words of that error.
-            patience: seconds to wait for the other process.
-        """
+        """Lock this folder until the block ends; raise RunFolderError if another process holds it for ``patience`` seconds."""
         with hold_lock(self.path / ".lock", patience=patience) as mine:
             if not mine:
                 raise RunFolderError(f"another {who} is writing {self.path}; wait for it, or {advice}")
             yield
 
     def is_replayed(self) -> bool:
-        """Whether the run needs no history any more: it has ended, or has only to be finished."""
+        """Whether all rounds are done, so that the run needs no history any more."""
         return self.is_finished() or self._prepared_path.exists()
 
     def create(self, config: str) -> None:
@@ -239,27 +228,23 @@ class RunFolder:
                 f"{self.path} is not a run folder: it has no config.toml; make one with feduhb train CONFIG.toml --out {self.path}"
             ) from None
         except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
-            raise RunFolderError(
-                f"{self.config_path} cannot be read: {error}; restore it from a backup"
-            ) from None
+            raise RunFolderError(f"{self.config_path} cannot be read: {error}; restore a backup") from None
 
     def rounds(self) -> list[Round]:
-        """Return every complete round; a last line that a crash cut short is left out."""
+        """Return every complete round, without a last line that a crash cut short."""
         if not self.rounds_path.exists():
             return []
         try:
             lines = self.rounds_path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]
         except OSError as error:
-            raise RunFolderError(
-                f"{self.rounds_path} cannot be read: {error.strerror}; restore it from a backup"
-            ) from None
+            raise RunFolderError(f"{self.rounds_path} cannot be read: {error}; restore a backup") from None
         found: list[Round] = []
         for number, line in enumerate(lines):
             try:
                 found.append(Round.from_json(line))
             except (ValueError, TypeError, KeyError, AttributeError):
                 raise RunFolderError(
-                    f"{self.rounds_path} line {number + 1} is damaged; delete {self.path} and run again"
+                    f"{self.rounds_path} line {number + 1} is damaged; delete the run and start again"
                 ) from None
         return found
 
@@ -271,7 +256,7 @@ class RunFolder:
             os.fsync(file.fileno())
 
     def rewrite_rounds(self, rounds: Sequence[Round]) -> None:
-        """Replace the recorded rounds by these, as a resumed run does with rounds after its checkpoint."""
+        """Replace the recorded rounds, as a resumed run does to drop rounds after its checkpoint."""
         write_atomically(self.rounds_path, "".join(r.to_json() + "\n" for r in rounds).encode())
 
     def result(self) -> dict[str, Any]:
@@ -279,26 +264,17 @@ class RunFolder:
         try:
             return json.loads(self.result_path.read_text(encoding="utf-8"))
         except FileNotFoundError:
-            raise RunFolderError(
-                f"the run in {self.path} has not finished; go on with it by --resume"
-            ) from None
+            raise RunFolderError(f"{self.path} has not finished; continue it with --resume") from None
         except (ValueError, OSError):
-            raise RunFolderError(
-                f"{self.result_path} is damaged; delete it and finish the run with --resume"
-            ) from None
-
-    def finish(self, result: Mapping[str, Any]) -> None:
-        """Write result.json: the run has ended."""
-        self.prepare(result)
-        self.publish()
+            raise RunFolderError(f"{self.result_path} is damaged; delete it and use --resume") from None
 
     def prepare(self, result: Mapping[str, Any]) -> None:
-        """Write the result under a hidden name, while something must still be done before the run counts as finished."""
+        """Write the result under a hidden name. `publish` then marks the run as finished."""
         write_atomically(self._prepared_path, (json.dumps(result, indent=2) + "\n").encode())
 
     def publish(self) -> None:
-        """Rename the prepared result to result.json, which marks the run as finished."""
-        with disk_errors(self.result_path), _locked(self.path):
+        """Rename the prepared result to result.json."""
+        with disk_errors(self.result_path), _lock_for_writing(self.path):
             self._prepared_path.replace(self.result_path)
             sync_folder(self.path)
 
@@ -308,19 +284,16 @@ class RunFolder:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of what makes the numbers of a run."""
+    """Return the versions of feduhb, torch and Python."""
     try:
         own = importlib.metadata.version("feduhb")
     except importlib.metadata.PackageNotFoundError:
         own = "run from source"
-    torch = sys.modules.get("torch")  # imported by all code that makes numbers
-    return {
-        "feduhb": own,
-        "torch": str(getattr(torch, "__version__", "")),
-        "python": platform.python_version(),
-    }
+    torch = sys.modules.get("torch")  # already imported by code that computes
+    made_by = str(getattr(torch, "__version__", ""))
+    return {"feduhb": own, "torch": made_by, "python": platform.python_version()}
 
 
 def now() -> str:
-    """Return the time, in UTC, to the second."""
+    """Return the current time in UTC, to the second."""
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

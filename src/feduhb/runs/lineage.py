@@ -1,8 +1,8 @@
-"""Lineage: which run came from which, what an erasure must reach, and which run has taken another's place.
+"""Lineage: which run came from which, which histories an erasure must delete, and which run superseded another.
 
-``earlier.json`` in a run's folder names the runs that it came from, so that an erasure reaches what each of them kept.
-``later.json`` names the runs that `feduhb.unlearn` made of it, so that nobody who was forgotten is brought back. Flower's
-strategies write ``earlier.json`` alone: an operator names the training there by ``trained=``.
+``earlier.json`` in a run folder names the runs that the run came from, whose histories an erasure must delete too.
+``later.json`` names the runs that `feduhb.unlearn` made from it, so that a later request does not bring a forgotten
+client back. Flower's strategies write ``earlier.json`` only; there an operator names the training by ``trained=``.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import json
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
@@ -22,15 +23,15 @@ from feduhb.runs.folder import HISTORY, RunFolder, update_atomically, write_atom
 from feduhb.runs.history import DiskHistory
 
 EARLIER, LATER = "earlier.json", "later.json"
-PATIENCE = 10.0  # seconds to wait for another process that erases a history, or audits a run
+PATIENCE = 10.0  # seconds to wait for another process that uses a run folder
 
 
 @dataclass(frozen=True, slots=True)
 class Ancestor:
-    """A run that another came from: where it was, and the digest of its config.toml, by which it is recognised."""
+    """A run that another run came from."""
 
     path: Path
-    digest: str
+    digest: str  # of its config.toml, by which the run is recognised
     forgot: str = ""  # everything that it had forgotten, as text that `Request.parse` reads
 
     @classmethod
@@ -43,7 +44,7 @@ class Ancestor:
 
     @property
     def is_there(self) -> bool:
-        """Whether that run, and no other, is still where it was."""
+        """Whether the run is still at its path."""
         return bool(self.digest) and _digest(self.path) == self.digest
 
 
@@ -54,29 +55,24 @@ def read_ancestors(folder: Path) -> tuple[Ancestor, ...]:
         return ()
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-        return tuple(
-            Ancestor((folder / str(one["run"])).resolve(), str(one["config"]), str(one.get("forgot", "")))
-            for one in found
-        )
+        texts = [(str(one["run"]), str(one["config"]), str(one.get("forgot", ""))) for one in found]
+        return tuple(Ancestor((folder / path).resolve(), digest, forgot) for path, digest, forgot in texts)
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         raise RunFolderError(
-            f"{path} is damaged; restore it from a backup: it says whose histories an erasure must reach"
+            f"{path} is damaged; restore it from a backup: an erasure needs it to find histories"
         ) from None
 
 
 def write_ancestors(folder: Path, ancestors: Sequence[Ancestor]) -> None:
-    """Write which runs a run came from, by paths that stay valid if all of them are moved together."""
-    found = [
-        {"run": _relative(one.path, folder.resolve()), "config": one.digest, "forgot": one.forgot}
-        for one in ancestors
-    ]
+    """Write which runs a run came from. The paths are relative, so that all folders can be moved together."""
+    found = [{"run": _relate(a.path, folder), "config": a.digest, "forgot": a.forgot} for a in ancestors]
     path, text = folder / EARLIER, json.dumps(found, indent=2) + "\n"
     if found and not (path.exists() and path.read_text(encoding="utf-8") == text):
         write_atomically(path, text.encode())
 
 
 def read_forgotten(folder: RunFolder) -> Request | None:
-    """Return everything that the run in a folder has forgotten, earlier requests included; None if nothing."""
+    """Return everything that a run has forgotten, with earlier requests; None if nothing."""
     config = folder.config()
     found = config.get("unlearn", {}).get("forget") or config.get("flower", {}).get("forget")
     return Request.parse(found) if found else None
@@ -84,33 +80,28 @@ def read_forgotten(folder: RunFolder) -> Request | None:
 
 @dataclass(frozen=True, slots=True)
 class Erasure:
-    """The histories that a request must reach, with the leavers of each, and the runs that could not be found.
-
-    They are looked up before anything is deleted, and deleted by `feduhb.runs.execute`.
-    """
+    """The histories that a request must delete, each with its leavers, and the runs that could not be found."""
 
     histories: tuple[tuple[DiskHistory, tuple[ClientId, ...]], ...] = ()
     missing: tuple[Ancestor, ...] = ()
 
     def delete(self) -> dict[Path, int]:
-        """Delete every history from its leavers' first round on; return the bytes freed, by the history's folder.
+        """Delete each history from its leavers' first round on; return the bytes freed, by the history's folder.
 
-        Raise RunFolderError, and delete nothing, if another process keeps writing one of these runs: it would continue
-        to store updates of the leavers.
+        Raise RunFolderError, and delete nothing, if another process is writing one of these runs: it would continue to
+        store updates of the leavers.
         """
-        doomed = [
-            (history, leavers) for history, leavers in self.histories if history.rounds_to_forget(leavers)
-        ]
+        chosen = [(history, who) for history, who in self.histories if history.rounds_to_forget(who)]
         with contextlib.ExitStack() as claims:
-            for folder in sorted({history.folder.parent.resolve() for history, _ in doomed}):
+            for folder in sorted({history.folder.parent.resolve() for history, _ in chosen}):
                 claims.enter_context(RunFolder(folder).claim(advice="stop it", patience=PATIENCE))
-            return {history.folder: history.forget(leavers) for history, leavers in doomed}
+            return {history.folder: history.forget(leavers) for history, leavers in chosen}
 
     def warnings(self) -> list[str]:
-        """Return a sentence on each run that could not be found, and what to do."""
+        """Return a sentence for each run that could not be found."""
         return [
-            f"{one.path}, a run that this one came from, is not there any more; if it was deleted, nothing is left to do, "
-            "but if it was moved, delete its history yourself: the leavers' updates are in it"
+            f"{one.path}, a run that this one came from, no longer exists; if you moved it, "
+            "delete its history yourself: it contains the leavers' updates"
             for one in self.missing
         ]
 
@@ -122,13 +113,13 @@ def find_histories(
     total: Request,
     holders: Callable[[Request, DiskHistory], Collection[ClientId]],
 ) -> Erasure:
-    """Return what a request must reach: the history of a run, and those of the runs that it came from.
+    """Return what a request must delete: the history of a run and those of the runs that it came from.
 
     Args:
-        folder: of the run that shall forget.
-        leavers: the clients that the request touches in that run.
-        total: everything forgotten once the request is served.
-        holders: of a request for classes and a history, the clients that held them.
+        folder: the folder of the run that is to forget.
+        leavers: the clients of that run whose data the request names.
+        total: everything that is forgotten once the request is served.
+        holders: a function of a request for classes and a history that returns the clients with these classes.
     """
     found: list[tuple[DiskHistory, tuple[ClientId, ...]]] = []
     if folder is not None and (folder / HISTORY).is_dir():
@@ -145,42 +136,37 @@ def find_histories(
 
 
 def note_successor(folders: Sequence[Path], later: Path) -> None:
-    """Write into the folders of a run and its ancestors which run now serves a request that was made of it.
+    """Write into the folders of a run and its ancestors that a later run supersedes them, where they can be written."""
 
-    A folder that cannot be written stays as it is.
-    """
+    def add_name(content: bytes, name: str) -> bytes:
+        return (json.dumps([*dict.fromkeys([*_read_names(content), name])], indent=1) + "\n").encode()
+
     for folder in folders:
-        name = Path(os.path.relpath(later.resolve(), folder.resolve())).as_posix()
         with contextlib.suppress(FeduhbError):
-            update_atomically(folder / LATER, lambda old, name=name: _add_name(old, name))
+            update_atomically(folder / LATER, partial(add_name, name=_relate(later.resolve(), folder)))
 
 
 def explain_revival(folder: Path | None, forgot: Request | None, asked: Request) -> str | None:
-    """Return whom a request would bring back because a later run has forgotten them, and what to do; None if nobody.
-
-    Args:
-        folder, forgot: of the run that the request is made of.
-    """
+    """Return a warning if a request to a run would bring back data that a later run has forgotten; else None."""
     total = asked if forgot is None else forgot.merge(asked)
-    for later, gone in _successors(folder):
+    for later, gone in _find_successors(folder):
         if (back := gone.subtract(total)) is not None:
             return (
-                f"{later} came from {folder} and has forgotten {gone}; a request made of {folder} again would bring {back} back: "
-                f"make it of {later}, or name them too: {total.merge(back)}. To try things out use feduhb compare; if {later} was a mistake, delete it"
+                f"{later} came from {folder} and has forgotten {gone}; another request to {folder} would bring {back} back: "
+                f"unlearn {later} instead, or forget {total.merge(back)}. To compare methods, use feduhb compare; if {later} was a mistake, delete it"
             )
     return None
 
 
-def _successors(folder: Path | None) -> Iterator[tuple[Path, Request]]:
-    """Yield the runs that took a run's place and are still there, with what each has forgotten."""
-    if folder is None:
-        return
+def _find_successors(folder: Path | None) -> Iterator[tuple[Path, Request]]:
+    """Yield the runs that superseded a run and are still there, with what each has forgotten."""
     names: list[str] = []
     with contextlib.suppress(OSError):
-        names = _read_names((folder / LATER).read_bytes())
+        names = _read_names((folder / LATER).read_bytes()) if folder else []
     for name in names:
-        later = _shorten((folder.resolve() / name).resolve())
-        with contextlib.suppress(FeduhbError, KeyError, TypeError):  # deleted, or no run any more
+        later, here = (Path(folder or "").resolve() / name).resolve(), Path.cwd()
+        later = later.relative_to(here) if later.is_relative_to(here) else later
+        with contextlib.suppress(FeduhbError, KeyError, TypeError):  # deleted, or not a run any more
             yield later, Request.parse(RunFolder(later).config()["unlearn"]["forget"])
 
 
@@ -191,25 +177,16 @@ def _read_names(content: bytes) -> list[str]:
         return []
 
 
-def _add_name(content: bytes, name: str) -> bytes:
-    return (json.dumps([*dict.fromkeys([*_read_names(content), name])], indent=1) + "\n").encode()
-
-
-def _shorten(path: Path) -> Path:
-    """Return a path relative to the current directory, if it is below it."""
-    here = Path.cwd()
-    return path.relative_to(here) if path.is_relative_to(here) else path
-
-
-def _relative(path: Path, folder: Path) -> str:
+def _relate(path: Path, folder: Path) -> str:
+    """Return a path relative to a folder; an absolute path if they are on different drives."""
     try:
-        return Path(os.path.relpath(path, folder)).as_posix()
-    except ValueError:  # on another drive
+        return Path(os.path.relpath(path, folder.resolve())).as_posix()
+    except ValueError:
         return path.as_posix()
 
 
 def _digest(folder: Path) -> str:
-    """Return the digest of a run's config.toml, which is written once; nothing if there is none."""
+    """Return the digest of a run's config.toml, which never changes; empty if there is none."""
     try:
         return sha256(RunFolder(folder).config_path.read_bytes()).hexdigest()
     except OSError:

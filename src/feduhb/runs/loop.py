@@ -1,4 +1,4 @@
-"""The one loop: a generator that lets a method ask and an engine answer, and observers around it.
+"""The loop over rounds: a generator in which a method asks and an engine answers, and observers around it.
 
 for state, record in shown(saved(evaluated(run(...), score), folder), tell): ...
 """
@@ -6,6 +6,7 @@ for state, record in shown(saved(evaluated(run(...), score), folder), tell): ...
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -23,7 +24,7 @@ from feduhb.stopping import StopRule, never
 S = TypeVar("S", bound=State)
 Rounds = Iterable[tuple[S, Round]]
 OnBad = Literal["raise", "drop"]
-Score = Callable[[int, Tensor], Mapping[str, float]]  # of the rounds done and the model [P] after them
+Score = Callable[[int, Tensor], Mapping[str, float]]  # a function of the rounds done and the model [P]
 Participants = Sequence[ClientId] | Callable[[int], Sequence[ClientId]]
 
 
@@ -43,15 +44,15 @@ def run(
     """Run rounds ``first`` to ``rounds - 1`` and yield each new state with its record.
 
     Args:
-        clients: the clients that take part, or a function of the round where they are sampled. Their order does
-            not matter: clients are asked in the order of their ids.
+        clients: the clients that take part, or a function that samples them for a round. They are asked in the order
+            of their ids.
         state: the state to start from: `Method.init` of the fresh parameters, or a checkpoint.
-        rounds: the number of rounds in all, those before ``first`` included.
-        stop: the rule that judges all movements so far after each round.
-        first, moved: the round at which a resumed run continues, and its movements up to there.
-        on_bad: what to do with an answer that is not finite, of the wrong shape, or longer than
-            ``max_norm``: "raise" names the client and ends the run before anything is averaged in; "drop"
-            leaves that client out of the round.
+        rounds: the total number of rounds, with those before ``first``.
+        stop: the stop rule, applied after each round to all movements so far.
+        first: the round at which a resumed run continues.
+        moved: the movements of the rounds before ``first``.
+        on_bad: "raise" raises AnswerError for an answer that is not finite, of the wrong shape, or longer than
+            ``max_norm``; "drop" leaves that client out of the round.
     """
     movements = list(moved)
     if movements and stop(movements) is not None:
@@ -59,25 +60,21 @@ def run(
     for t in range(first, rounds):
         started = time.perf_counter()
         work = method.ask(state)
-        asked = () if work is None else _asked(work, clients(t) if callable(clients) else clients)
-        clock = _Clock()
-        answered: list[ClientId] = []
+        clock, answered = _Clock(), list[ClientId]()
+        asked, payload, passes = (), 0, 0
         if work is None:
             new = method.tell(state, ())
         else:
+            asked = _list_asked(work, clients(t) if callable(clients) else clients)
+            payload = work.params.numel() * work.params.element_size()
+            passes = work.epochs or 1  # a full-batch gradient is one pass over the data
             with contextlib.closing(clock.watch(engine.train(work, asked, t))) as blocks:
-                good = _noted(
-                    check_answers(blocks, asked, work.params, t, on_bad=on_bad, max_norm=max_norm), answered
-                )
-                new = method.tell(state, _at_least_one(good, asked, t) if work.needed else good)
+                good = check_answers(blocks, asked, work.params, t, answered, on_bad, max_norm)
+                new = method.tell(state, _require_one(good, asked, t) if work.needed else good)
         movement = float(torch.linalg.vector_norm(new.params.double() - state.params.double()))
         if not math.isfinite(movement):
-            raise AnswerError(
-                f"the model is no longer finite after round {t}: the steps are too large; lower lr, step_size or momentum"
-            )
+            raise AnswerError(f"the model is not finite after round {t}; lower lr, step_size or momentum")
         movements.append(movement)
-        payload = 0 if work is None else work.params.numel() * work.params.element_size()
-        passes = 0 if work is None else work.epochs or 1  # a full-batch gradient is one pass over the data
         state = new
         record = Round(
             round=t,
@@ -98,7 +95,7 @@ def run(
 
 
 def evaluated(rounds: Rounds[S], score: Score) -> Iterator[tuple[S, Round]]:
-    """Add scores to the record of every round, timed on a clock of their own."""
+    """Add the scores of every round to its record, with the seconds that they took."""
     for state, record in rounds:
         began = time.perf_counter()
         scores = score(record.round + 1, state.params)
@@ -112,36 +109,24 @@ def shown(rounds: Rounds[S], tell: Callable[[Round], object]) -> Iterator[tuple[
         yield state, record
 
 
-def _asked(work: Work, taking_part: Sequence[ClientId]) -> tuple[ClientId, ...]:
-    """Return the clients to ask, in order; raise AnswerError for any that take no part."""
-    if work.clients is None:
-        return tuple(sorted(set(taking_part)))
-    if strangers := set(work.clients) - set(taking_part):
+def _list_asked(work: Work, taking_part: Sequence[ClientId]) -> tuple[ClientId, ...]:
+    """Return the clients to ask, sorted; raise AnswerError if one of them does not take part."""
+    chosen = set(taking_part if work.clients is None else work.clients)
+    if strangers := chosen - set(taking_part):
         raise AnswerError(
-            f"the method asked {', '.join(sorted(strangers))}, who take no part; a method may ask only those who remain"
+            f"the method asked {', '.join(sorted(strangers))}, which do not take part; a method may ask only the remaining clients"
         )
-    return tuple(sorted(set(work.clients)))
+    return tuple(sorted(chosen))
 
 
-def _noted(blocks: Iterator[Updates], answered: list[ClientId]) -> Iterator[Updates]:
-    for block in blocks:
-        answered.extend(block.clients)
-        yield block
-
-
-def _at_least_one(blocks: Iterator[Updates], asked: Sequence[ClientId], round: int) -> Iterator[Updates]:
-    """Raise before the method is told anything when clients were asked and none answered."""
+def _require_one(blocks: Iterator[Updates], asked: Sequence[ClientId], round: int) -> Iterator[Updates]:
+    """Return the blocks; raise AnswerError if there are none, before the method's ``tell`` is called."""
     first = next(blocks, None)
     if first is None:
         raise AnswerError(
-            f"none of the {len(asked)} clients asked in round {round} answered; check that they are up and their data is sound"
+            f"none of the {len(asked)} clients asked in round {round} answered; check that they are running and their data is valid"
         )
-
-    def stream() -> Iterator[Updates]:
-        yield first
-        yield from blocks
-
-    return stream()
+    return itertools.chain([first], blocks)
 
 
 def check_answers(
@@ -149,51 +134,44 @@ def check_answers(
     asked: Sequence[ClientId],
     params: Tensor,
     round: int,
-    *,
-    on_bad: OnBad = "raise",
-    max_norm: float = math.inf,
+    answered: list[ClientId],
+    on_bad: OnBad,
+    max_norm: float,
 ) -> Iterator[Updates]:
-    """Yield sound answers; for any other name the client and raise AnswerError, or leave it out."""
+    """Yield valid answers and add their clients to ``answered``; raise AnswerError for invalid ones, or drop them."""
     waiting = set(asked)
     for block in blocks:
         for client in block.clients:
             if client not in waiting:
-                raise AnswerError(
-                    f"{client} answered in round {round} without being asked, or twice; fix the engine"
-                )
+                raise AnswerError(f"{client} answered round {round} twice or unasked; fix the engine")
             waiting.remove(client)
         if not block.clients:
             continue
         found = find_faults(block, params, max_norm)
-        if not any(found):
-            yield block
-            continue
-        if on_bad == "raise":
-            row = next(i for i, fault in enumerate(found) if fault)
-            who = "the sum of all clients" if block.summed else f"client {block.clients[row]}"
+        bad = [i for i, fault in enumerate(found) if fault]
+        if bad and on_bad == "raise":
+            who = "the sum of all clients" if block.summed else f"client {block.clients[bad[0]]}"
             raise AnswerError(
-                f"{who} answered round {round} with {found[row]}; nothing of that round was averaged in: "
-                "the last good checkpoint is kept. Look at that client's data, or lower lr, step_size or momentum"
+                f"{who} answered round {round} with {found[bad[0]]}; that round was discarded, and "
+                "the checkpoint before it is kept. Look at that client's data, or lower lr, step_size or momentum"
             )
-        sound = [i for i, fault in enumerate(found) if not fault]
-        if sound:
-            rows = torch.tensor(sound)
-            yield Updates(tuple(block.clients[i] for i in sound), block.values[rows], block.weights[rows])
+        if len(bad) < len(found):
+            good = block.select([i for i, fault in enumerate(found) if not fault]) if bad else block
+            answered.extend(good.clients)
+            yield good
 
 
 def find_faults(
     block: Updates, params: Tensor, max_norm: float, max_weight: float = math.inf
 ) -> list[str | None]:
-    """Return for each row what is wrong with it, or None."""
+    """Return what is wrong with each row; None if nothing is."""
     if block.values.shape[1:] != params.shape:
         return [f"{block.values.shape[1]} numbers instead of {params.numel()}"] * len(block.values)
-    return [
-        _fault(row, weight, max_norm, max_weight)
-        for row, weight in zip(block.values, block.weights.tolist(), strict=True)
-    ]
+    rows = zip(block.values, block.weights.tolist(), strict=True)
+    return [_describe_fault(row, weight, max_norm, max_weight) for row, weight in rows]
 
 
-def _fault(row: Tensor, weight: float, max_norm: float, max_weight: float) -> str | None:
+def _describe_fault(row: Tensor, weight: float, max_norm: float, max_weight: float) -> str | None:
     if not torch.isfinite(row).all():
         return "NaN" if torch.isnan(row).any() else "infinity"
     if not 0 < weight < math.inf:
@@ -206,7 +184,7 @@ def _fault(row: Tensor, weight: float, max_norm: float, max_weight: float) -> st
 
 
 class _Clock:
-    """A clock that counts the seconds spent waiting for clients, apart from the server's own."""
+    """A clock that measures the time spent waiting for clients."""
 
     def __init__(self) -> None:
         self.seconds = 0.0

@@ -1,4 +1,4 @@
-"""A plan: everything that a run is to be, before it is executed."""
+"""The plan of a run, which `feduhb.runs.execute` executes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Show = Literal["auto", "lines"] | Callable[[Round], None] | None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """The words of errors about a folder, which differ between the command line and a Flower ServerApp."""
+    """Phrases for errors about a folder, which differ between the command line and a Flower ServerApp."""
 
     writer: str = "process"
     again: str = "resume it"
@@ -31,18 +31,17 @@ class Advice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reporter:
-    """Where a run reports what it erased, and what it could not reach: two functions of a text."""
+    """Functions that report what a run erased, and what it could not find."""
 
-    inform: Callable[[str], object] = str  # says nothing
+    inform: Callable[[str], object] = str  # reports nothing
     warn: Callable[[str], object] = str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A run to be executed by `feduhb.runs.execute.execute`.
+    """Everything that `feduhb.runs.execute.execute` needs to know of a run: training, unlearning, or a part of an audit.
 
-    Trainings, unlearnings, comparisons, the worlds and shadows of an audit, and the runs of Flower strategies are all
-    planned with this type. `feduhb.api` makes plans from federations, `feduhb.flower.server` from a Flower grid.
+    `feduhb.api` makes plans from federations, `feduhb.flower.server` from a Flower grid.
     """
 
     # What is run
@@ -50,11 +49,11 @@ class Plan:
     method: Method[Any]  # with its history bound, if it needs one
     start: Tensor  # [P] the fresh model
     engine: Engine
-    clients: Participants  # everyone who takes part, or a function of the round that samples
-    rounds: int  # at most
+    clients: Participants  # all clients that take part, or a function that samples them for a round
+    rounds: int  # the largest number of rounds
     stop: StopRule = never
     on_bad: OnBad = "raise"
-    score: Score | None = None  # None: models are not scored
+    score: Score | None = None  # None: do not score models
 
     # Where it is recorded
     folder: RunFolder | None = None
@@ -62,20 +61,18 @@ class Plan:
     files: dict[str, bytes] = field(default_factory=dict)  # written into a new folder before config.toml
     resume: bool = False
     history_to_write: DiskHistory | None = None
-    checkpoint_every: float = 0.0  # seconds at least between two checkpoints
-    everyone: tuple[ClientId, ...] | None = None  # all who take part; None: those who are asked in some round
+    checkpoint_every: float = 0.0  # the least number of seconds between two checkpoints
+    everyone: tuple[ClientId, ...] | None = None  # all clients; None: those that are asked in some round
     per_round: int | None = None  # clients sampled in each round; None: all
     advice: Advice = field(default_factory=Advice)
 
     # What it follows, and what must be erased for it
     ancestors: tuple[Ancestor, ...] = ()
-    supersedes: tuple[Path, ...] = ()  # folders of runs whose place it takes
+    supersedes: tuple[Path, ...] = ()  # folders of the runs that this run replaces
     erasure: Erasure = field(default_factory=Erasure)
     reporter: Reporter = field(default_factory=Reporter)
 
     # Who watches
     show: Show = None
     notice: str = ""  # written to standard error once the folder is claimed
-    observe: Callable[[Rounds[Any]], Rounds[Any]] | None = (
-        None  # wrapped around the loop, before the checkpoint
-    )
+    observe: Callable[[Rounds[Any]], Rounds[Any]] | None = None  # wraps the loop, before checkpoints

@@ -1,4 +1,4 @@
-"""Progress bars on a terminal: over the rounds of a run, or over the steps of longer work."""
+"""Progress bars on a terminal, over the rounds of a run or the steps of longer work."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from feduhb.runs.plan import Show
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-BeginStep = Callable[[str, int], Callable[[Round], None]]  # of a step's name and rounds
+BeginStep = Callable[[str, int], Callable[[Round], None]]  # of a step's name and number of rounds
 
 
 @contextlib.contextmanager
-def stepped(show: Show, name: str, steps: int | Callable[[], int]) -> Generator[BeginStep]:
-    """Yield the function that starts a step of longer work: of its name and its rounds, it returns what shows a round.
+def show_steps(show: Show, name: str, steps: int | Callable[[], int]) -> Generator[BeginStep]:
+    """Yield a function that starts a step and returns the function that shows a round of it.
 
-    One bar over all steps on a terminal, with the step and its round beside it; "lines" writes a line a step.
+    On a terminal, one bar is drawn over all steps. Elsewhere "lines" writes one line for each step.
 
     Args:
-        steps: how many; or, where that is not known from the start, a function that returns how many are left after the one begun.
+        steps: the number of steps; or a function that returns how many are left, if the number is not known yet.
     """
     begun = itertools.count(1)
 
@@ -39,15 +39,11 @@ def stepped(show: Show, name: str, steps: int | Callable[[], int]) -> Generator[
     def step(what: str, rounds: int) -> Callable[[Round], None]:  # noqa: ARG001
         number = next(begun)
         if show == "lines":
-            _write_line(f"{name} {number}/{total(number)}  {what}")
+            sys.stderr.write(f"{name} {number}/{total(number)}  {what}\n")
+            sys.stderr.flush()
         return show if callable(show) else lambda record: None  # noqa: ARG005
 
     yield step
-
-
-def _write_line(text: str) -> None:
-    sys.stderr.write(text + "\n")
-    sys.stderr.flush()
 
 
 @contextlib.contextmanager
@@ -55,11 +51,9 @@ def _progress(counted: str) -> Generator[Progress]:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-    texts = (TextColumn("{task.fields[label]:<8}"), BarColumn(), TextColumn(counted))
-    with Progress(
-        *texts, TimeElapsedColumn(), TextColumn("{task.fields[now]}"), console=Console(stderr=True)
-    ) as shown:
-        yield shown
+    columns = (TextColumn("{task.fields[label]:<8}"), BarColumn(), TextColumn(counted), TimeElapsedColumn())
+    with Progress(*columns, TextColumn("{task.fields[now]}"), console=Console(stderr=True)) as progress:
+        yield progress
 
 
 @contextlib.contextmanager

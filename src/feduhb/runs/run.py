@@ -1,4 +1,4 @@
-"""A finished run, and how its folder is opened again."""
+"""Finished runs, and opening them from their folders."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ from feduhb.stopping import DynamicStop, StopRule, never
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """A finished run: who took part, how, and the model that came out."""
+    """A finished run, with its federation, settings, method and final state."""
 
-    federation: Federation  # those who took part
-    original: Federation  # before anybody was forgotten
+    federation: Federation  # the clients that took part
+    original: Federation  # the federation before any client was forgotten
     settings: TrainSettings
     method: Method[Any]
     state: Any
     rounds: tuple[Round, ...]
     forgot: Request | None = None
-    earlier: tuple[Ancestor, ...] = ()  # the runs it came from that had a folder, nearest first
+    earlier: tuple[Ancestor, ...] = ()  # the runs with folders that it came from, nearest first
     folder: Path | None = None
     engine: str | EngineMaker = "auto"
-    block: int | None = None  # clients trained at once, where bits depend on that
-    scheduled: int  # rounds at most
+    block: int | None = None  # clients trained at once, if bits depend on it
+    scheduled: int  # the largest number of rounds
     stop: StopRule = never
 
     @property
@@ -52,21 +52,21 @@ class Run:
 
     @property
     def stopped(self) -> str:
-        """Why the run ended, in words."""
+        """The reason why the run ended."""
         return explain_end(self.rounds)
 
     @property
     def history(self) -> DiskHistory | None:
-        """The history for methods that replay it; None if none was kept, or an erasure deleted it."""
+        """The history of the run; None if none was kept or it was erased."""
         kept = None if self.folder is None else DiskHistory(self.folder / HISTORY)
         return kept if kept and kept.rounds else None
 
     def model(self) -> nn.Module:
-        """Return the module with these weights."""
+        """Return a module with the weights of this run."""
         return with_params(self.federation.fresh_model(), self.params.cpu())
 
     def make_engine(self) -> Engine:
-        """Return an engine like the one that trained the clients, with its block where bits depend on that."""
+        """Return an engine like the one of this run."""
         local = self.settings.local(self.federation.loss)
         return make_engine(self.engine, self.federation, local, block=self.block)
 
@@ -87,10 +87,10 @@ def open_run(
     """Return the finished run in a folder.
 
     Args:
-        federation: the clients' data, if a config file cannot name it. It must be the very data of the run. Forgotten
-            clients and rows (not a class) may be deleted from it; they are then left out of whatever is asked of the run.
-        method: the run's method, if it is not one that has a name.
-        data: the folder with the files of "mnist" or "cifar10"; else FEDUHB_DATA, else a cache.
+        federation: the clients' data, if it came from Python code. It must be the data of the run. Forgotten clients and
+            rows (but not a class) may have been deleted from it.
+        method: the run's method, if it has no registered name.
+        data: the folder with the files of "mnist" or "cifar10"; None takes FEDUHB_DATA, or else a cache.
     """
     files = RunFolder(Path(folder))
     config = parse_config(files.config(), str(files.config_path))
@@ -98,9 +98,11 @@ def open_run(
     ancestors = read_ancestors(files.path)
     given = federation or _load_federation(files, config, data)
     original, remaining = _split_federation(given, config, ancestors)
-    _check_data(files, config, remaining)
+    found = remaining.fingerprints()
+    if other := [c for c in sorted({*found, *config.clients}) if found.get(c) != config.clients.get(c)]:
+        raise RunFolderError(f"{files.path} was made with other data of client {other[0]}; give that data")
     chosen = _find_method(files, config) if method is None else check_method(method)
-    if chosen.needs_history:  # its state belongs to a history that may be gone; the model does not
+    if chosen.needs_history:  # the checkpoint keeps the model alone
         state, done = Plain(load_params(files.state_path)), len(files.rounds())
     else:
         state, done = load_state(files.state_path, chosen.init(flatten(remaining.fresh_model())))
@@ -121,26 +123,24 @@ def open_run(
     )
 
 
-def method_for(name: str, settings: TrainSettings, **changes: Any) -> Method[Any]:
-    """Return a method by name with the epochs and the aggregation of a run, where it has those settings."""
-    wanted = {"epochs": settings.epochs, "aggregate": parse_rule(settings.aggregate)}
+def adapt_method(name: str, settings: TrainSettings, **changes: Any) -> Method[Any]:
+    """Return a method by name, with the epochs and the aggregation rule of a run if it has these settings."""
+    shared = {"epochs": settings.epochs, "aggregate": parse_rule(settings.aggregate)}
     known = list_settings(name)
-    fitting = {key: value for key, value in wanted.items() if key in known}
-    return make_method(name, **{**fitting, **changes})
+    return make_method(name, **{key: value for key, value in shared.items() if key in known} | changes)
 
 
 def _find_method(files: RunFolder, config: Config) -> Method[Any]:
     if config.unlearn is None:
-        return method_for("retrain", config.train)
+        return adapt_method("retrain", config.train)
     settings: dict[str, Any] = dict(config.unlearn.settings)
     try:
         if "aggregate" in settings:
             settings["aggregate"] = parse_rule(settings["aggregate"])
         return make_method(config.unlearn.method, **settings)
     except ConfigError as error:
-        named = " with ".join(
-            [config.unlearn.method, *map(str, filter(None, [config.unlearn.settings.get("aggregate")]))]
-        )
+        rule = config.unlearn.settings.get("aggregate")
+        named = f"{config.unlearn.method} with {rule}" if rule else config.unlearn.method
         raise RunFolderError(
             f"{files.path} was made by a method or rule of your own ({named}); "
             f"open it in Python with that method: feduhb.open_run({str(files.path)!r}, method=...)"
@@ -148,7 +148,7 @@ def _find_method(files: RunFolder, config: Config) -> Method[Any]:
 
 
 def _find_stop(config: Config, method: Method[Any]) -> StopRule:
-    """Return the stop rule of a run: the recorded one, or the method's own where that is code."""
+    """Return the recorded stop rule of a run, or the method's own rule if that is code."""
     if config.unlearn is None or config.unlearn.own_stop is None:
         return (config.unlearn and config.unlearn.stop) or never
     rule = method.default_stop()
@@ -158,11 +158,11 @@ def _find_stop(config: Config, method: Method[Any]) -> StopRule:
 def _split_federation(
     given: Federation, config: Config, ancestors: Sequence[Ancestor]
 ) -> tuple[Federation, Federation]:
-    """Return a run's federation with whatever is still there of the forgotten data, and without it."""
+    """Return a federation with the forgotten data, as far as it is still there, and without it."""
     if config.unlearn is None:
         return given, given
     request = Request.parse(config.unlearn.forget)
-    if config.remote:  # nothing is here to be deleted
+    if config.remote:  # the clients hold the data
         return given, given.without(request)
     requests = [*(Request.parse(one.forgot) for one in ancestors if one.forgot), request]
     original = restore_keys(given, requests, config.clients)
@@ -173,15 +173,6 @@ def _split_federation(
 def _load_federation(files: RunFolder, config: Config, data: str | Path | None) -> Federation:
     if config.federation is None:
         raise RunFolderError(
-            f"the clients' data of {files.path} came from Python code; open it there: feduhb.open_run({str(files.path)!r}, federation)"
+            f"the data of {files.path} came from Python code; open it in Python: feduhb.open_run({str(files.path)!r}, federation)"
         )
     return build_federation(config.federation, config.seed, Path(data) if data else None)
-
-
-def _check_data(files: RunFolder, config: Config, remaining: Federation) -> None:
-    """Raise RunFolderError if a federation is not the one that the run was made with."""
-    found = remaining.fingerprints()
-    if other := [c for c in sorted({*found, *config.clients}) if found.get(c) != config.clients.get(c)]:
-        raise RunFolderError(
-            f"{files.path} was made with other data of client {other[0]}; open it with the data of its run"
-        )

@@ -1,4 +1,4 @@
-"""Several jobs at once, each in a process of its own: small models keep one interpreter busy, not two cores."""
+"""Run several jobs at once in worker processes, because training a small model uses one core only."""
 
 from __future__ import annotations
 
@@ -12,17 +12,16 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import IO, Any, Self, TypeVar
+from typing import IO, Any, TypeVar
 
 from feduhb.errors import FeduhbError, RunFolderError
 
 J = TypeVar("J")
 R = TypeVar("R")
 
-SIZE = 8  # bytes in front of every message: its length
-Answer = tuple[
-    str, Any
-]  # "done" with the result, "failed" or "died" with the error, "unread" where the job did not unpickle
+SIZE = 8  # bytes in front of every message, which hold its length
+# "done" with the result, "failed" or "died" with the error, or "unread" if the job could not be unpickled
+Answer = tuple[str, Any]
 UNREAD: Answer = ("unread", None)
 
 
@@ -32,22 +31,22 @@ def spread(
     workers: int,
     lost: Callable[[J, FeduhbError], R] | None = None,
 ) -> Iterator[R]:
-    """Yield ``function`` of every job, in order, ``workers`` at a time.
+    """Yield the result of ``function`` for every job, in order, with ``workers`` processes.
 
-    Jobs travel by pickle, through pipes alone. One that cannot (a model whose class only the user's script knows)
-    is done right here, in its turn. Workers end with this process, however it ends.
+    Jobs are pickled and sent through pipes. A job that cannot be pickled, such as a model whose class is defined in the
+    user's script, runs in this process. Workers end with this process, however it ends.
 
     Args:
-        lost: what to yield for a job whose process died (killed for memory, say); None lets that end everything.
+        lost: returns the result for a job whose process died, for example for lack of memory; None raises the error.
     """
     if workers < 2:
         yield from map(function, jobs)
         return
-    with Workers() as pool, ThreadPoolExecutor(workers) as threads:
-        running: deque[Future[R]] = deque()
+    pool, running = Workers(), deque[Future[R]]()
+    with ThreadPoolExecutor(workers) as threads:
         try:
             for job in jobs:
-                running.append(threads.submit(pool.do, function, job, lost))
+                running.append(threads.submit(pool.run, function, job, lost))
                 if len(running) > workers:
                     yield running.popleft().result()
             while running:
@@ -58,21 +57,15 @@ def spread(
 
 
 class Workers:
-    """Processes that take one job after another; started when there is one for them."""
+    """Worker processes, started when they are needed, that run one job after another."""
 
     def __init__(self) -> None:
-        self._here = threading.Lock()  # what cannot travel is done one at a time
+        self._here = threading.Lock()  # for jobs that run in this process, one at a time
         self._idle: queue.SimpleQueue[subprocess.Popen[bytes]] = queue.SimpleQueue()
         self._all: list[subprocess.Popen[bytes]] = []
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-
     def stop(self) -> None:
-        """End every process, busy or not."""
+        """Kill every process, busy or not."""
         for process in self._all:
             process.kill()
             process.wait()
@@ -80,10 +73,12 @@ class Workers:
                 with contextlib.suppress(OSError):
                     pipe.close()  # pyright: ignore[reportOptionalMemberAccess]
 
-    def do(self, function: Callable[[J], R], job: J, lost: Callable[[J, FeduhbError], R] | None = None) -> R:
+    def run(self, function: Callable[[J], R], job: J, lost: Callable[[J, FeduhbError], R] | None) -> R:
         """Run a job in a worker process and return its result."""
-        packed = _pickle_job(function, job)
-        kind, value = UNREAD if packed is None else self._send_job(packed)
+        packed = b"__main__"  # another process does not have the classes of this one's main module
+        with contextlib.suppress(pickle.PicklingError, AttributeError, TypeError):
+            packed = pickle.dumps((function, job))
+        kind, value = UNREAD if b"__main__" in packed else self._send_job(packed)
         if kind == "died" and lost is not None:
             return lost(job, value)
         if kind in {"failed", "died"}:
@@ -101,24 +96,15 @@ class Workers:
             process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # noqa: S603 (our own module)
             self._all.append(process)
         answer = None
-        with contextlib.suppress(OSError, ValueError):  # a pipe that broke, or was closed by `stop`
+        with contextlib.suppress(OSError, ValueError):  # the pipe broke, or `stop` closed it
             send(process.stdin, packed)  # pyright: ignore[reportArgumentType]
             answer = receive(process.stdout)  # pyright: ignore[reportArgumentType]
         if answer is None:
             return "died", RunFolderError(
-                f"a process at work on this ended early (exit status {process.wait()}); start again, it goes on where it stood"
+                f"a worker process ended early (exit status {process.wait()}); start again to continue where it stopped"
             )
         self._idle.put(process)
         return pickle.loads(answer)  # noqa: S301 (written by a process of ours)
-
-
-def _pickle_job(function: Callable[..., Any], job: Any) -> bytes | None:
-    """Pickle a job; None where another process could not read it."""
-    try:
-        packed = pickle.dumps((function, job))
-    except (pickle.PicklingError, AttributeError, TypeError):
-        return None
-    return None if b"__main__" in packed else packed
 
 
 def send(pipe: IO[bytes], message: bytes) -> None:
@@ -128,27 +114,26 @@ def send(pipe: IO[bytes], message: bytes) -> None:
 
 
 def receive(pipe: IO[bytes]) -> bytes | None:
-    """Read a message; None where the other side has gone."""
+    """Read a message; return None if the other process has ended."""
     size = int.from_bytes(pipe.read(SIZE), "big")
     message = pipe.read(size)
     return message if size and len(message) == size else None
 
 
 def main() -> None:
-    """Do jobs for the process that started this one, and end with it."""
+    """Run jobs for the process that started this one, until that ends."""
     answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # whatever is printed goes to standard error
-    given: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-    threading.Thread(target=_listen, args=(given,), daemon=True).start()
+    os.dup2(2, 1)  # print to standard error, because standard output carries the answers
+    jobs: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+
+    def listen() -> None:
+        while (packed := receive(sys.stdin.buffer)) is not None:
+            jobs.put(packed)
+        os._exit(0)  # at once, even during a job
+
+    threading.Thread(target=listen, daemon=True).start()
     while True:
-        send(answers, pickle.dumps(_run_job(given.get())))
-
-
-def _listen(given: queue.SimpleQueue[bytes]) -> None:
-    """Take jobs in until the pipe closes, which is when the other process ends; then end at once."""
-    while (packed := receive(sys.stdin.buffer)) is not None:
-        given.put(packed)
-    os._exit(0)
+        send(answers, pickle.dumps(_run_job(jobs.get())))
 
 
 def _run_job(packed: bytes) -> Answer:

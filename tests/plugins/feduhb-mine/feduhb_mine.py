@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from feduhb import Federation, Local, Loop, Method, Updates, Work, weighted_mean
-from feduhb.data.load import Dataset
+from feduhb.data import Dataset
 
 
 class Signed(NamedTuple):

@@ -1,1 +1,1 @@
-"""The attacks of an audit: the same examples shown to the audited model, the original and Retrain."""
+"""The attacks of an audit: each shows the same examples to the audited model, the original and Retrain."""

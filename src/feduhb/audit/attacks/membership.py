@@ -1,4 +1,4 @@
-"""What both membership attacks share: the examples, the three models, and how an attack is judged."""
+"""What membership attacks share, and the loss attack: a model has a smaller loss on what it was trained on."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
 from feduhb.audit.result import UNLEARNED, Attack, Roc
 from feduhb.audit.statistics import Scores, compute_power, compute_roc
 from feduhb.audit.verdict import Finding, judge_membership
-from feduhb.core.types import ClientId
+from feduhb.core.types import ClientId, Loss
 from feduhb.data.federation import Examples, Federation
 from feduhb.data.request import Request
+from feduhb.engines.scoring import compute_outputs
 from feduhb.runs.run import Run
 
 ALL, CANARIES, REHEARSED = "all forgotten data", "canaries", ", in a rehearsal"
@@ -24,28 +26,24 @@ Models = Mapping[str, Run]  # by `feduhb.audit.result.MODELS`
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """The examples an attack is about, by client: members, and others that the real training never saw."""
+    """The examples to attack, by client: members, and others that the real training never saw."""
 
     members: Mapping[ClientId, Examples]
     others: Mapping[ClientId, Examples]
 
     @classmethod
     def of(cls, federation: Federation, request: Request) -> Candidates:
-        """Return the forgotten examples, and held-out ones of the same clients: of the same class, where a class was forgotten."""
+        """Return the forgotten examples, and held-out examples of the same clients (and of a forgotten class)."""
         members = federation.forgotten(request)
-        others = {
-            client: held
-            if client in request.clients or client in request.rows
-            else held.where(request.class_mask(held.targets))
-            for client, held in federation.held_out.items()
-            if client in members
-        }
+        others = {client: held for client, held in federation.held_out.items() if client in members}
+        for client in others.keys() - {*request.clients, *request.rows}:
+            others[client] = others[client].where(request.class_mask(others[client].targets))
         both = [client for client in members if len(others.get(client, ()))]
         return cls({c: members[c] for c in both}, {c: others[c] for c in both})
 
     @property
     def canaries(self) -> Candidates:
-        """The canaries alone, of clients that have some on both sides."""
+        """The canaries alone, of clients that have some among members and others."""
         found = [(c, e.canaries, self.others[c].canaries) for c, e in self.members.items()]
         both = [(c, members, others) for c, members, others in found if len(members) and len(others)]
         return Candidates({c: members for c, members, _ in both}, {c: others for c, _, others in both})
@@ -56,7 +54,7 @@ class Candidates:
         return torch.cat([x for x, _ in both]), torch.cat([y for _, y in both])
 
     def mark_canaries(self, client: ClientId) -> Tensor:
-        """Return which of a client's examples [n] are canaries."""
+        """Return for each of a client's examples [n] whether it is a canary."""
         none = [torch.zeros(len(e), dtype=torch.bool) for e in (self.members[client], self.others[client])]
         given = (self.members[client].marked, self.others[client].marked)
         return torch.cat([n if g is None else g for n, g in zip(none, given, strict=True)])
@@ -68,12 +66,7 @@ class AttackSetup:
 
     models: Models
     candidates: Candidates
-    rehearsal: bool = False  # whether the models are of a rehearsal, not the audited ones
-
-
-def compute_attack_roc(strata: list[Scores], seed: int) -> Roc:
-    """Return the ROC with as many draws as an audit takes."""
-    return compute_roc(strata, seed=seed, draws=DRAWS)
+    rehearsal: bool = False  # whether the models come from a rehearsal
 
 
 def judge(
@@ -85,7 +78,7 @@ def judge(
     canaries: bool,
     self_test: Roc | None = None,
 ) -> tuple[Attack, Finding]:
-    """Return an attack with its outcome, for the audit and for its verdict."""
+    """Return the outcome of an attack, for the result and for the verdict."""
     finding = replace(judge_membership(rocs, margin), rehearsed=setup.rehearsal)
     on = (CANARIES if canaries else ALL) + (REHEARSED if setup.rehearsal else "")
     found = Attack(
@@ -94,3 +87,49 @@ def judge(
         canaries=canaries, rehearsal=setup.rehearsal,
     )  # fmt: skip
     return found, replace(finding, says=f"{attack[0].upper()}{attack[1:]} on {on}. {finding.says}")
+
+
+def attack_by_loss(setup: AttackSetup, margin: float, seed: int) -> list[tuple[Attack, Finding]]:
+    """Attack all forgotten data (except in a rehearsal) and the canaries by their loss. Reference: Yeom et al. 2018."""
+    whole, canaries = setup.candidates, setup.candidates.canaries
+    found: list[tuple[Attack, Finding]] = []
+    for part, is_wanted in ((whole, not setup.rehearsal), (canaries, True)):
+        if is_wanted and part.members:
+            strata = {n: score_losses(r.model(), part, r.federation.loss) for n, r in setup.models.items()}
+            rocs = {name: compute_roc(scores, seed=seed, draws=DRAWS) for name, scores in strata.items()}
+            found.append(judge(setup, "loss", rocs, margin, canaries=part is canaries))
+    return found
+
+
+def score_losses(model: nn.Module, candidates: Candidates, loss: Loss) -> list[Scores]:
+    """Return minus the losses of each client's members and others; leave out clients that lack either."""
+    members, others = candidates.members, candidates.others
+    both = [client for client in members if len(members[client]) and len(others.get(client, ()))]
+    return [Scores(*(-compute_losses(model, side[c], loss) for side in (members, others))) for c in both]
+
+
+def compute_losses(model: nn.Module, examples: Examples, loss: Loss) -> Tensor:
+    """Return each example's loss, [n] in float64, computed as the mean over a batch of one."""
+    x, y = examples.all()
+    return _losses(compute_outputs(model, x), y, loss)
+
+
+def compute_confidences(model: nn.Module, examples: Examples, loss: Loss) -> Tensor:
+    """Return φ = log(p_y / (1 - p_y)), [n] in float64, if targets are labels, else minus the loss.
+
+    Compute φ as z_y - log Σ_{k ≠ y} exp z_k from the outputs z, which stays precise as p_y nears 1. Over models, φ is
+    nearly normally distributed, unlike the loss. Reference: Carlini et al. 2022.
+    """
+    x, y = examples.all()
+    given = compute_outputs(model, x)
+    labels = y.dim() == 1 and not y.is_floating_point() and given.dim() == 2 and given.shape[1] > 1
+    if not labels:
+        return -_losses(given, y, loss)
+    z, own = given.double(), y.long()[:, None]
+    return z.gather(1, own).squeeze(1) - z.scatter(1, own, -torch.inf).logsumexp(dim=1)
+
+
+def _losses(given: Tensor, y: Tensor, loss: Loss) -> Tensor:
+    if loss is cross_entropy and given.dim() == 2:
+        return cross_entropy(given.double(), y.double() if y.is_floating_point() else y, reduction="none")
+    return torch.stack([loss(given[i : i + 1], y[i : i + 1]) for i in range(len(given))]).double()

@@ -1,4 +1,4 @@
-"""MISR as in the paper: the share of the forgotten data that an attacker of the original model still calls member."""
+"""MISR as in the paper: the share of the forgotten data that an attacker of the original model calls members."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from torch import Tensor
 
 from feduhb.audit.attacks.membership import Models
 from feduhb.audit.result import ORIGINAL, Misr, MisrRates
+from feduhb.core.checks import check_whole
 from feduhb.core.seeds import generator, seed_for
 from feduhb.data.federation import Federation
 from feduhb.data.request import Request
 from feduhb.engines.scoring import compute_outputs
-from feduhb.errors import ConfigError, DataError
+from feduhb.errors import DataError
 
 SAYS = (
-    "MISR is a recall: the share of the forgotten data that an attacker fitted on the original model calls member. Chance is "
-    "its rate on test data, not 0.5, and labels that are commoner among the leavers than in the test data move it, so that a "
-    "model retrained without the leavers can score far from either; it is no verdict."
+    "MISR is a recall: the share of the forgotten data that an attacker, fitted on the original model, calls members. Chance "
+    "is its rate on test data, not 0.5. Labels that are more common among the leavers than in the test data shift it, so a "
+    "model retrained without the leavers can be far from both. MISR is not a verdict."
 )
 TREES: dict[str, Any] = {
     "max_iter": 60,
@@ -38,13 +39,12 @@ Turns = NDArray[np.int64]  # [n]
 
 
 def measure_misr(models: Models, federation: Federation, request: Request, notes: list[str]) -> Misr | None:
-    """Return MISR on the real data; None, and a note, where there is too little of it."""
+    """Return MISR on the real data; None, with a note, if there is too little data."""
     gone = torch.cat([examples.all()[0] for examples in federation.forgotten(request).values()])
     test = federation.test.all()[0]
     modules = {name: run.model() for name, run in models.items()}
     logits = {
-        name: (compute_outputs(module, gone), compute_outputs(module, test))
-        for name, module in modules.items()
+        n: (compute_outputs(module, gone), compute_outputs(module, test)) for n, module in modules.items()
     }
     try:
         return Misr(compute_misr(logits, seed=federation.seed), SAYS)
@@ -62,11 +62,11 @@ def compute_misr(
         logits: by model, "original" among them, the outputs on the forgotten data [m, k] and on test data [n, k],
             the same examples in the same order for every model.
         seed: of the folds, of the sample of test data and of the attackers.
-        folds: of both the forgotten and the test examples.
+        folds: the number of folds of the forgotten and of the test examples.
 
-    Members are the forgotten data, others as many test examples, or all of them where they are fewer; both sides
-    weigh the same. Differs from the paper: the attackers are cross-fitted, that is, each example is shown only to an
-    attacker that was fitted without it, for one that has seen its row would know it by heart.
+    Members are the forgotten data. Others are equally many test examples, or all if there are fewer. Both sides have the
+    same weight. Differs from the paper: the attackers are cross-fitted. Each example is classified by an attacker that
+    was fitted without it, because otherwise the attacker could have memorized the example.
     """
     rows = _check(logits, folds)
     forgotten, test = rows[ORIGINAL]
@@ -83,7 +83,7 @@ def _cross_fit(
     fold_out: Turns,
     sampled: NDArray[np.bool_],
 ) -> dict[str, MisrRates]:
-    """Fit on all folds of the original but one and predict that one under every model, for each fold in turn."""
+    """For each fold, fit on the other folds of the original model, and classify the fold under every model."""
     forgotten, test = rows[ORIGINAL]
     called = {model: (np.zeros(len(forgotten)), np.zeros(len(test))) for model in rows}
     for fold in range(int(fold_in.max()) + 1):
@@ -98,7 +98,7 @@ def _cross_fit(
 
 
 def _make_attackers(seed: int) -> dict[str, Any]:
-    """Return the classifiers: trees as in the paper, and a logistic regression as a check. Every fit starts anew."""
+    """Return the classifiers: trees as in the paper, and a logistic regression as a check."""
     from sklearn.ensemble import HistGradientBoostingClassifier
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline
@@ -113,10 +113,7 @@ def _make_attackers(seed: int) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _single_threaded() -> Generator[None]:
-    """Hold sklearn to one thread: sums then have one order, and threads do not wait for each other on a busy machine.
-
-    A regression that has not quite converged is an attacker too, and says nothing about it.
-    """
+    """Limit sklearn to one thread, so that sums have one order, and accept regressions that have not converged."""
     from sklearn.exceptions import ConvergenceWarning
     from threadpoolctl import threadpool_limits
 
@@ -126,36 +123,27 @@ def _single_threaded() -> Generator[None]:
 
 
 def _draw_order(count: int, seed: int, what: str) -> Turns:
-    """Return each example's place in a random order. Modulo the folds it is its fold: even in every first part."""
+    """Return each example's place in a random order. The place modulo the number of folds is the fold."""
     return torch.randperm(count, generator=generator(seed, "misr", what)).numpy()
 
 
 def _check(logits: Mapping[str, tuple[Tensor, Tensor]], folds: int) -> dict[str, tuple[Rows, Rows]]:
-    if folds < 2:
-        raise ConfigError(f"folds is {folds}; give 2 or more, such as 5")
-    if ORIGINAL not in logits:
+    check_whole("folds", folds, least=2)
+    shapes = {model: [list(side.shape) for side in sides] for model, sides in logits.items()}
+    wanted = shapes.get(ORIGINAL, [])
+    if [len(shape) for shape in wanted] != [2, 2] or any(found != wanted for found in shapes.values()):
         raise DataError(
-            f"the attacker learns from the model {ORIGINAL!r}, and only {', '.join(logits) or 'nothing'} is here; add it"
+            f"the outputs have the shapes {shapes}; give [m, k] and [n, k] for {ORIGINAL!r}, and the same for every model"
         )
-    shapes = [list(side.shape) for side in logits[ORIGINAL]]
-    for what, shape in zip(("forgotten", "test"), shapes, strict=True):
-        if len(shape) != 2:
+    for what, side in zip(("forgotten", "test"), logits[ORIGINAL], strict=True):
+        if len(side) < 2 * folds:
             raise DataError(
-                f"outputs on the {what} data are {shape}; give one row of logits an example, [n, k]"
-            )
-        if shape[0] < 2 * folds:
-            raise DataError(
-                f"{shape[0]} {what} examples are too few for {folds} folds; give at least {2 * folds}, or use fewer folds"
+                f"{len(side)} {what} examples are too few for {folds} folds; give at least {2 * folds}, or use fewer folds"
             )
     for model, sides in logits.items():
-        if [list(side.shape) for side in sides] != shapes:
-            raise DataError(
-                f"the outputs of {model} and of {ORIGINAL} are on different examples; give the same to both"
-            )
         if not all(bool(side.isfinite().all()) for side in sides):
             raise DataError(f"some outputs of {model} are not finite: it has diverged; look at its test loss")
-    return {model: (_to_rows(x_in), _to_rows(x_out)) for model, (x_in, x_out) in logits.items()}
-
-
-def _to_rows(logits: Tensor) -> Rows:
-    return logits.detach().double().cpu().numpy()
+    sides = {
+        model: [side.detach().double().cpu().numpy() for side in sides] for model, sides in logits.items()
+    }
+    return {model: (forgotten, test) for model, (forgotten, test) in sides.items()}

@@ -1,0 +1,3 @@
+from report.browsing import browser
+
+__all__ = ["browser"]

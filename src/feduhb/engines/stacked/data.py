@@ -1,0 +1,150 @@
+"""The examples of clients: stored where the engine computes, and sampled for a trial."""
+
+from __future__ import annotations
+
+import itertools
+from bisect import bisect_right
+from collections.abc import Hashable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from feduhb.core.types import ClientId
+from feduhb.data.federation import Examples
+from feduhb.engines.loop import client_errors
+
+MOST_NUMBERS = 1 << 22  # numbers in the targets that `sample_targets` reads; beyond that it skips examples
+
+
+class ExampleStore:
+    """The examples of some clients on a device; tensors that clients share are stored once."""
+
+    def __init__(self, clients: Mapping[ClientId, Examples], device: torch.device) -> None:
+        whole = {_key(examples): examples for examples in clients.values()}
+        begins: dict[Hashable, int] = {}
+        length = 0
+        for key, examples in whole.items():
+            begins[key] = length
+            length += len(examples.x)
+        self.x = _join([examples.x for examples in whole.values()]).to(device).contiguous()
+        self.y = _join([examples.y for examples in whole.values()]).to(device).contiguous()
+        self.rows = {
+            c: _positive_rows(e) + begins[_key(e)] for c, e in clients.items()
+        }  # positions, on the CPU
+        self._made_of = {client: (examples, _versions(examples)) for client, examples in clients.items()}
+        self._checked: set[ClientId] = set()
+
+    def holds(self, clients: Mapping[ClientId, Examples]) -> bool:
+        """Return whether these examples are stored and unchanged. A change in place by NumPy is not noticed."""
+        for client, examples in clients.items():
+            known, versions = self._made_of.get(client, (None, ()))
+            if known is not examples or versions != _versions(examples):
+                return False
+        return True
+
+    def check(self, client: ClientId, classes: int | None) -> None:
+        """Raise IndexError for rows outside a client's data and for labels that are not classes."""
+        if client in self._checked:
+            return
+        examples, _ = self._made_of[client]
+        size = len(examples.x)
+        low, high = map(int, torch.aminmax(examples.rows))
+        if low < -size or high >= size:
+            bad = low if low < -size else high
+            raise IndexError(f"row {bad} is out of bounds: the client has {size} examples")
+        if classes is not None:
+            low, high = map(int, torch.aminmax(examples.targets))
+            if low < 0 or high >= classes:
+                raise IndexError(f"Target {low if low < 0 else high} is out of bounds.")
+        self._checked.add(client)
+
+    @staticmethod
+    def bytes(clients: Mapping[ClientId, Examples]) -> int:
+        """Return the size of a store of these clients."""
+        whole = {_key(examples): examples for examples in clients.values()}
+        return sum(e.x.nbytes + e.y.nbytes for e in whole.values())
+
+
+def are_tensors_shared(clients: Mapping[ClientId, Examples]) -> bool:
+    """Return whether the examples of all clients are rows of the same tensors."""
+    first, *others = clients.values()
+    return all(_key(examples) == _key(first) for examples in others)
+
+
+def _key(examples: Examples) -> Hashable:
+    """Return a key that is equal for two clients if their tensors read the same memory in the same way."""
+    return tuple((t.data_ptr(), t.dtype, t.shape, t.stride()) for t in (examples.x, examples.y))
+
+
+def _versions(examples: Examples) -> tuple[int, ...]:
+    """Return how often each tensor was changed in place."""
+    parts = (examples.x, examples.y, examples.rows)
+    return tuple(0 if part.is_inference() else part._version for part in parts)
+
+
+def _positive_rows(examples: Examples) -> Tensor:
+    """Return a client's rows counted from its first: -1 is the last row of the client, not of the store."""
+    return torch.where(examples.rows < 0, examples.rows + len(examples.x), examples.rows)
+
+
+def _join(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+
+
+def sample_examples(clients: Mapping[ClientId, Examples], count: int) -> tuple[Tensor, Tensor]:
+    """Return the inputs and targets of ``count`` examples, evenly spaced over all clients."""
+    everyone = list(clients.values())
+    ends = list(itertools.accumulate(map(len, everyone)))
+    places = sorted(set(torch.linspace(0, ends[-1] - 1, count, dtype=torch.float64).long().tolist()))
+    found = []
+    for place in places:
+        who = bisect_right(ends, place)
+        found.append(everyone[who].batch(torch.tensor([place - (ends[who] - len(everyone[who]))])))
+    x, y = zip(*found, strict=True)
+    return torch.cat(x), torch.cat(y)
+
+
+def sample_targets(clients: Mapping[ClientId, Examples], most: int) -> Tensor:
+    """Return targets [n, ...] that hold the smallest, the largest and the ``most`` commonest values of all targets.
+
+    If a target holds several numbers, return the targets with the most and with the fewest of each of these values,
+    and ``most`` evenly spaced ones.
+    """
+    y = _read_targets(clients)
+    numbers = y.reshape(len(y), -1)
+    if numbers.is_floating_point():
+        numbers = numbers.where(~numbers.isnan(), torch.inf)  # each NaN would count as another value
+    values, which, counts = torch.unique(numbers, return_inverse=True, return_counts=True)
+    common = counts.argsort(descending=True, stable=True)[:most]
+    chosen = torch.cat([common, torch.tensor([0, len(values) - 1])])
+    richest, poorest = (found[chosen] for found in _extremes(which))
+    if numbers.shape[1] == 1:
+        return y[richest.unique()]
+    evenly = torch.linspace(0, len(y) - 1, most, dtype=torch.float64).long()
+    return y[torch.cat([richest, poorest, evenly]).unique()]
+
+
+def _extremes(which: Tensor) -> tuple[Tensor, Tensor]:
+    """Return, for each value 0, 1, ... in rows [n, k], the first rows in which it is most and least frequent."""
+    rows = len(which)
+    pairs, counts = torch.unique(which * rows + torch.arange(rows).unsqueeze(1), return_counts=True)
+    value, row = pairs // rows, pairs % rows  # sorted by value, then by row
+    held = value.bincount()  # number of rows with each value
+    none = torch.zeros_like(held)
+    most = none.scatter_reduce(0, value, counts * rows + rows - 1 - row, "amax")
+    fewest = none.scatter_reduce(0, value, counts * rows + row, "amin", include_self=False)
+    rank = torch.arange(len(row)) - (held.cumsum(0) - held)[value]
+    skipped = rank.where(row != rank, rows)
+    lacking = held.scatter_reduce(0, value, skipped, "amin")  # the first row without the value
+    return rows - 1 - most % rows, torch.where(held < rows, lacking, fewest % rows)
+
+
+def _read_targets(clients: Mapping[ClientId, Examples]) -> Tensor:
+    """Return the targets of all clients, or of every n-th example if there are more than `MOST_NUMBERS` numbers."""
+    each = next(iter(clients.values())).y[0].numel()
+    step = -(-sum(map(len, clients.values())) * each // MOST_NUMBERS)
+    found = []
+    for client, examples in clients.items():
+        with client_errors(client, 0):
+            found.append(examples.y[examples.rows[::step]])
+    return torch.cat(found)

@@ -1,0 +1,239 @@
+"""The schedule of a block and the runner that carries it out; on a GPU it records a step as a graph and replays that.
+
+The clients with the most steps come first in the stack, which shrinks as the others finish.
+Letters in shapes: C clients of a block, T steps of the longest client, B examples in a batch.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from feduhb.core.types import ClientId
+from feduhb.engines.loop import draw_order
+from feduhb.engines.stacked.data import ExampleStore
+from feduhb.engines.stacked.networks import Network
+from feduhb.engines.triton import HAS_TRITON
+from feduhb.engines.triton.elementwise import gather_batches
+
+STRIDE = 8  # steps in one graph
+WASTE = 0.05  # share of the places in steps that may be masked, to need fewer graphs
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """A number of steps in which the first ``clients`` clients of the stack take part."""
+
+    clients: int
+    steps: int
+
+
+def plan_phases(totals: Sequence[int], waste: float = 0.0) -> tuple[Phase, ...]:
+    """Divide the steps of clients into phases; ``totals`` is in descending order.
+
+    Without waste every client leaves as soon as it finishes. A GPU needs one graph for each number of clients, so
+    finished clients may stay, masked, as long as at most the share ``waste`` of all places in steps is lost.
+    """
+    ends = sorted(set(totals))
+    exact = [
+        Phase(sum(total >= end for total in totals), end - begin)
+        for begin, end in zip([0, *ends[:-1]], ends, strict=True)
+    ]
+    spare = waste * sum(totals)
+    while len(exact) > 1:
+        costs = [(a.clients - b.clients) * b.steps for a, b in itertools.pairwise(exact)]
+        cheapest = min(range(len(costs)), key=costs.__getitem__)
+        spare -= costs[cheapest]
+        if spare < 0:
+            break
+        first, second = exact[cheapest : cheapest + 2]
+        exact[cheapest : cheapest + 2] = [Phase(first.clients, first.steps + second.steps)]
+    return tuple(exact)
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """The batches of a block of clients, in descending order of their numbers of examples."""
+
+    clients: tuple[ClientId, ...]
+    counts: tuple[int, ...]  # [C] examples
+    size: int  # B
+    epochs: int
+
+    @classmethod
+    def of(cls, clients: Sequence[ClientId], counts: Sequence[int], batch_size: int, epochs: int) -> Schedule:
+        """Return the schedule of these clients; clients with equally many examples keep their order."""
+        pairs = sorted(zip(clients, counts, strict=True), key=lambda pair: -pair[1])
+        names, sizes = zip(*pairs, strict=True)
+        return cls(names, sizes, min(batch_size, max(sizes)), epochs)
+
+    @property
+    def epoch_steps(self) -> tuple[int, ...]:
+        """The number of steps in one epoch of each client [C]."""
+        return tuple(-(-count // self.size) for count in self.counts)
+
+    @property
+    def totals(self) -> tuple[int, ...]:
+        """The number of all steps of each client [C]."""
+        return tuple(steps * self.epochs for steps in self.epoch_steps)
+
+    def shares(self, dtype: torch.dtype) -> Tensor:
+        """Return the weight of each example in the mean of its batch [C, T, B]: 1 / batch size, and 0 for padding."""
+        found = torch.zeros(len(self.clients), self.totals[0], self.size, dtype=dtype)
+        for row, (count, steps) in enumerate(zip(self.counts, self.epoch_steps, strict=True)):
+            epoch = torch.zeros(steps * self.size, dtype=dtype)
+            epoch[:count] = 1
+            epoch = epoch.view(steps, self.size)
+            found[row, : steps * self.epochs] = (epoch / epoch.sum(1, keepdim=True)).repeat(self.epochs, 1)
+        return found
+
+    def count_ready_steps(self, epoch: int) -> int:
+        """Return how many steps can run once the batches of this epoch are drawn."""
+        return self.totals[0] if epoch == self.epochs - 1 else self.epoch_steps[-1] * (epoch + 1)
+
+    def pad(self, order: Tensor, rows: Sequence[Tensor]) -> None:
+        """Fill an order [C, T, B] with each client's first example, which has a share of 0 there."""
+        for own, positions in zip(order, rows, strict=False):
+            own.fill_(int(positions[0]))
+
+    def draw(self, order: Tensor, rows: Sequence[Tensor], seed: int, round: int, epoch: int) -> None:
+        """Write the batches of one epoch into an order [C, T, B]; ``rows`` are positions in the store."""
+        parts = zip(self.clients, self.counts, self.epoch_steps, strict=True)
+        for row, (client, count, steps) in enumerate(parts):
+            begin = epoch * steps * self.size
+            shuffle = draw_order(count, seed, client, round, epoch)
+            order[row].view(-1)[begin : begin + count] = rows[row][shuffle]
+
+
+@dataclass
+class Inputs:
+    """What a step reads, at fixed addresses: the batches of every step, and the number of the step."""
+
+    store: ExampleStore
+    order: Tensor  # [C, T, B] positions in the store
+    shares: Tensor  # [C, T, B] weight of each example in the mean of its batch
+    now: Tensor  # [1] number of the step
+    draft: Tensor  # [C, T, B] the order on the host, in pinned memory if there is a GPU
+    graphs: dict[tuple[int, int], Any] = field(default_factory=dict)  # by the numbers of clients and steps
+    memory: Any = None  # shared by the graphs, which run one after another
+    written: Schedule | None = None  # the schedule of the shares
+
+    def fit(self, store: ExampleStore, schedule: Schedule) -> bool:
+        """Return whether a schedule fits in, so that the graphs can be used again."""
+        _, steps, size = self.order.shape
+        return self.store is store and steps >= schedule.totals[0] and size == schedule.size
+
+
+class Runner:
+    """Train the clients of a block on a network that holds up to ``clients`` of them."""
+
+    def __init__(self, network: Network, clients: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.network = network
+        self.clients = clients
+        self.dtype = dtype
+        self.device = device
+        self._inputs: Inputs | None = None
+
+    def run(self, schedule: Schedule, store: ExampleStore, start: Tensor, seed: int, round: int) -> Tensor:
+        """Train from the parameters [P]; return the parameters of each client [C, P] in the order of the schedule."""
+        inputs = self._prepare(schedule, store)
+        rows = [store.rows[client] for client in schedule.clients]
+        plan = plan_phases(schedule.totals, WASTE if self.device.type == "cuda" else 0.0)
+        if self.device.type == "cuda":
+            for phase in plan:
+                self._record_graphs(inputs, phase.clients)
+        self.network.begin(start)
+        inputs.now.zero_()
+        schedule.pad(inputs.draft, rows)
+        done = 0
+        for epoch in range(schedule.epochs):
+            schedule.draw(inputs.draft, rows, seed, round, epoch)
+            inputs.order.copy_(inputs.draft, non_blocking=True)
+            ready = schedule.count_ready_steps(epoch)
+            for phase in _clip_phases(plan, done, ready):
+                self._advance(inputs, phase)
+            done = ready
+        return self.network.end()[: len(schedule.clients)]
+
+    def _advance(self, inputs: Inputs, phase: Phase) -> None:
+        if self.device.type != "cuda":
+            for _ in range(phase.steps):
+                self._step(inputs, phase.clients)
+            return
+        for _ in range(phase.steps // STRIDE):
+            inputs.graphs[phase.clients, STRIDE].replay()
+        for _ in range(phase.steps % STRIDE):
+            inputs.graphs[phase.clients, 1].replay()
+
+    def _step(self, inputs: Inputs, clients: int) -> None:
+        """Take the step with the number ``now``, and increase it."""
+        self.network.step(*self._batches(inputs, clients))
+        inputs.now += 1
+
+    def _batches(self, inputs: Inputs, clients: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return inputs [C, B, ...], targets [C, B, ...], shares [C, B], and which clients still train [C]."""
+        store = inputs.store
+        if store.x.is_cuda and HAS_TRITON and store.y.dim() == 1:
+            last = self.network.batch_last and store.x.dim() == 4
+            return gather_batches(
+                inputs.now, inputs.order, inputs.shares, store.x, store.y, clients, batch_last=last
+            )
+        rows = inputs.order[:clients].index_select(1, inputs.now).squeeze(1)
+        share = inputs.shares[:clients].index_select(1, inputs.now).squeeze(1)
+        on = (share.sum(1) > 0).to(share.dtype)
+        return store.x[rows], store.y[rows], share, on
+
+    def _record_graphs(self, inputs: Inputs, clients: int) -> None:
+        """Record one step of this many clients as a CUDA graph, and `STRIDE` steps as another, after a warm-up step."""
+        if (clients, 1) in inputs.graphs:
+            return
+        inputs.now.zero_()
+        aside = torch.cuda.Stream(self.device)
+        aside.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(aside):
+            self._step(inputs, clients)
+        torch.cuda.current_stream(self.device).wait_stream(aside)
+        for steps in (1, STRIDE):
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=inputs.memory):
+                for _ in range(steps):
+                    self._step(inputs, clients)
+            inputs.memory = graph.pool()
+            inputs.graphs[clients, steps] = graph
+
+    def _prepare(self, schedule: Schedule, store: ExampleStore) -> Inputs:
+        """Return inputs with the shares of a schedule; reuse those of the last block if they are large enough."""
+        if self._inputs is None or not self._inputs.fit(store, schedule):
+            shape = self.clients, schedule.totals[0], schedule.size
+            self._inputs = Inputs(
+                store,
+                order=torch.zeros(shape, dtype=torch.long, device=self.device),
+                shares=torch.zeros(shape, dtype=self.dtype, device=self.device),
+                now=torch.zeros(1, dtype=torch.long, device=self.device),
+                draft=torch.zeros(shape, dtype=torch.long, pin_memory=self.device.type == "cuda"),
+            )
+        elif self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)  # the draft may still be being copied
+        inputs = self._inputs
+        if inputs.written != schedule:
+            shares = schedule.shares(self.dtype).to(self.device)
+            inputs.shares.zero_()
+            inputs.shares[: len(schedule.clients), : schedule.totals[0]] = shares
+            inputs.written = schedule
+        return inputs
+
+
+def _clip_phases(plan: Sequence[Phase], begin: int, end: int) -> list[Phase]:
+    """Return the parts of phases that lie between two steps."""
+    found, at = [], 0
+    for phase in plan:
+        steps = min(end, at + phase.steps) - max(begin, at)
+        if steps > 0:
+            found.append(Phase(phase.clients, steps))
+        at += phase.steps
+    return found

@@ -1,0 +1,174 @@
+"""Run Python programs in children that are forked off one process, which has imported what they need.
+
+Importing torch takes two seconds of a core; a fork takes a hundredth of one. A child is a process of its own: it has its
+own working directory, limits and standard streams, and a kill really kills it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import runpy
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+PROGRAM = """#!{python} -SE
+import json, os, socket, sys
+link = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+link.connect({address!r})
+job = dict(entry={entry!r}, words=sys.argv, cwd=os.getcwd(), environment=dict(os.environ))
+socket.send_fds(link, [json.dumps(job).encode()], [0, 1, 2])
+sys.exit(int(link.recv(64) or 1))
+"""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a program ended."""
+
+    returncode: int  # negative: the signal that killed it
+    stdout: str
+    stderr: str
+
+
+class ForkServer:
+    """A process that forks a child for every program; it and its children end with its `with` block.
+
+    Args:
+        modules: imported once, before the first fork. They must not start threads.
+        prefix: words before the server's command, such as `nsenter --net=FILE`.
+        environment: of the server and its children; None is the environment of this process.
+    """
+
+    def __init__(
+        self, *modules: str, prefix: Sequence[str] = (), environment: Mapping[str, str] | None = None
+    ) -> None:
+        self._folder = Path(tempfile.mkdtemp())
+        self._address = str(self._folder / "socket")
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
+            listening.bind(self._address)
+            listening.listen(64)  # who comes while the modules are imported waits
+            self._process = subprocess.Popen(
+                [*prefix, sys.executable, __file__, str(listening.fileno()), *modules],
+                env=environment,
+                stdin=subprocess.PIPE,  # its end tells the server that this process has ended
+                pass_fds=[listening.fileno()],
+                start_new_session=True,
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.communicate()
+        shutil.rmtree(self._folder)
+
+    def run(self, entry: str, *arguments: object, cwd: Path | None = None) -> Ended:
+        """Call a function, "module:name", in a child whose sys.argv holds the arguments; return how the child ended."""
+        job = {"entry": entry, "words": [entry, *map(str, arguments)], "cwd": str(cwd or Path.cwd())}
+        with (
+            socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as link,
+            Path(os.devnull).open() as nothing,
+            tempfile.TemporaryFile("w+") as out,
+            tempfile.TemporaryFile("w+") as err,
+        ):
+            link.connect(self._address)
+            socket.send_fds(link, [json.dumps(job).encode()], [nothing.fileno(), out.fileno(), err.fileno()])
+            answer = link.recv(64)
+            assert answer, "the fork server has ended"
+            out.seek(0)
+            err.seek(0)
+            return Ended(int(answer), out.read(), err.read())
+
+    def run_script(self, script: Path, *arguments: object, cwd: Path | None = None) -> Ended:
+        """Run a file as `python FILE ARGUMENTS` does."""
+        return self.run("forking:run_as_main", script, *arguments, cwd=cwd)
+
+    def write_program(self, path: Path, entry: str) -> None:
+        """Write a program that calls a function in a child, with its own words, streams, folder and environment.
+
+        The child is killed when the program is.
+        """
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(PROGRAM.format(python=sys.executable, address=self._address, entry=entry))
+        path.chmod(0o700)
+
+
+def run_as_main() -> None:
+    """Run the file that is named first in sys.argv as the main program."""
+    sys.argv = sys.argv[1:]
+    sys.path.insert(0, str(Path(sys.argv[0]).parent))
+    runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+def serve(listening: socket.socket, modules: Sequence[str]) -> None:
+    """Import the modules, then attend to every client in a process of its own, as long as the process that started it lives."""
+    for module in modules:
+        importlib.import_module(module)
+    while sys.stdin not in select.select([listening, sys.stdin], [], [])[0]:
+        link, _ = listening.accept()
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:  # those who have attended to earlier clients
+                pass
+        if os.fork() == 0:
+            listening.close()
+            _attend(link)
+            os._exit(0)
+        link.close()
+
+
+def _attend(link: socket.socket) -> None:
+    """Run a client's job in a child and answer how it ended; kill the child when the client goes away."""
+    message, handles, _, _ = socket.recv_fds(link, 1 << 20, 3)
+    child = os.fork()
+    if child == 0:
+        link.close()
+        _run_job(handles, json.loads(message))
+    ended = os.pidfd_open(child)
+    ready, _, _ = select.select([ended, link], [], [])
+    if ended not in ready:
+        os.kill(child, signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
+    with contextlib.suppress(BrokenPipeError):
+        link.send(str(os.waitstatus_to_exitcode(status)).encode())
+
+
+def _run_job(handles: Sequence[int], job: Mapping[str, Any]) -> None:
+    """Run one job in this process, and end the process."""
+    code = 1
+    try:
+        for number, handle in enumerate(handles):
+            os.dup2(handle, number)
+        os.chdir(job["cwd"])
+        os.environ.update(job.get("environment", {}))
+        sys.argv = job["words"]
+        module, _, name = job["entry"].partition(":")
+        getattr(importlib.import_module(module), name)()
+        code = 0
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+        if isinstance(ended.code, str):
+            sys.stderr.write(ended.code + "\n")
+    except BaseException:  # the child must not continue as a second server
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[2:])
