@@ -11,10 +11,14 @@ PAGE = Path(__file__).with_name("cli.md")
 
 
 def command_line() -> str:
-    """Give the help of every command, as a terminal shows it, on one page."""
+    """Return the help of every command, as a terminal shows it, on one page."""
+    import click
+    from typer.main import get_command
+
     from feduhb.cli import app
 
-    commands = [info.callback.__name__ for info in app.registered_commands if info.callback]
+    group = get_command(app)
+    commands = group.list_commands(click.Context(group)) if isinstance(group, click.Group) else []
     pages = [
         "# The command line",
         _help("feduhb"),
