@@ -65,10 +65,10 @@ class Place:
         return json.loads(json.dumps(asdict(self)))
 
     @classmethod
-    def from_json(cls, told: Mapping[str, Any]) -> Place:
+    def from_json(cls, record: Mapping[str, Any]) -> Place:
         """Return the place that `as_json` wrote."""
-        lists = {name: tuple(told.get(name, ())) for name in ("momenta", "steps")}
-        return cls(**{**told, **lists})
+        lists = {name: tuple(record.get(name, ())) for name in ("momenta", "steps")}
+        return cls(**{**record, **lists})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +123,7 @@ class Cell:
 
     def write(self, folder: Path) -> Path:
         """Write the cell's file, whole or not at all."""
-        told = {
+        record = {
             "place": self.place.as_json(),
             "made": self.made,
             "misr": self.misr,
@@ -131,24 +131,24 @@ class Cell:
         }
         path = folder / f"{self.place.name}.json"
         folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, (_format_cell(told) + "\n").encode())
+        write_atomically(path, (_format_cell(record) + "\n").encode())
         return path
 
     @classmethod
     def read(cls, path: Path) -> Cell:
         """Return the cell in a file; raise RunFolderError if it is damaged."""
         try:
-            told = json.loads(path.read_text(encoding="utf-8"))
-            if lost := [name for name in MADE if name not in told["made"]]:
+            record = json.loads(path.read_text(encoding="utf-8"))
+            if lost := [name for name in MADE if name not in record["made"]]:
                 raise KeyError(f"made.{lost[0]}")
             return cls(
-                place=Place.from_json(told["place"]),
-                made=told["made"],
+                place=Place.from_json(record["place"]),
+                made=record["made"],
                 misr={
                     attacker: {run: (pair[0], pair[1]) for run, pair in by_run.items()}
-                    for attacker, by_run in told["misr"].items()
+                    for attacker, by_run in record["misr"].items()
                 },
-                runs={name: _read_track(track) for name, track in told["runs"].items()},
+                runs={name: _read_track(track) for name, track in record["runs"].items()},
             )
         except (ValueError, KeyError, TypeError, AttributeError, IndexError, OSError) as error:
             raise RunFolderError(
@@ -172,18 +172,18 @@ def round_series(values: Sequence[float]) -> tuple[float, ...]:
     return tuple(float(f"{value:.{DIGITS}g}") for value in values)
 
 
-def _read_track(told: Mapping[str, Any]) -> Track:
-    tables = {name: dict(told[name]) for name in ("settings", "sums", "scores")}
-    series = {name: tuple(values) for name, values in told["series"].items()}
-    return Track(**{**told, **tables, "series": series})
+def _read_track(record: Mapping[str, Any]) -> Track:
+    tables = {name: dict(record[name]) for name in ("settings", "sums", "scores")}
+    series = {name: tuple(values) for name, values in record["series"].items()}
+    return Track(**{**record, **tables, "series": series})
 
 
-def _format_cell(told: Mapping[str, Any]) -> str:
+def _format_cell(record: Mapping[str, Any]) -> str:
     """Return JSON with one line for each run, so that a person can read a cell's file."""
     runs = ",\n".join(
-        f"{json.dumps(name)}: {json.dumps(track, allow_nan=False)}" for name, track in told["runs"].items()
+        f"{json.dumps(name)}: {json.dumps(track, allow_nan=False)}" for name, track in record["runs"].items()
     )
     rest = ",\n".join(
-        f"{json.dumps(key)}: {json.dumps(told[key], allow_nan=False)}" for key in ("place", "made", "misr")
+        f"{json.dumps(key)}: {json.dumps(record[key], allow_nan=False)}" for key in ("place", "made", "misr")
     )
     return f'{{{rest},\n"runs": {{\n{runs}\n}}}}'

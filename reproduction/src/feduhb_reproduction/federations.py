@@ -113,9 +113,9 @@ def check_cells(cells: Sequence[Cell]) -> None:
         one, other = _shared_settings(cells[0].place), _shared_settings(cell.place)
         unlike = [name for name in one if one[name] != other[name]]
         if unlike:
-            told = "; ".join(f"{name} {one[name]} and {other[name]}" for name in unlike)
+            phrases = "; ".join(f"{name} {one[name]} and {other[name]}" for name in unlike)
             raise RunFolderError(
-                f"cells {cells[0].place.name} and {cell.place.name} are of different experiments ({told}); "
+                f"cells {cells[0].place.name} and {cell.place.name} are of different experiments ({phrases}); "
                 "keep each experiment's cells in a folder of its own"
             )
 

@@ -39,8 +39,8 @@ class Standing:
     def __str__(self) -> str:
         lines = [f"{len(self.done)} of {len(self.done) + len(self.missing)} cells are done"]
         names = [place.name for place in self.missing]
-        told = [f"{name} ({self.partly[name]})" if name in self.partly else name for name in names]
-        return "\n".join([*lines, *(["missing: " + ", ".join(told)] if told else [])])
+        phrases = [f"{name} ({self.partly[name]})" if name in self.partly else name for name in names]
+        return "\n".join([*lines, *(["missing: " + ", ".join(phrases)] if phrases else [])])
 
 
 def check_progress(

@@ -183,8 +183,12 @@ def _list_times(found: Times, retrain: Times | None) -> Row:
 
 
 def _list_printed(federation: Federation, run: str) -> Row:
-    told = words.SECONDS.get(federation.cells[0].place.data, {})
-    return [f"{told[run]:.2f}", f"{told[run] / told[RETRAIN]:.2f}"] if run in told else [NOTHING, NOTHING]
+    printed = words.SECONDS.get(federation.cells[0].place.data, {})
+    return (
+        [f"{printed[run]:.2f}", f"{printed[run] / printed[RETRAIN]:.2f}"]
+        if run in printed
+        else [NOTHING, NOTHING]
+    )
 
 
 def _describe_timings(cells: Sequence[Cell]) -> str:

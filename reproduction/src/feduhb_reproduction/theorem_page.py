@@ -191,9 +191,11 @@ def markdown(found: Found) -> str:
 def page(found: Found) -> str:
     """Return the outcome as one self-contained HTML document."""
     lead, _, rest = headline(found).partition(". ")
-    told = [text for text in (rest, FORMULA) if text]
+    phrases = [text for text in (rest, FORMULA) if text]
     sections = [
-        Section("Distance between FedUHB and Retrain, round by round", told, charts=describe_charts(found)),
+        Section(
+            "Distance between FedUHB and Retrain, round by round", phrases, charts=describe_charts(found)
+        ),
         Section("In numbers", grid=table(found)),
         Section(SHOWS, points=meaning(found)),
         Section(HOW, facts=facts(found)),

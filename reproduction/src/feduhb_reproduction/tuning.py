@@ -36,7 +36,7 @@ from feduhb_reproduction.words import (
 )
 
 WINDOWS: tuple[int | None, ...] = (None, *LOOKED_BACK)
-TOLD = SCALES[::2]  # λ; the figure has those between, too
+TABULATED = SCALES[::2]  # λ; the figure has those between, too
 
 
 class Variant(NamedTuple):
@@ -97,7 +97,7 @@ def tabulate_lambdas(cells: Sequence[Cell]) -> Grid:
         ]
         for each in there
         if each not in mute
-        for scale in TOLD
+        for scale in TABULATED
     ]
     rows += [_list_never(each) for each in mute]
     windows = [f"window: {format_window(window)}" for window in WINDOWS]
@@ -126,9 +126,9 @@ def describe_silence(found: Sequence[Federation]) -> str:
 
 def _list_never(federation: Federation) -> list[str]:
     """Return one row for all λ of a federation in which the rule never fires."""
-    told = [f"not in {federation.rounds}"] * len(WINDOWS)
-    every = f"{TOLD[0]:g} to {TOLD[-1]:g}"
-    return [federation.label, every, *told, NOTHING, str(len(federation.tracks(UHB_ON)))]
+    never = [f"not in {federation.rounds}"] * len(WINDOWS)
+    every = f"{TABULATED[0]:g} to {TABULATED[-1]:g}"
+    return [federation.label, every, *never, NOTHING, str(len(federation.tracks(UHB_ON)))]
 
 
 def _format_end(found: Stops, scheduled: int) -> str:
@@ -141,8 +141,8 @@ def _format_end(found: Stops, scheduled: int) -> str:
 
 
 def _format_printed(federation: Federation, scale: float) -> str:
-    told = words.LAMBDA.get(federation.cells[0].place.data, {}).get(scale)
-    return NOTHING if told is None else f"{told[0]}; {told[1]:.2%}"
+    printed = words.LAMBDA.get(federation.cells[0].place.data, {}).get(scale)
+    return NOTHING if printed is None else f"{printed[0]}; {printed[1]:.2%}"
 
 
 def list_variants(federation: Federation) -> list[Variant]:
@@ -187,17 +187,17 @@ def tabulate_ablation(cells: Sequence[Cell]) -> Grid:
 def _describe_coarse(cells: Sequence[Cell]) -> str:
     """Return a note on federations in which too few server steps were tried."""
     found = [(each, step) for each in group_cells(cells) if (step := find_best_step(each)) is not None]
-    told = {each.label: describe_untried(each, step) for each, step in found}
+    notes = {each.label: describe_untried(each, step) for each, step in found}
     return "".join(
-        f"{label}: step {step:g} is best {told[label]}. "
+        f"{label}: step {step:g} is best {notes[label]}. "
         for (each, step) in found
-        if told[label := each.label]
+        if notes[label := each.label]
     )
 
 
 def _list_variants(federation: Federation) -> Iterator[list[str]]:
-    told = words.LAMBDA.get(federation.cells[0].place.data, {}).get(federation.cells[0].place.scale)
-    paper = NOTHING if told is None else f"{told[0]} rounds, {format_percent(told[1])}"
+    printed = words.LAMBDA.get(federation.cells[0].place.data, {}).get(federation.cells[0].place.scale)
+    paper = NOTHING if printed is None else f"{printed[0]} rounds, {format_percent(printed[1])}"
     for variant in list_variants(federation):
         found = replay_variant(federation, variant)
         yield [

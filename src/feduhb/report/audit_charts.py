@@ -135,8 +135,8 @@ def chart_clients(audit: Audit, label: str) -> Chart | None:
             axes.set_xticks(places, names, rotation=turned, parse_math=False)
         else:
             axes.set_xticks([])
-            told = f"{len(changed)} clients, from the largest loss to the largest gain"
-            axes.set_xlabel(told, color=dr.SOFT, size=dr.SMALL)
+            label = f"{len(changed)} clients, from the largest loss to the largest gain"
+            axes.set_xlabel(label, color=dr.SOFT, size=dr.SMALL)
 
     texts = [
         f"{row.client}: {format_percent(row.before)} → {format_percent(row.after)} ({format_points(row.gain)} points"

@@ -195,13 +195,13 @@ class Sweep:
 
     def describe(self) -> list[str]:
         """Return what was swept, and what a stop rule did to it."""
-        told = [f"FedUHB with β {_join_betas(self.runs)}; β 0 is plain averaging."]
+        phrases = [f"FedUHB with β {_join_betas(self.runs)}; β 0 is plain averaging."]
         if self.cut:
-            told.append(
+            phrases.append(
                 f"A stop rule cut β {_join_betas(self.cut)} short, and it fires early at a low β: "
                 "for a fair figure, run each β with --stop never."
             )
-        return told
+        return phrases
 
 
 def find_sweep(views: Sequence[RunView]) -> Sweep | None:

@@ -111,8 +111,8 @@ def _show_audit(view: RunView, place: int, colour: str) -> dict[str, Any]:
         for name, grid in make_grids([view]).items()
         if name not in {"verdicts", "exactness"}  # the reasons and the list of checks hold the same
     ]
-    told = {check.says for check in audit.exactness.checks} if audit.exactness else set[str]()
-    reasons = [reason for reason in audit.verdict.reasons if reason not in told]
+    checked = {check.says for check in audit.exactness.checks} if audit.exactness else set[str]()
+    reasons = [reason for reason in audit.verdict.reasons if reason not in checked]
     shown = {"view": view, "audit": audit, "verdict": get_verdict(view), "grids": grids, "reasons": reasons}
     return shown | {"warning": words.warn_of_other_weights(view)}
 

@@ -140,15 +140,15 @@ def read_runs(paths: Sequence[Path | str]) -> list[RunView]:
 
 def _read(folder: RunFolder) -> RunView:
     try:
-        config, told, rounds = folder.config(), folder.result(), folder.rounds()
+        config, written, rounds = folder.config(), folder.result(), folder.rounds()
         text = folder.config_path.read_text(encoding="utf-8")
     except OSError as error:
         raise RunFolderError(
             f"{folder.path} cannot be read: {error.strerror}; give a run folder you may read"
         ) from None
     unlearn = config.get("unlearn")
-    _check(folder, told, rounds, unlearn)
-    result: dict[str, Any] = {**dict.fromkeys(LATER, 0), **told}
+    _check(folder, written, rounds, unlearn)
+    result: dict[str, Any] = {**dict.fromkeys(LATER, 0), **written}
     role = ORIGINAL if unlearn is None else result["method"]
     label = NAMES.get(role, printable(role))
     return RunView(folder.path, label, role, rounds, result, config, text, read_audit(folder.path))
@@ -156,14 +156,14 @@ def _read(folder: RunFolder) -> RunView:
 
 def _check(folder: RunFolder, result: object, rounds: Sequence[Round], unlearn: object) -> None:
     """Raise RunFolderError if another program wrote the result, or if it does not belong to the rounds."""
-    told = result if isinstance(result, dict) else {}
-    odd = [key for key, kind in NEEDED.items() if not isinstance(told.get(key), kind)]
-    odd += [key for key in LATER if not isinstance(told.get(key, 0), int | float)]
+    values = result if isinstance(result, dict) else {}
+    odd = [key for key, kind in NEEDED.items() if not isinstance(values.get(key), kind)]
+    odd += [key for key in LATER if not isinstance(values.get(key, 0), int | float)]
     if odd:
         raise RunFolderError(f"{folder.result_path} lacks {odd[0]}; another version wrote it: run again")
-    if not rounds or len(rounds) != told["rounds"]:
+    if not rounds or len(rounds) != values["rounds"]:
         raise RunFolderError(
-            f"{folder.rounds_path} holds {len(rounds)} rounds, but result.json counts {told['rounds']}; "
+            f"{folder.rounds_path} holds {len(rounds)} rounds, but result.json counts {values['rounds']}; "
             f"delete {folder.path} and run again"
         )
     if unlearn is not None and not isinstance(unlearn, Mapping):
@@ -190,9 +190,9 @@ def _label_by_settings(views: Sequence[RunView]) -> list[str]:
         for key in dict.fromkeys(k for one in flat for k in one)
         if len({one.get(key) for one in flat}) > 1
     ]
-    told = [f"{view.label} ({_join_settings(one, keys)})" for view, one in zip(views, flat, strict=True)]
-    fits = keys and len(set(told)) == len(told) and max(map(len, told)) <= LABEL_LENGTH
-    return [printable(label) for label in told] if fits else [view.label for view in views]
+    labels = [f"{view.label} ({_join_settings(one, keys)})" for view, one in zip(views, flat, strict=True)]
+    fits = keys and len(set(labels)) == len(labels) and max(map(len, labels)) <= LABEL_LENGTH
+    return [printable(label) for label in labels] if fits else [view.label for view in views]
 
 
 def _join_settings(settings: Mapping[tuple[str, ...], str], keys: Sequence[tuple[str, ...]]) -> str:

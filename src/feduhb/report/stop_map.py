@@ -124,17 +124,17 @@ def _replay_rule(view: RunView, scale: float, window: int | None) -> Ending:
 
 def _get_momentum(view: RunView) -> float:
     """Return the method's β, or the rule's own if the method has none. Without a floor ε, β cancels out."""
-    told = view.result["settings"].get("momentum")
-    return told if isinstance(told, int | float) and 0 <= told < 1 else PLAIN.momentum
+    momentum = view.result["settings"].get("momentum")
+    return momentum if isinstance(momentum, int | float) and 0 <= momentum < 1 else PLAIN.momentum
 
 
 def _find_own(view: RunView) -> tuple[float, int | None] | None:
     """Return the place of the run's own rule on the map, if it is a plain rule."""
-    told = view.config.get("unlearn", {}).get("stop")
-    if not isinstance(told, dict) or told.get("floor", 0) or told.get("as_printed", False):
+    rule = view.config.get("unlearn", {}).get("stop")
+    if not isinstance(rule, dict) or rule.get("floor", 0) or rule.get("as_printed", False):
         return None
-    place = told.get("scale", PLAIN.scale), told.get("window")
-    known = told.get("min_rounds", PLAIN.min_rounds) == PLAIN.min_rounds
+    place = rule.get("scale", PLAIN.scale), rule.get("window")
+    known = rule.get("min_rounds", PLAIN.min_rounds) == PLAIN.min_rounds
     return place if known and place[0] in SCALES and place[1] in WINDOWS else None
 
 
@@ -192,8 +192,8 @@ def chart_scales(found: StopMap) -> dict[str, Chart]:
     notes = [f"A larger λ stops earlier. {first}", *rest]
     charts = {"lambda-rounds": _chart_lines(f"Rounds by λ: {found.label}", found, "round", notes)}
     if found.last is not None:
-        told = f"open: did not fire; {format_percent(found.last)} after the last round"
-        notes = [told] if found.silent else []
+        note = f"open: did not fire; {format_percent(found.last)} after the last round"
+        notes = [note] if found.silent else []
         charts["lambda-accuracy"] = _chart_lines("Test accuracy there", found, "accuracy", notes)
     return charts
 

@@ -44,12 +44,12 @@ def judge_satisfying(evidence: Evidence) -> Judged:
 def _see_satisfying(federation: Federation) -> Seen | None:
     if not final_value(federation, ORIGINAL).n or not _has_all(federation, FOUR):
         return None
-    told = f"{format_share(final_value(federation, ORIGINAL).mean)} / {_format_finals(federation, FOUR)}"
+    measured = f"{format_share(final_value(federation, ORIGINAL).mean)} / {_format_finals(federation, FOUR)}"
     worst = min(
         100 * mean for run in FOUR if (mean := subtract_final(federation, run, ORIGINAL).mean) is not None
     )
     near = {LABELS[run]: _is_near(federation, run) for run in FOUR}
-    return weigh_all(near, told, "true of {} only", (worst,))
+    return weigh_all(near, measured, "true of {} only", (worst,))
 
 
 def _is_near(federation: Federation, run: str) -> bool:
@@ -113,10 +113,10 @@ def _see_declined(federation: Federation) -> Seen | None:
     lost = {run: subtract_final(federation, ORIGINAL, run) for run in FOUR[:3]}
     if not all(each.n for each in lost.values()):
         return None
-    told = join_values(format_points(subtract_final(federation, run, ORIGINAL)) for run in lost)
+    measured = join_values(format_points(subtract_final(federation, run, ORIGINAL)) for run in lost)
     values = tuple(-100 * (each.mean or 0.0) for each in lost.values())
     fell = {LABELS[run]: is_clear(each) for run, each in lost.items()}
-    return weigh_all(fell, told, "true of {} only", values)
+    return weigh_all(fell, measured, "true of {} only", values)
 
 
 def _has_all(federation: Federation, runs: Sequence[str]) -> bool:

@@ -59,13 +59,13 @@ def _see_sooner(federation: Federation, *, goal: float) -> Seen | None:
         return None
     low, theirs_low = (find_reached(federation, run, goal) for run in (UHB, RETRAIN))
     every = (found, theirs, low, theirs_low)
-    told = "{} ({}) / {} ({})".format(*(_format_reached(each, federation) for each in every))
+    measured = "{} ({}) / {} ({})".format(*(_format_reached(each, federation) for each in every))
     values = tuple(each.mean for each in every)
     if not found.all or not _is_before(found, theirs, federation):
-        return Seen(False, told, values=values)
+        return Seen(False, measured, values=values)
     if not theirs_low.hits or _is_before(low, theirs_low, federation):
-        return Seen(True, told, values=values)
-    return Seen(None, told, f"Retrain's final accuracy sooner, {goal:.0%} not clearly", values)
+        return Seen(True, measured, values=values)
+    return Seen(None, measured, f"Retrain's final accuracy sooner, {goal:.0%} not clearly", values)
 
 
 def _is_before(one: Reached, other: Reached, federation: Federation) -> bool:
@@ -97,8 +97,8 @@ def _see_soonest(federation: Federation, *, others: tuple[str, ...]) -> Seen | N
     ahead = {LABELS[run]: ours.all and _is_before(ours, each, federation) for run, each in theirs.items()}
     every = [ours, *theirs.values()]
     means = [average(rounds_of(federation, each)) for each in every]
-    told = join_values(_format_reached(each, federation) for each in every)
-    return weigh_all(ahead, told, "sooner than {} only", tuple(means))
+    measured = join_values(_format_reached(each, federation) for each in every)
+    return weigh_all(ahead, measured, "sooner than {} only", tuple(means))
 
 
 def judge_halved(evidence: Evidence, *, data: str) -> Judged:
@@ -127,10 +127,10 @@ def _see_halved(federation: Federation) -> Seen | None:
     half = federation.rounds / 2
     means = tuple(average(rounds_of(federation, each)) for each in (first, last))
     soon, kept = (each.all and mean <= half for each, mean in zip((first, last), means, strict=True))
-    told = join_values(_format_reached(each, federation) for each in (first, last))
+    measured = join_values(_format_reached(each, federation) for each in (first, last))
     but = "reached by then, but not kept"
     values = *means, half
-    return Seen(None if soon and not kept else soon, told, but if soon and not kept else "", values)
+    return Seen(None if soon and not kept else soon, measured, but if soon and not kept else "", values)
 
 
 def _explain_never(found: Sequence[tuple[Federation, Reached]]) -> str:

@@ -52,11 +52,11 @@ def judge_exact(evidence: Evidence) -> Judged:
     found = {name: _list_checks(audits[name]) for name in (UHB, *APPROXIMATE) if name in audits}
     if len(found) < 3 or not all(len(checks) == len(COUNTERFACTUALS) for checks in found.values()):
         return Judged("", UNKNOWN, "an audit of FedUHB, FedEraser or FedRecover is missing")
-    told = [
+    lines = [
         f"{LABELS[name]}: {_describe_checks(checks)}{_format_counts(swapped.get(name))}"
         for name, checks in found.items()
     ]
-    told += (
+    lines += (
         [f"{LABELS[RETRAIN]}{_format_counts(swapped[RETRAIN]).replace(',', ':', 1)}"]
         if RETRAIN in swapped
         else []
@@ -65,7 +65,7 @@ def judge_exact(evidence: Evidence) -> Judged:
         " Then the cells of the grid with the same weights with and without a backdoor in the forgotten data."
     )
     head = f"With noise in place of the forgotten data, and in a federation that never held it.{grid if swapped else ''}"
-    measured = "\n".join([head, *told])
+    measured = "\n".join([head, *lines])
     same = [name for name, checks in found.items() if all(check["identical"] for check in checks)]
     brief = f"the same weights bit for bit: {join_names([LABELS[name] for name in same]) if same else 'none'}"
     if swapped:

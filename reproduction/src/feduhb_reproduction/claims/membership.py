@@ -75,8 +75,8 @@ def _see_half(federation: Federation) -> Seen | None:
     if any(map(math.isnan, found.values())):
         return None
     near = {run: abs(rate - HALF) <= NEAR for run, rate in found.items()}
-    told = join_values(_format_rates(federation, run) for run in found)
-    return Seen(near[RETRAIN] and not near[ORIGINAL], told, values=tuple(found.values()))
+    measured = join_values(_format_rates(federation, run) for run in found)
+    return Seen(near[RETRAIN] and not near[ORIGINAL], measured, values=tuple(found.values()))
 
 
 def _format_rates(federation: Federation, run: str) -> str:
@@ -190,7 +190,7 @@ def _list_telling(federation: Federation) -> list[str]:
 def _see_lower(federation: Federation, *, than: tuple[str, ...], other: Sequence[Federation]) -> Seen | None:
     """Compare the excess of every attacker that distinguishes the original model from Retrain."""
     passed: dict[str, bool] = {}
-    told: list[str] = []
+    measured: list[str] = []
     values: list[tuple[bool, tuple[float, ...]]] = []
     for attacker in list_attackers(federation):
         rates = {run: list_excess(federation, run, attacker) for run in (UHB, *than, ORIGINAL, RETRAIN)}
@@ -200,7 +200,7 @@ def _see_lower(federation: Federation, *, than: tuple[str, ...], other: Sequence
         levels = [100 * average(each) for each in (*rates.values(), *like)]
         tells = attacker in _list_telling(federation)
         blind = "" if tells else ", which hardly tells the original from Retrain"
-        told.append(f"{join_values(f'{level:+.1f}' for level in levels)} ({attacker}{blind})")
+        measured.append(f"{join_values(f'{level:+.1f}' for level in levels)} ({attacker}{blind})")
         values.append((tells, (levels[0], min(levels[1 : 1 + len(than)]), levels[1 + len(than)])))
         if not tells:
             continue
@@ -209,9 +209,9 @@ def _see_lower(federation: Federation, *, than: tuple[str, ...], other: Sequence
         if other:
             highest = max(levels[len(rates) :], default=math.inf)
             passed[f"higher than on {DATA[other[0].cells[0].place.data]} by {attacker}"] = levels[0] > highest
-    if not told:
+    if not measured:
         return None
-    return weigh_all(passed, ", ".join(told), "{} only", max(values, key=itemgetter(0))[1])
+    return weigh_all(passed, ", ".join(measured), "{} only", max(values, key=itemgetter(0))[1])
 
 
 OVER = f"where an attacker puts the original model at least {100 * TELLS:g} points above Retrain, the MISR minus that attacker's rate on test data"

@@ -138,10 +138,10 @@ def compare_at_equal_work(found: Sequence[Federation], *, other: str) -> str:
     if not seen:
         return ""
     sides = {side: [name for name, (_, _, each) in seen.items() if each == side] for side in SIDES}
-    told = "; ".join(f"{side} for {group_names(names)}" for side, names in sides.items() if names)
+    phrases = "; ".join(f"{side} for {group_names(names)}" for side, names in sides.items() if names)
     epochs = _range((each for each, _, _ in seen.values()), ",.0f")
     rounds = _range((each for _, each, _ in seen.values()), ",.0f")
-    return f"{told} ({epochs} client epochs: {rounds} rounds of FedUHB)"
+    return f"{phrases} ({epochs} client epochs: {rounds} rounds of FedUHB)"
 
 
 def _find_leader(federation: Federation, other: str) -> tuple[float, float, str] | None:
@@ -179,8 +179,8 @@ def sum_slow_rounds(found: Sequence[Federation]) -> str:
     """Return by how many seconds unusually slow rounds exceeded the median; totals do not count these seconds."""
     timed = [one.timed for one in found if one.timed is not None]
     lost = {run: _sum_lost([one for one in timed if one is not None], run) for run in METHODS}
-    told = [f"{LABELS[run]} {format_number(each)}" for run, each in lost.items() if each > 0]
-    return f"{'; '.join(told)} s" if told else ""
+    phrases = [f"{LABELS[run]} {format_number(each)}" for run, each in lost.items() if each > 0]
+    return f"{'; '.join(phrases)} s" if phrases else ""
 
 
 def _sum_lost(timed: Sequence[Federation], run: str) -> float:
@@ -196,10 +196,8 @@ def find_rising_loss(found: Sequence[Federation]) -> str:
         return ""
     rising = sum(_still_rises(there[name]) for name in lows)
     more = f"; accuracy still rises in {rising}" if rising else ""
-    told = join_names([f"round {low:.1f} for {name}" for name, low in lows.items()])
-    return (
-        f"in {len(lows)} of {len(there)} federations, lowest at {told}; ends over {UP - 1:.0%} higher{more}"
-    )
+    phrases = join_names([f"round {low:.1f} for {name}" for name, low in lows.items()])
+    return f"in {len(lows)} of {len(there)} federations, lowest at {phrases}; ends over {UP - 1:.0%} higher{more}"
 
 
 def _find_lowest_loss(federation: Federation) -> float | None:
@@ -225,11 +223,11 @@ def compare_images(found: Sequence[Federation]) -> str:
     printed = LAMBDA.get(there[0].cells[0].place.data) if there else None
     if len(sizes) < 2 or printed is None:
         return ""
-    told = [
+    phrases = [
         f"{_range((final_value(one, UHB).mean for one in there if one.per_client == size), '.1%')} with {format_size(size)}"
         for size in sizes
     ]
-    return f"{join_names(told)}; paper {printed[0.6][1]:.2%}"
+    return f"{join_names(phrases)}; paper {printed[0.6][1]:.2%}"
 
 
 def describe_recover(found: Sequence[Federation]) -> str:
@@ -265,7 +263,7 @@ def _measure_gain(federation: Federation, end: int) -> float:
 
 def find_spendthrifts(found: Sequence[Federation]) -> str:
     """Return the runs in which FedRecover saves next to nothing, which a mean over seeds hides."""
-    told = []
+    phrases = []
     for run in ("fedrecover", CORRECTED):
         shares = {
             name: {seed: track.sums.get("client_rounds_saved") for seed, track in one.tracks(run).items()}
@@ -278,8 +276,8 @@ def find_spendthrifts(found: Sequence[Federation]) -> str:
             for seed, each in seeds.items()
             if each is not None and each < FEW
         ]
-        told += [f"{len(few)} of {len(known)} runs of {LABELS[run]}: {join_names(few)}"] if few else []
-    return "; ".join(told)
+        phrases += [f"{len(few)} of {len(known)} runs of {LABELS[run]}: {join_names(few)}"] if few else []
+    return "; ".join(phrases)
 
 
 def _range(values: Iterable[float | None], spec: str) -> str:

@@ -83,7 +83,7 @@ class Seen:
     """
 
     holds: bool | None
-    told: str
+    measured: str
     but: str = ""
     values: tuple[float | None, ...] = ()  # for the claim's brief
 
@@ -116,9 +116,9 @@ def judge_federations(
     seen = {name: one for name, federation in found.items() if (one := look(federation)) is not None}
     if not seen:
         return Judged("", UNKNOWN, "there are no numbers to judge it by")
-    told = [f"{name}: {one.told}" for name, one in seen.items()]
+    lines = [f"{name}: {one.measured}" for name, one in seen.items()]
     head = f"{lead} ({_count_seeds([found[name] for name in seen])})."
-    return Judged("\n".join([head, *told]), *conclude(seen), format_brief(brief, seen.values()))
+    return Judged("\n".join([head, *lines]), *conclude(seen), format_brief(brief, seen.values()))
 
 
 def limit_verdict(
@@ -150,7 +150,7 @@ def format_brief(brief: Brief, seen: Iterable[Seen]) -> str:
     every, (words, *specs) = list(seen), brief
     columns = list(zip(*(one.values for one in every if one.values), strict=True))
     if not columns:
-        return "; ".join(dict.fromkeys(one.told for one in every))
+        return "; ".join(dict.fromkeys(one.measured for one in every))
     return words.format(*(_format_range(column, spec) for column, spec in zip(columns, specs, strict=True)))
 
 
@@ -194,23 +194,23 @@ def group_names(names: Iterable[str]) -> str:
 
 def weigh_all(
     passed: Mapping[str, bool],
-    told: str,
+    measured: str,
     words: str = "against {} only",
     values: tuple[float | None, ...] = (),
 ) -> Seen:
     """Judge several comparisons of one federation. The claim holds in part if only some of them hold."""
     yes = [name for name, fine in passed.items() if fine]
     some = 0 < len(yes) < len(passed)
-    return Seen(None if some else bool(yes), told, words.format(join_names(yes)) if some else "", values)
+    return Seen(None if some else bool(yes), measured, words.format(join_names(yes)) if some else "", values)
 
 
 def weigh_two(
-    first: bool, second: bool, told: str, *, buts: tuple[str, str], values: tuple[float | None, ...] = ()
+    first: bool, second: bool, measured: str, *, buts: tuple[str, str], values: tuple[float | None, ...] = ()
 ) -> Seen:
     """Judge the two halves of a claim. If only one of them holds, ``buts`` has a text for each case."""
     if first == second:
-        return Seen(first, told, values=values)
-    return Seen(None, told, buts[0] if first else buts[1], values)
+        return Seen(first, measured, values=values)
+    return Seen(None, measured, buts[0] if first else buts[1], values)
 
 
 def _group_by_reason(seen: Mapping[str, Seen], names: Iterable[str]) -> dict[str, list[str]]:

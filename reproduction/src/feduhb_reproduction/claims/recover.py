@@ -57,7 +57,11 @@ def read_twice(federation: Federation, look: Callable[[Federation, str], Seen | 
 
 
 def _join_told(early: Seen, late: Seen) -> str:
-    return late.told if early.told == late.told else f"{early.told} {EARLY}, {late.told} {LATE}"
+    return (
+        late.measured
+        if early.measured == late.measured
+        else f"{early.measured} {EARLY}, {late.measured} {LATE}"
+    )
 
 
 def judge_recovered(evidence: Evidence) -> Judged:
@@ -79,11 +83,11 @@ def _see_recovered(federation: Federation, reading: str) -> Seen | None:
         return Seen(False, broken)
     if not soon or not late or apart.mean is None:
         return None
-    told = f"{average(soon):.1f} / {average(late):.1f} / {-100 * apart.mean:+.1f}"
+    measured = f"{average(soon):.1f} / {average(late):.1f} / {-100 * apart.mean:+.1f}"
     buts = ("quick but not behind", "behind but not quick")
     values = average(soon), average(late), -100 * apart.mean
-    told = f"{told}, {broken}" if broken else told
-    return weigh_two(is_clear(subtract(late, soon)), is_clear(apart), told, buts=buts, values=values)
+    measured = f"{measured}, {broken}" if broken else measured
+    return weigh_two(is_clear(subtract(late, soon)), is_clear(apart), measured, buts=buts, values=values)
 
 
 def _find_arrival(federation: Federation, run: str, end: int) -> dict[int, float]:
@@ -121,9 +125,9 @@ def _see_weaker(federation: Federation, reading: str, *, among: Sequence[Federat
     like = [there for there in found if there.n]
     if here.mean is None or not like:
         return None
-    told = f"{format_points(here)}{f', {broken}' if broken else ''} / {join_values(format_points(there) for there in like)}"
+    measured = f"{format_points(here)}{f', {broken}' if broken else ''} / {join_values(format_points(there) for there in like)}"
     least = min(there.mean or 0.0 for there in like)
-    return Seen(here.mean < least - CLOSE, told, values=(100 * here.mean, 100 * least))
+    return Seen(here.mean < least - CLOSE, measured, values=(100 * here.mean, 100 * least))
 
 
 def judge_thirty(evidence: Evidence) -> Judged:
@@ -143,6 +147,6 @@ def _see_thirty(federation: Federation, reading: str) -> Seen | None:
         return None
     end, broken = find_ends(federation)[reading], count_broken(federation)
     found, corrected = (average(values_at(federation, run, end)) for run in (RUN, CORRECTED))
-    told = f"{format_share(found)} ({format_share(corrected)})"
-    told = f"{told}, {broken}" if broken else told
-    return Seen(not math.isnan(found) and abs(found - THIRTY) <= NEAR, told, values=(found,))
+    measured = f"{format_share(found)} ({format_share(corrected)})"
+    measured = f"{measured}, {broken}" if broken else measured
+    return Seen(not math.isnan(found) and abs(found - THIRTY) <= NEAR, measured, values=(found,))

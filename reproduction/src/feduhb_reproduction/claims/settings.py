@@ -79,14 +79,14 @@ def _see_stopped(federation: Federation) -> Seen | None:
     lost = Spread(tuple(on - off for on, off in zip(whole.values, found.accuracy.values, strict=True)))
     gain = 0.0 - (lost.mean or 0.0)
     values = found.executed.mean, 100 * gain
-    told = (
+    measured = (
         f"{found.fires} of {found.n} / {found.executed.mean:.1f} of {federation.rounds} / {100 * gain:+.1f}"
     )
     if 0 < found.fires < found.n:
-        return Seen(None, told, "fires in some seeds only", values)
+        return Seen(None, measured, "fires in some seeds only", values)
     if not found.fires or not is_clear(lost):
-        return Seen(bool(found.fires), told, values=values)
-    return Seen(None, told, "saves rounds, but loses accuracy", values)
+        return Seen(bool(found.fires), measured, values=values)
+    return Seen(None, measured, "saves rounds, but loses accuracy", values)
 
 
 def judge_larger(evidence: Evidence) -> Judged:
@@ -103,10 +103,10 @@ def _see_larger(federation: Federation) -> Seen | None:
     heights = [mean for each in found if (mean := each.accuracy.mean) is not None]
     if len(heights) < len(SCALES):
         return None
-    told = join_values(f"{n:.1f} ({format_share(h)})" for n, h in zip(rounds, heights, strict=True))
+    measured = join_values(f"{n:.1f} ({format_share(h)})" for n, h in zip(rounds, heights, strict=True))
     buts = ("fewer rounds, but not always a lower accuracy", "a lower accuracy only")
     values = rounds[0], heights[0], rounds[-1], heights[-1]
-    return weigh_two(is_falling(rounds, 0.0), is_falling(heights, FLAT), told, buts=buts, values=values)
+    return weigh_two(is_falling(rounds, 0.0), is_falling(heights, FLAT), measured, buts=buts, values=values)
 
 
 def is_falling(values: Sequence[float], slack: float) -> bool:
@@ -148,8 +148,8 @@ def _see_printed(federation: Federation, *, scale: float) -> Seen | None:
     found = replay_rule(federation, scale=scale)
     if found.executed.mean is None or found.accuracy.mean is None:
         return None
-    told = f"{found.executed.mean:.1f} ({format_share(found.accuracy.mean)})"
-    return Seen(_measure_miss(found, scale) <= 1, told, values=(found.executed.mean, found.accuracy.mean))
+    measured = f"{found.executed.mean:.1f} ({format_share(found.accuracy.mean)})"
+    return Seen(_measure_miss(found, scale) <= 1, measured, values=(found.executed.mean, found.accuracy.mean))
 
 
 def judge_faster(evidence: Evidence) -> Judged:
@@ -174,12 +174,12 @@ def _see_faster(federation: Federation) -> Seen | None:
     if not all(found.values()):
         return None
     means = {beta: average(each) for beta, each in found.items()}
-    told = join_values(f"{mean:.1f} (β {beta:g})" for beta, mean in means.items())
+    measured = join_values(f"{mean:.1f} (β {beta:g})" for beta, mean in means.items())
     ends = means[min(means)], means[max(means)]
     gains = {pair: is_clear(subtract(found[pair[0]], found[pair[1]])) for pair in pairwise(found)}
     return weigh_all(
         {f"from β {low:g} to {high:g}": gained for (low, high), gained in gains.items()},
-        told,
+        measured,
         "{} only",
         ends,
     )

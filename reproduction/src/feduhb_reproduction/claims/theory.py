@@ -64,11 +64,11 @@ def judge_further(evidence: Evidence) -> Judged:
 
 def _see_further(found: Found) -> Judged:
     runs = sorted(found["runs"], key=lambda run: run["beta"])
-    told = join_values(f"{format_number(run['peak'])} (β {run['beta']:g})" for run in runs)
+    measured = join_values(f"{format_number(run['peak'])} (β {run['beta']:g})" for run in runs)
     rises = len(runs) > 1 and all(b["peak"] > a["peak"] for a, b in pairwise(runs))
     head = "Largest distance in any round."
     return Judged(
-        f"{head}\n{told}", HOLDS if rises else FAILS, ON_THE_WAY if rises else "", f"at most {told}"
+        f"{head}\n{measured}", HOLDS if rises else FAILS, ON_THE_WAY if rises else "", f"at most {measured}"
     )
 
 
@@ -82,12 +82,15 @@ def _see_stabilised(found: Found) -> Judged:
     if not runs:
         return Judged("", UNKNOWN, ALONE)
     head = f"Distance after {found['settings']['rounds']} rounds (limit of the bound)."
-    told = join_values(
+    measured = join_values(
         f"{format_number(r['final'])} ({format_number(r['paper_limit'])}), β {r['beta']:g}" for r in runs
     )
     near = all(abs(run["final"] - run["paper_limit"]) <= SETTLED * run["paper_limit"] for run in runs)
     return Judged(
-        f"{head}\n{told}", HOLDS if near else FAILS, "" if near else ONE_GOAL, f"distance (limit) {told}"
+        f"{head}\n{measured}",
+        HOLDS if near else FAILS,
+        "" if near else ONE_GOAL,
+        f"distance (limit) {measured}",
     )
 
 
@@ -101,10 +104,13 @@ def _see_telling(found: Found) -> Judged:
     if not runs:
         return Judged("", UNKNOWN, ALONE)
     head = f"Limit of the bound; the untrained model stands {format_number(start)} from the optimum."
-    told = join_values(f"{format_number(run['paper_limit'])} (β {run['beta']:g})" for run in runs)
+    measured = join_values(f"{format_number(run['paper_limit'])} (β {run['beta']:g})" for run in runs)
     verdict, why = conclude({f"β = {run['beta']:g}": Seen(run["paper_limit"] < start, "") for run in runs})
     return Judged(
-        f"{head}\n{told}", verdict, why or NO_MEASURE, f"limit {told}; untrained model {format_number(start)}"
+        f"{head}\n{measured}",
+        verdict,
+        why or NO_MEASURE,
+        f"limit {measured}; untrained model {format_number(start)}",
     )
 
 
@@ -130,9 +136,9 @@ def _see_stored(federation: Federation) -> Seen | None:
     if model is None or own is None or rounds is None or whole is None:
         return None
     values = model + own, rounds * federation.cells[0].place.clients * model, whole
-    told = join_values(format_number(each / MEGA) for each in values)
+    measured = join_values(format_number(each / MEGA) for each in values)
     fine = own == 0 and min(values[1:]) > model
-    return Seen(fine, told, values=tuple(each / MEGA for each in values))
+    return Seen(fine, measured, values=tuple(each / MEGA for each in values))
 
 
 def _find_model_bytes(federation: Federation) -> float | None:
@@ -154,9 +160,9 @@ def _see_sent(federation: Federation) -> Seen | None:
     }
     if len(found) < 3:
         return None
-    told = join_values(format_number(each / MEGA) for each in found.values())
+    measured = join_values(format_number(each / MEGA) for each in found.values())
     fewer = {LABELS[run]: found[UHB] < found[run] for run in APPROXIMATE}
-    return weigh_all(fewer, told, "than {} only", tuple(each / MEGA for each in found.values()))
+    return weigh_all(fewer, measured, "than {} only", tuple(each / MEGA for each in found.values()))
 
 
 def judge_overhead(evidence: Evidence) -> Judged:
@@ -172,9 +178,9 @@ def _see_overhead(federation: Federation) -> Seen | None:
     ours, theirs = found
     if ours is None or theirs is None:
         return None
-    told = join_values(format_number(each / MEGA) for each in (ours, theirs))
+    measured = join_values(format_number(each / MEGA) for each in (ours, theirs))
     but = "storage rises by one model, communication does not"
-    return Seen(True if ours > theirs else None, told, but, (ours / MEGA, theirs / MEGA))
+    return Seen(True if ours > theirs else None, measured, but, (ours / MEGA, theirs / MEGA))
 
 
 def _sum_round(federation: Federation, run: str) -> float | None:

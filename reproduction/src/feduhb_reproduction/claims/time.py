@@ -60,14 +60,14 @@ def _see_each_round(federation: Federation) -> Seen | None:
     found = [took for run in (UHB, RETRAIN) if (took := measure_times(federation, run))]
     if len(found) < 2:
         return None
-    told = join_values(_format_times(found, kind) for kind in (_per_executed, _per_scheduled))
+    measured = join_values(_format_times(found, kind) for kind in (_per_executed, _per_scheduled))
     ours, theirs = found
     values = tuple(kind(took).mean for kind in (_per_executed, _per_scheduled) for took in found)
     if _divide(ours, theirs, _per_executed) < LESS:
-        return Seen(True, told, values=values)
+        return Seen(True, measured, values=values)
     partly = _divide(ours, theirs, _per_scheduled) < LESS
     but = "only the total over the scheduled rounds"
-    return Seen(None if partly else False, told, but, values)
+    return Seen(None if partly else False, measured, but, values)
 
 
 def judge_than_others(evidence: Evidence, *, data: str) -> Judged:

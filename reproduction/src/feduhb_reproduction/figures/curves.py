@@ -146,8 +146,8 @@ def _describe_cut(low: float, found: Sequence[Federation]) -> str:
         if any(v > MOST for one in found for v in _list_losses(one))
         else ""
     )
-    told = "; ".join(part for part in (under, over) if part)
-    return f"The panels of a row share one range{f': {told}' if told else ''}."
+    phrases = "; ".join(part for part in (under, over) if part)
+    return f"The panels of a row share one range{f': {phrases}' if phrases else ''}."
 
 
 def _make_heading(federation: Federation, first: Federation) -> Heading:
@@ -156,19 +156,19 @@ def _make_heading(federation: Federation, first: Federation) -> Heading:
         find_reached(federation, UHB_ON),
         replay_rule(federation),
     )
-    told = describe_size(federation, first)
+    phrases = describe_size(federation, first)
     if goal is not None and found.n:
-        told.append((f"Retrain's {format_percent(goal)}: {_format_round(found)}", BLUE))
+        phrases.append((f"Retrain's {format_percent(goal)}: {_format_round(found)}", BLUE))
     if ends.n:
         few = "" if ends.fires == ends.n else f", fires in {format_fired(ends)}"
-        told.append(
+        phrases.append(
             (f"rule: after {format_counts(ends.executed)}{few}" if ends.fires else "rule: never fires", SOFT)
         )
     for run in (*DRAWN, UHB_ON):
         if broke := len(federation.failed(run)):
             many = len(federation.every(run))
-            told.append((f"{LABELS[run]}: {broke} of {many} broke off", STROKES[run].colour))
-    return Heading(federation.short, told)
+            phrases.append((f"{LABELS[run]}: {broke} of {many} broke off", STROKES[run].colour))
+    return Heading(federation.short, phrases)
 
 
 def _format_round(found: Reached) -> str:

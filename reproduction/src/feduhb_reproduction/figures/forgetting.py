@@ -49,12 +49,12 @@ def draw_forgetting(cells: Sequence[Cell]) -> Figure | None:
     shown = [federation for row in rows for federation in row]
     broke = any(each.failed(run) and each.tracks(run) for each in shown for run in RUNS)
     partly = " In brackets: seeds that did not break off." if broke else ""
-    told = [
+    phrases = [
         f"{name_data(cells)}; {describe_seeds(shown, 'whiskers')}.",
         f"MISR: forgotten data that the attacker ({TREES}) calls member; black mark: test data it calls so. Retrain's bar is what labels alone give.",
         f"ASR: stamped test images taken for the target; dashed: Retrain, which never saw the trigger.{partly}",
     ]
-    write_over(figure, told)
+    write_over(figure, phrases)
     return figure
 
 

@@ -105,8 +105,8 @@ def _draw_silence(shown: Sequence[Federation]) -> Figure:
     label_ends(axes, ends)
     fires = "the rule ends a run where its line falls below λ; drawn with all rounds so far as window"
     largest = f"dashed: {SCALES[-1]:g}, the largest λ tried"
-    told = Heading("The rule never fires", [(fires, SOFT), (largest, VERMILLION)])
-    write_headings(figure, [axes], [told], width=QUIET_WIDTH)
+    heading = Heading("The rule never fires", [(fires, SOFT), (largest, VERMILLION)])
+    write_headings(figure, [axes], [heading], width=QUIET_WIDTH)
     write_over(
         figure, [f"{describe_federation(shown[0])}; {describe_seeds(shown)}.", describe_silence(shown)]
     )

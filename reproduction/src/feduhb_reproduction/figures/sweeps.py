@@ -77,7 +77,7 @@ def draw_rows(
     cells: Sequence[Cell],
     found: Sequence[Federation],
     row: Callable[[Sequence[Axes], Federation], list[Heading]],
-    *told: str,
+    *phrases: str,
 ) -> Figure | None:
     """Draw a row of three panels for each federation, under sentences; return None without federations."""
     if not found:
@@ -86,7 +86,7 @@ def draw_rows(
     headings = [heading for at, each in enumerate(found) for heading in row(every[3 * at : 3 * at + 3], each)]
     write_headings(figure, every, headings, width=WIDTHS, rows=len(found))
     seeds = f"{name_data(cells)}; {describe_seeds(found, 'bands and whiskers')}."
-    write_over(figure, [seeds + told[0], *told[1:]])
+    write_over(figure, [seeds + phrases[0], *phrases[1:]])
     return figure
 
 
@@ -164,8 +164,8 @@ def draw_first_rounds(axes: Axes, values: Sequence[Swept], found: Sequence[Reach
         for value, each in zip(values, found, strict=True)
         if 0 < each.hits < each.n
     ]
-    told = [*(["open: never"] if never else []), *([f"seeds there: {', '.join(few)}"] if few else [])]
-    return "; ".join(told)
+    phrases = [*(["open: never"] if never else []), *([f"seeds there: {', '.join(few)}"] if few else [])]
+    return "; ".join(phrases)
 
 
 GREEN = OTHERS[0]
