@@ -146,7 +146,7 @@ def test_the_backdoor_has_a_bar_for_each_run(views):
         "FedUHB": "2.0%",
         "Retrain": "1.0%",
     }
-    assert chart.notes[0][0] == "Benign floor: Retrain, which never saw the trigger."
+    assert chart.notes[0][0] == "Floor: Retrain, which never saw the trigger."
 
 
 def test_every_attack_has_its_panel_and_every_run_its_verdict(

@@ -142,7 +142,7 @@ def test_why_runs_ended(views, tmp_path: Path):
 
 
 def test_the_benign_floor_is_named_only_where_it_is_one(tmp_path: Path, views):
-    assert describe_floor(views).startswith("Benign floor: Retrain")
+    assert describe_floor(views).startswith("Floor: Retrain")
     assert "No Retrain run here" in describe_floor(views[:2])
     half = read_runs([write(tmp_path / "half", "retrain", series(3), forget="c00")])
     assert "Not every poisoned client was forgotten" in describe_floor(half)

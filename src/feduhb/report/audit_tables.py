@@ -30,7 +30,7 @@ NOTES = {
     "nothing away would pass that test.",
     "misr": "The paper's score: an attacker that learned on the original model names members. Read each number beside "
     "the one on test data, its rate on examples that nobody trained on.",
-    "backdoor": "How often a model takes stamped test images for the target. Retrain, which never saw the stamp, is the floor.",
+    "backdoor": "The share of test images with the trigger that a model gives the backdoor's label. Retrain, which never saw the trigger, is the floor.",
     "accuracy": "Shares of correct answers: on the forgotten data, on the remaining clients' data and on test data. "
     "On the forgotten data, Retrain shows what a model reaches that never saw it.",
     "clients": "How unlearning changed the remaining clients' accuracy: with the original model (before) and with "
@@ -147,9 +147,9 @@ def list_outcomes(audit: Audit) -> list[str]:
 def _judge(audit: Audit) -> Iterator[Row]:
     checks, planted = audit.exactness, audit.backdoor
     bits = NOTHING if checks is None else "bit for bit" if checks.exact else "not exact"
-    stamped = NOTHING if planted is None else planted.verdict
+    backdoor = NOTHING if planted is None else planted.verdict
     outcomes = "; ".join(list_outcomes(audit)) or NOTHING
-    yield [audit.verdict.word, bits, outcomes, stamped, format_share(audit.accuracy[UNLEARNED].test)]
+    yield [audit.verdict.word, bits, outcomes, backdoor, format_share(audit.accuracy[UNLEARNED].test)]
 
 
 def _check(audit: Audit) -> Iterator[Row]:

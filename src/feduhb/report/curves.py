@@ -160,7 +160,7 @@ def chart_backdoor(views: Sequence[RunView], looks: dr.Looks) -> Chart | None:
         axes.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0%", "25%", "50%", "75%", "100%"])
         names = [textwrap.fill(view.label, DIRECT_LENGTH) for view in shown]
         axes.set_yticks(places, names, color=dr.INK, parse_math=False)
-        axes.set_xlabel("stamped test images taken for the target", color=dr.SOFT, size=dr.SMALL)
+        axes.set_xlabel("test images with the trigger that get its label", color=dr.SOFT, size=dr.SMALL)
 
     series = [
         Series(view.label, colour, [share], [place], [format_percent(share)])

@@ -181,10 +181,10 @@ def describe_floor(views: Sequence[RunView]) -> str:
         return "No Retrain run here: the success without the trigger is not known."
     poisoned = (retrain.config.get("federation") or {}).get("backdoor", {}).get("clients")
     if poisoned is None:
-        return f"{retrain.label} is the benign floor if every poisoned client was forgotten."
+        return f"{retrain.label} is the floor if every poisoned client was forgotten."
     if set(poisoned) <= set((retrain.forget or "").split(",")):
-        return f"Benign floor: {retrain.label}, which never saw the trigger."
-    return f"Not every poisoned client was forgotten: {retrain.label} is above the benign floor."
+        return f"Floor: {retrain.label}, which never saw the trigger."
+    return f"Not every poisoned client was forgotten: {retrain.label} is above the floor."
 
 
 def with_score(views: Sequence[RunView], score: str) -> list[RunView]:
