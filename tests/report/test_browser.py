@@ -14,6 +14,8 @@ from report.audits import attack, audit, put
 from report.browsing import Opened, opened
 from report.folders import rivals, series, write
 
+pytestmark = pytest.mark.slow
+
 DESKTOP, TELEPHONE = (1400, 900), (390, 844)  # CSS pixels
 CHARTS = [
     "accuracy", "movement", "backdoor", "auc-0", "clients-0", "auc-1", "clients-1", "loss", "stop-map-0",

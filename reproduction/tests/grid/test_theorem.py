@@ -26,6 +26,8 @@ from feduhb_reproduction import bounds as theorem
 from feduhb_reproduction.theorem import TheoremSettings, load_remaining, measure, run_theorem
 from toys import Quadratics, quadratics, quick
 
+pytestmark = pytest.mark.slow
+
 BETAS = (0.0, 0.05, 0.3, 0.6, 0.9)
 SMALL = TheoremSettings(data="digits", clients=5, betas=BETAS, regulariser=0.1, rounds=150)
 
