@@ -104,7 +104,7 @@ def _extend(job: Job, wanted: Sequence[str], show: BeginStep) -> Cell:
     before = Cell.read(job.file)
     place = merge_places(before.place, job.place)
     federation = load_federation(place, job.data)
-    untrained = _describe_training(job, federation)
+    untrained = describe_training(job, federation)
     about = untrained.make_engine().about
     scorer = _Scorer(federation, place.forget, about["device"])
     models, broken = _unlearn(job, untrained, {name: plan_runs(place)[name] for name in wanted}, show)
@@ -117,7 +117,7 @@ def _extend(job: Job, wanted: Sequence[str], show: BeginStep) -> Cell:
     )
 
 
-def _describe_training(job: Job, federation: Federation) -> Run:
+def describe_training(job: Job, federation: Federation) -> Run:
     """Return the cell's training as a run without rounds: exact methods need its settings and not its weights."""
     place = job.place
     settings = TrainSettings(
@@ -219,7 +219,7 @@ def _make_track(run: Run, scorer: _Scorer) -> Track:
         "retained": scorer.compute_accuracy(run, scorer.retained),
     }
     return Track(
-        series=_list_series(run.rounds), settings=result["settings"], exact=result["exact"], stopped=result["stopped"],
+        series=list_series(run.rounds), settings=result["settings"], exact=result["exact"], stopped=result["stopped"],
         sums={name: result[name] for name in SUMS}, weights=result["weights_sha256"], scores=scores,
     )  # fmt: skip
 
@@ -232,12 +232,12 @@ def _make_broken_track(folder: Path, method: Method[Any], why: str) -> Track:
         "client_rounds": sum(len(record.answered) for record in records),
     }
     return Track(
-        series=_list_series(records), settings=settings_of(method), exact=method.exact, stopped=explain_end(records),
+        series=list_series(records), settings=settings_of(method), exact=method.exact, stopped=explain_end(records),
         sums=sums, weights="", scores={}, failed=why,
     )  # fmt: skip
 
 
-def _list_series(records: Sequence[Round]) -> dict[str, tuple[float, ...]]:
+def list_series(records: Sequence[Round]) -> dict[str, tuple[float, ...]]:
     """Return the rounds as columns, without the scores that a round lacks."""
     found: dict[str, tuple[float, ...]] = {}
     for name in SERIES:
