@@ -19,6 +19,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import typer
+
 from feduhb.errors import DataError, FeduhbError, RunFolderError
 from feduhb.runs import write_atomically
 from feduhb_reproduction.cells import Cell, Place, Track, round_series
@@ -49,7 +51,7 @@ def search_seed(
         record = {"made": describe_search(engine, about, began), "place": place.as_json(), "refused": refused}
         lines = ",\n".join(json.dumps(run, allow_nan=False) for run in runs)
         write_atomically(path, f'{json.dumps(record)[:-1]},\n"runs": [\n{lines}\n]}}\n'.encode())
-        print(f"{place.name}: {series['test_accuracy'][-1]:.2%}", flush=True)
+        typer.echo(f"{place.name}: {series['test_accuracy'][-1]:.2%}")
     return path
 
 
