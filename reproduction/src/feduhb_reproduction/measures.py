@@ -146,12 +146,18 @@ def measure_misr(federation: Federation, run: str, attacker: str = TREES) -> Mis
     return Misr(*(_make_spread(pair[side] for pair in pairs if pair) for side in (0, 1)))
 
 
-def find_reached(federation: Federation, run: str, goal: float | None = None) -> Reached:
-    """Return the first round with a test accuracy; None stands for the final one of the same seed's Retrain.
+def find_reached(
+    federation: Federation, run: str, goal: float | None = None, *, of: str = RETRAIN
+) -> Reached:
+    """Return the first round with a test accuracy; None stands for the final one of the same seed's Retrain, or run ``of``.
 
-    A run that broke off counts with the rounds it has; a seed without a Retrain to reach is left out.
+    A run that broke off counts with the rounds it has; a seed without a final accuracy to reach is left out.
     """
-    return _find_rounds(federation, run, goal, lambda track, level: _first_reached(track.of(ACCURACY), level))
+
+    def look(track: Track, level: float) -> int | None:
+        return _first_reached(track.of(ACCURACY), level)
+
+    return _find_rounds(federation, run, goal, look, of)
 
 
 def find_kept(federation: Federation, run: str, goal: float | None = None) -> Reached:
@@ -171,8 +177,9 @@ def _find_rounds(
     run: str,
     goal: float | None,
     look: Callable[[Track, float], int | None],
+    of: str = RETRAIN,
 ) -> Reached:
-    goals = {seed: _last_value(track, ACCURACY) for seed, track in federation.tracks(RETRAIN).items()}
+    goals = {seed: _last_value(track, ACCURACY) for seed, track in federation.tracks(of).items()}
     found = {
         seed: (track, goals.get(seed) if goal is None else goal)
         for seed, track in federation.every(run).items()

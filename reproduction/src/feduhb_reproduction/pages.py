@@ -13,6 +13,7 @@ from feduhb.report.grids import Grid
 from feduhb.report.words import join_names
 from feduhb_reproduction import claims
 from feduhb_reproduction.cells import Cell
+from feduhb_reproduction.claims.membership import PRINTED
 from feduhb_reproduction.claims.noticed import tabulate_methods, tabulate_notes
 from feduhb_reproduction.claims.parts import DATA, NEITHER, OURS, Claim, Evidence, Judged
 from feduhb_reproduction.tables import make_tables
@@ -34,6 +35,11 @@ LEAD = """\
 FedUHB saves rounds, but one round takes as long as one of Retrain. If all methods may use the same amount of client work, FedUHB is not
 always the most accurate. The paper's numbers on time, on MISR (its measure of membership inference) and on λ (the setting of the stop rule)
 were not reproduced."""
+CAUTIONS = """\
+- **No correction.** {count} claims were tested without a correction for their number. “Clearly” means 95 % for one comparison, so a few clear differences may be chance.
+- **MISR.** The paper contradicts itself: an MISR close to 0.5 is success (IV-A.3), and Retrain's {printed:.1%} shows “a strong capability” (IV-B.4). Both cannot be the goal.
+- **Dirichlet.** Every client holds equally many images. Its share of each class comes from a Dirichlet draw of its own. The other common law cuts each class
+  among the clients, which makes clients of unequal size. The paper does not say which it used."""
 WHERE = """\
 Each verdict links to its criterion and to the measurements ([all criteria](criteria.md)). All tables and figures: {appendices}."""
 AGAIN = """\
@@ -62,7 +68,10 @@ Each verdict is computed: a criterion is applied to the numbers in `results/`.
 DIFFERS = """\
 ## Where this differs from the paper
 
-- **Images of a client, and the partition.** The paper gives neither. The [tables]({first}) state those used here.
+- **Images of a client, and the partition.** The paper gives neither. The [tables]({first}) state those used here. For the paper's numbers on λ, more
+  numbers of images were searched (`results/search/`).
+- **The law of a Dirichlet partition.** Each client draws its shares of the classes from a Dirichlet distribution, and then takes as many images as every other
+  client, by these shares. If a class has no images left, images of the class with the most left take their place. No class is cut among the clients.
 - **Window and ε of the stop rule.** The paper gives neither. Here the window is all rounds so far and ε is 0. The tables on λ replay other windows.
 - **The movement that is judged.** Here the rule judges the newest movement and returns the newest model. The paper's algorithm judges the previous
   movement and returns the previous model ([the stop rule](../stop-rule.md)).
@@ -103,6 +112,8 @@ def _index(root: Path, evidence: Evidence, found: Sequence[Judged], there: Seque
         ["|  | claim of the paper (T1, T2: our own targets) | verdict |", "| ---: | :--- | :--- |", *rows]
     )
     yield WHERE.format(appendices=join_names([f"[{DATA[data]}]({data}.md)" for data in there]))
+    yield "Before you quote a verdict:"
+    yield CAUTIONS.format(count=len(claims.CLAIMS), printed=PRINTED)
     yield "## In one picture"
     yield LEAD
     if PICTURE in {copy.name for copy in find_pictures(root)}:

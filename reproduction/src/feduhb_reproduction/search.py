@@ -25,7 +25,6 @@ from feduhb.errors import DataError, FeduhbError, RunFolderError
 from feduhb.runs import write_atomically
 from feduhb_reproduction.cells import Cell, Place, Track, round_series
 from feduhb_reproduction.federations import ORDER
-from feduhb_reproduction.grids import Grid, Part
 from feduhb_reproduction.measures import UHB_ON
 
 SIZES = (50, 100, 150, 200, 300, 400, 750, 1000, 1500, 2000, 2500)  # beside the grid's 525 and 3,000
@@ -111,6 +110,8 @@ def _read_seed(path: Path) -> Iterator[Cell]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Read the command line and search with each seed."""
+    from feduhb_reproduction.grids import Grid, Part
+
     parser = argparse.ArgumentParser(prog="python -m feduhb_reproduction.search", description=__doc__)
     parser.add_argument("--data", type=Path, help="folder with MNIST's files; downloaded if not given")
     parser.add_argument("--engine", default="auto", help="as in feduhb train")

@@ -237,6 +237,44 @@ def test_a_step_beyond_1_over_l_does_break_it():
     assert excess(engine, ("a",), starts, 1.0, 0.5, 0.0)["tight"] <= 1e-12
 
 
+@dataclass
+class Opposite:
+    """Two clients with the losses (μ / 2) w² + g w and (μ / 2) w² - g w, of which a round draws one.
+
+    At w = 0 their gradients are g and -g: unbiased, and no longer than G = g.
+    """
+
+    drawn: str
+    g: float = 3.0
+    mu: float = 1.0
+
+    @property
+    def about(self) -> Mapping[str, Any]:
+        return {"name": "opposite"}
+
+    def train(self, work: Work, clients: Sequence[str], round: int) -> Iterator[Updates]:  # noqa: ARG002
+        signs = {"a": 1.0, "b": -1.0}
+        assert self.drawn in clients
+        slope = self.mu * work.params + signs[self.drawn] * self.g
+        yield Updates((self.drawn,), slope[None], torch.ones(1))
+
+
+@pytest.mark.parametrize("mu", [1.0, 0.1])
+def test_stochastic_gradients_do_break_it(mu: float):
+    """FedUHB draws one client and Retrain the other: 2 α g apart after a round at β = 0, and the bound is α g."""
+    alpha, g, start = 0.5, 3.0, torch.zeros(1, dtype=torch.float64)
+    ball, plain = (
+        theorem.follow_method(method, Opposite(drawn, g, mu), ("a", "b"), start, 1)
+        for method, drawn in ((FedUHB(alpha, 0.0, epochs=0), "a"), (Retrain(alpha, epochs=0), "b"))
+    )
+    assert ball.gradients[0] == plain.gradients[0] == g
+    bound = theorem.bound_distances(
+        1, theorem.compute_rho(alpha, mu), theorem.compute_push(alpha, 0.0, g, tight=False)
+    )
+    assert theorem.measure_distances(ball, plain)[1] == 2 * alpha * g
+    assert bound[1] == pytest.approx(alpha * g)
+
+
 def test_in_a_federation_of_quadratics_the_gap_bounds_the_distance_to_the_optimum():
     engine, clients = quadratics(), ("b", "c", "e")
     start = torch.full((3,), 4.0, dtype=torch.float64)

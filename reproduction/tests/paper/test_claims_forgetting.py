@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from feduhb_reproduction.cells import Cell
-from feduhb_reproduction.claims import forgetting, theory
+from feduhb_reproduction.cells import Cell, Track
+from feduhb_reproduction.claims import costs, forgetting, theory
 from feduhb_reproduction.claims.parts import CONDITIONS, FAILS, HOLDS, UNKNOWN, Evidence, Judged
 from paper.cells import track
 from paper.judging import audit, evidence, federation, rise, summed, theorem
@@ -16,19 +16,16 @@ from paper.judging import audit, evidence, federation, rise, summed, theorem
 AUDITS = {"feduhb": audit(same=True), "federaser": audit(same=False), "fedrecover": audit(same=False)}
 
 
-def test_exact_is_the_same_weights_where_the_others_have_other_ones():
+def test_exact_is_the_same_weights_whatever_was_forgotten():
     judged = forgetting.judge_exact(Evidence({}, audits=AUDITS))
-    assert judged.verdict == HOLDS
+    assert judged.verdict == CONDITIONS
+    assert judged.why.endswith("works over the floor is unknown: no original model learned a backdoor")
     assert (
         "FedUHB: the same weights, bit for bit\nFedEraser: other weights, up to 0.0200 apart"
         in judged.measured
     )
     assert (
         forgetting.judge_exact(Evidence({}, audits={**AUDITS, "feduhb": audit(same=False)})).verdict == FAILS
-    )
-    assert (
-        forgetting.judge_exact(Evidence({}, audits={**AUDITS, "federaser": audit(same=True)})).verdict
-        == FAILS
     )
 
 
@@ -106,7 +103,9 @@ def test_exact_methods_below_the_approximate():
 
 def test_the_bound():
     below, above = theorem((0.9, 3.8, 0.001, 86.8)), theorem((0.9, 3.8, 0.001, 86.8), under=False)
-    assert theory.judge_bounded(Evidence({}, below)).verdict == HOLDS
+    judged = theory.judge_bounded(Evidence({}, below))
+    assert judged.verdict == CONDITIONS
+    assert judged.why.startswith("for full gradients")
     assert theory.judge_bounded(Evidence({}, above)).verdict == FAILS
     assert theory.judge_bounded(Evidence({})).verdict == UNKNOWN
 
@@ -141,7 +140,7 @@ def test_a_bound_that_tells_nothing_of_an_untrained_model():
 def test_storage_is_one_model_against_a_history():
     def judged(own: float, kept: float) -> Judged:
         runs = {run: summed(history_bytes_read=kept) for run in ("federaser", "fedrecover")}
-        return theory.judge_stored(evidence(federation({"feduhb": summed(history_bytes_read=own), **runs})))
+        return costs.judge_stored(evidence(federation({"feduhb": summed(history_bytes_read=own), **runs})))
 
     assert judged(0, 5e9).verdict == HOLDS
     assert judged(0, 5e9).measured.endswith("MNIST iid: 1.00 / 800 / 5,000"), (
@@ -150,36 +149,53 @@ def test_storage_is_one_model_against_a_history():
     assert judged(1e6, 5e9).verdict == FAILS
     assert judged(0, 1e5).verdict == FAILS
     few = {"federaser": track(rise(5, rounds=10)), "fedrecover": summed(history_bytes_read=5e9)}
-    kept = theory.judge_stored(evidence(federation({"feduhb": summed(), **few})))
+    kept = costs.judge_stored(evidence(federation({"feduhb": summed(), **few})))
     assert kept.measured.endswith("1.00 / 200 / 5,000"), "FedEraser keeps fewer rounds"
     alone = federation({"feduhb": summed(), **few, "federaser": track([0.1])}, clients=1)
-    assert theory.judge_stored(evidence(alone)).verdict == FAILS
+    assert costs.judge_stored(evidence(alone)).verdict == FAILS
 
 
-def test_costs_are_ranges_over_all_federations():
-    runs = [
-        {"feduhb": track(rise(5, rounds=n)), "federaser": summed(), "fedrecover": summed()} for n in (20, 40)
-    ]
-    two = [federation(each, partition=name) for each, name in zip(runs, ("iid", "shards:2"), strict=True)]
-    assert theory.judge_sent(evidence(*two)).brief.startswith(
-        "720 to 1,440 MB; FedEraser 1,440, FedRecover 1,440"
+def sending(megabytes: float, at: int, top: float = 0.9) -> Track:
+    """A run that sends so many MB in all and has its final accuracy from a round on."""
+    made = track(rise(at, top))
+    return replace(made, sums={**made.sums, "bytes_up": megabytes * 1e6, "bytes_down": 0.0})
+
+
+def sent(recover: float, *, at: int = 20, eraser: float = 0.8) -> Judged:
+    runs = {
+        "retrain": sending(900, 40),
+        "feduhb": sending(800, at, 0.95),
+        "federaser": sending(500, 9, eraser),
+        "fedrecover": sending(recover, 40),
+    }
+    return costs.judge_sent(evidence(federation(runs)))
+
+
+def test_bytes_are_compared_at_equal_accuracy():
+    """FedUHB sends 20 MB a round: 400 up to round 20, and 800 in its whole run."""
+    less = sent(410)
+    assert less.verdict == HOLDS
+    assert less.measured.endswith("MNIST iid: 400 / 500 / 400 / 410 / 400 / 800")
+    assert less.why.endswith(
+        "In whole runs, which end unequally accurate, less on average than FedEraser in 0 of 1 and than FedRecover in 0 of 1"
     )
+    more = sent(390)
+    assert more.verdict == CONDITIONS
+    assert more.why.startswith(
+        "than FedEraser only. Up to the other's final accuracy, less on average than FedEraser in 1 of 1 federations (clearly in 1) "
+        "and than FedRecover in 0 of 1 federations (clearly in 0; clearly more for MNIST iid). Up to Retrain's final accuracy, "
+    )
+    assert sent(390, at=30).verdict == FAILS
 
 
-def test_bytes_sent():
-    def judged(ours: float, eraser: float, recover: float) -> Judged:
-        sent = {"feduhb": ours, "federaser": eraser, "fedrecover": recover}
-        return theory.judge_sent(evidence(federation({run: summed(bytes_up=n) for run, n in sent.items()})))
-
-    assert judged(1e6, 2e6, 2e6).verdict == HOLDS
-    assert judged(1e6, 2e6, 5e5).why == "than FedEraser only"
-    assert judged(3e6, 2e6, 5e5).verdict == FAILS
+def test_an_accuracy_that_feduhb_never_has_counts_a_round_more_than_were_scheduled():
+    assert "MNIST iid: 820 / 500" in sent(410, eraser=0.97).measured
 
 
 def test_a_round_sends_more_or_does_not():
-    same = theory.judge_overhead(evidence(federation({"feduhb": summed(), "retrain": summed()})))
+    same = costs.judge_overhead(evidence(federation({"feduhb": summed(), "retrain": summed()})))
     assert (same.verdict, same.why) == (CONDITIONS, "storage rises by one model, communication does not")
-    more = theory.judge_overhead(evidence(federation({"feduhb": summed(bytes_up=1e9), "retrain": summed()})))
+    more = costs.judge_overhead(evidence(federation({"feduhb": summed(bytes_up=1e9), "retrain": summed()})))
     assert more.verdict == HOLDS
 
 
@@ -205,12 +221,42 @@ def test_cells_that_differ_in_the_forgotten_data_alone_must_agree():
         return forgetting.judge_exact(replace(evidence(cells(**other)), audits=AUDITS))
 
     fine = judged(federaser="cd", fedrecover="cd")
-    assert fine.verdict == HOLDS
-    assert fine.brief.endswith(
-        "3 of 3 of FedUHB, 3 of 3 of Retrain, 0 of 3 of FedEraser and 0 of 3 of FedRecover"
-    )
+    assert fine.verdict == CONDITIONS, "nothing is known of what the other two leave"
+    assert "3 of 3 of FedUHB, 3 of 3 of Retrain, 0 of 3 of FedEraser and 0 of 3 of FedRecover" in fine.brief
     assert "FedUHB: the same weights, bit for bit, 3 of 3 cells" in fine.measured
-    assert fine.measured.endswith("Retrain: 3 of 3 cells")
-    assert judged(federaser="cd").verdict == FAILS, "FedRecover has the same weights, too"
+    assert "Retrain: 3 of 3 cells" in fine.measured
     assert judged(federaser="cd", fedrecover="cd", feduhb="cd").verdict == FAILS
     assert judged(federaser="cd", fedrecover="cd", retrain="cd").verdict == FAILS
+
+
+def left(rates: Mapping[str, float], *idle: Mapping[str, float]) -> Judged:
+    """Judge by a federation that learned the backdoor, and by others."""
+    every = [{run: track(rise(9), backdoor=rate) for run, rate in each.items()} for each in (rates, *idle)]
+    cells = [
+        federation(runs, backdoor=True, per_client=n) for runs, n in zip(every, (3000, 525), strict=False)
+    ]
+    return forgetting.judge_exact(replace(evidence(*cells), audits=AUDITS))
+
+
+def test_harm_is_a_backdoor_that_works_over_the_floor():
+    both = left(GONE)
+    assert both.verdict == HOLDS
+    assert both.why.endswith("not FedAvg's")
+    assert both.measured.endswith("MNIST iid: +2.00 / +3.00")
+    one = left({**GONE, "federaser": 0.02})
+    assert (one.verdict, one.why.rpartition(". ")[2]) == (
+        CONDITIONS,
+        "That an approximate method leaves a backdoor that works over the floor is shown for FedRecover only",
+    )
+    none = left({**GONE, "federaser": 0.02, "fedrecover": 0.01})
+    assert (none.verdict, none.why.rpartition(" is ")[2]) == (CONDITIONS, "shown for none")
+
+
+def test_more_than_where_nothing_was_learned_or_it_is_no_harm():
+    """The trigger works a little more often on a less accurate model, whether or not it was learned."""
+    quiet = {**GONE, "original": 0.1, "federaser": 0.06, "fedrecover": 0.02}
+    judged = left(GONE, quiet)
+    assert judged.why.endswith("shown for FedRecover only")
+    assert judged.measured.endswith(
+        "MNIST iid (3000): +2.00 / +3.00\nMNIST iid (525), where the original model did not learn it: +4.00 / +0.00"
+    )

@@ -22,15 +22,42 @@ def test_one_half_must_tell_retrain_from_the_original():
     assert "recall" in judged(0.24, 0.8).why
 
 
-def test_levels_of_misr():
-    def judged(**called: float) -> Judged:
-        return membership.judge_levels(evidence(federation({}, misr=rates(**called))))
+def levels(*called: dict[str, float]) -> Judged:
+    sizes = (525, 3000)[: len(called)]
+    cells = [federation({}, misr=rates(**one), per_client=n) for n, one in zip(sizes, called, strict=True)]
+    return membership.judge_levels(evidence(*cells))
 
-    assert judged(retrain=0.25, federaser=0.5, fedrecover=0.55).verdict == HOLDS
-    assert judged(retrain=0.5, federaser=0.5, fedrecover=0.5).verdict == FAILS
-    assert judged(retrain=0.25, federaser=0.5, fedrecover=0.7).verdict == FAILS
-    assert judged(retrain=0.5, federaser=0.9, fedrecover=0.7).verdict == FAILS
-    assert judged(retrain=0.5, federaser=0.9).verdict == UNKNOWN
+
+NEAR = {"retrain": 0.25, "federaser": 0.5, "fedrecover": 0.55}
+
+
+def test_levels_of_misr_are_two_statements_and_each_is_judged():
+    assert (levels(NEAR).verdict, levels(NEAR).why) == (HOLDS, "")
+    far = levels({**NEAR, "retrain": 0.5})
+    assert (far.verdict, far.why) == (
+        FAILS,
+        "Retrain's 23.9%: does not hold in any federation; the others' close to 50 %: holds",
+    )
+    one = levels({**NEAR, "fedrecover": 0.7})
+    assert (one.verdict, one.why) == (
+        FAILS,
+        "Retrain's 23.9%: holds; the others' close to 50 %: FedEraser only",
+    )
+    none = levels({"retrain": 0.5, "federaser": 0.9, "fedrecover": 0.7})
+    assert none.why.endswith("the others' close to 50 %: does not hold in any federation")
+    assert levels({"retrain": 0.5, "federaser": 0.9}).verdict == UNKNOWN
+
+
+def test_both_statements_must_hold_in_one_federation():
+    apart = levels({**NEAR, "retrain": 0.5}, {**NEAR, "federaser": 0.9, "fedrecover": 0.9})
+    assert apart.verdict == FAILS
+    assert apart.why == (
+        "Retrain's 23.9%: for iid (3000); not for iid (525); "
+        "the others' close to 50 %: for iid (525); not for iid (3000)"
+    )
+    some = levels(NEAR, {**NEAR, "retrain": 0.5})
+    assert some.verdict == CONDITIONS
+    assert some.why.startswith("for iid (525); not for iid (3000); Retrain's 23.9%: for iid (525)")
 
 
 LOW = {"feduhb": 0.3, "federaser": 0.5, "fedrecover": 0.5, "original": 0.9, "retrain": 0.4}

@@ -46,30 +46,6 @@ def test_a_larger_lambda_means_fewer_rounds_and_less_accuracy():
     )
 
 
-def test_the_papers_numbers_for_lambda():
-    def judged(final: float, *, fires: bool = True) -> Judged:
-        cells = federation({"feduhb-on": ruled(rise(9, final), fires=fires)})
-        return settings.judge_printed(evidence(cells), scale=0.6)
-
-    assert judged(0.93).verdict == HOLDS
-    assert not judged(0.93).why
-    assert judged(0.97).verdict == UNKNOWN
-    assert judged(0.97).why == (
-        "the paper gives neither the window nor the images of a client; nearest: iid with a window of "
-        "all rounds so far, 24.0 rounds and 97.0%"
-    )
-    assert judged(0.93, fires=False).verdict == UNKNOWN
-    two = [
-        federation({"feduhb-on": ruled(rise(9, top))}, per_client=n) for n, top in ((525, 0.93), (3000, 0.97))
-    ]
-    some = settings.judge_printed(evidence(*two), scale=0.6)
-    assert (some.verdict, some.why) == (
-        CONDITIONS,
-        "for iid (525) with a window of all rounds so far and iid (525) with a window of 20 rounds",
-    )
-    assert settings.judge_printed(evidence(federation({}, data="cifar10")), scale=0.6).verdict == UNKNOWN
-
-
 def test_a_higher_beta_is_faster():
     def judged(**at: int) -> Judged:
         runs = {f"momentum-{beta.removeprefix('b')}": rise(n) for beta, n in at.items() if beta != "on"}

@@ -8,6 +8,7 @@ from feduhb.report.words import join_names
 from feduhb_reproduction.claims import (
     accuracy,
     convergence,
+    costs,
     forgetting,
     membership,
     settings,
@@ -35,6 +36,7 @@ CLAIMS: tuple[Claim, ...] = (
     *forgetting.BACKDOORS,
     *settings.CLAIMS,
     *theory.CLAIMS,
+    *costs.CLAIMS,
 )
 TARGETS: tuple[Claim, ...] = (*convergence.TARGETS,)
 CLEARLY = (

@@ -22,7 +22,6 @@ from feduhb_reproduction.claims.parts import (
     add_reasons,
     average,
     format_share,
-    group_names,
     is_clear,
     join_values,
     judge_data,
@@ -34,11 +33,20 @@ from feduhb_reproduction.claims.parts import (
 )
 from feduhb_reproduction.claims.recover import judge_recovered, judge_weaker
 from feduhb_reproduction.federations import Federation
-from feduhb_reproduction.measures import UHB, UHB_ON, Reached, final_value, find_kept, find_reached
+from feduhb_reproduction.measures import (
+    ACCURACY,
+    UHB,
+    UHB_ON,
+    Reached,
+    final_value,
+    find_kept,
+    find_reached,
+)
 from feduhb_reproduction.words import GOAL, LABELS, format_counts
 
 ROUNDS = 20  # "within approximately 20 rounds"
 NEAR = 1  # round from half, within which a verdict hangs on a seed
+NARROW = 0.001  # of accuracy beyond a point, within which a run missed convergence narrowly
 TOPIC = "Convergence"
 REACHES = "FedUHB reaches the final accuracy of the same seed's Retrain in every seed, and on average"
 
@@ -146,45 +154,38 @@ def _count_by_half(federation: Federation, found: Reached) -> str:
 
 
 def judge_settled(evidence: Evidence) -> Judged:
-    """Judge whether FedUHB is as accurate as Retrain by round 20, and, read strictly, near its own last accuracy."""
-    lead = f"Accuracy of FedUHB, its rule off, at round {ROUNDS} / of Retrain at the last round / of FedUHB at the last round"
-    brief = (f"{{}} at round {ROUNDS}; at the last round Retrain {{}}, FedUHB {{}}", ".1%", ".1%", ".1%")
+    """Judge whether FedUHB is within a point of its own best accuracy by round 20."""
+    lead = f"Accuracy of FedUHB, its rule off, at round {ROUNDS} / its best in any round / of Retrain at the last round"
+    brief = (f"{{}} at round {ROUNDS}, {{}} at its best; Retrain at the last round {{}}", ".1%", ".1%", ".1%")
     judged = judge_data(evidence, MNIST, _see_settled, lead, brief)
     found = {
-        name: one
+        name: seen.values
         for name, one in name_federations(evidence.clean(MNIST)).items()
-        if _see_settled(one) is not None
+        if (seen := _see_settled(one)) is not None
     }
-    strict = [name for name, one in found.items() if _is_done(one)]
-    true = (
-        "everywhere"
-        if len(strict) == len(found)
-        else f"for {group_names(strict)} only"
-        if strict
-        else "nowhere"
-    )
-    return (
-        add_reasons(judged, f"read strictly (within a point of its own last accuracy): {true}")
-        if found
-        else judged
+    near = [
+        f"{100 * (best - soon):.2f} points for {name}"
+        for name, (soon, best, _) in found.items()
+        if 0 < best - soon - CLOSE <= NARROW
+    ]
+    ahead = bool(found) and all(soon >= theirs for soon, _, theirs in found.values())
+    return add_reasons(
+        judged,
+        f"borderline: {join_names(near)}" if near else "",
+        "everywhere at least as accurate as Retrain at its last round, but that is speed and not convergence"
+        if ahead
+        else "",
     )
 
 
 def _see_settled(federation: Federation) -> Seen | None:
+    tracks = federation.tracks(UHB_ON)
     soon, theirs = average(values_at(federation, UHB_ON, ROUNDS)), final_value(federation, RETRAIN).mean
-    late = final_value(federation, UHB_ON).mean
-    if late is None or theirs is None or federation.rounds <= ROUNDS:
+    best = average({seed: max(track.of(ACCURACY)) for seed, track in tracks.items()})
+    if not tracks or theirs is None or federation.rounds <= ROUNDS:
         return None
-    return Seen(
-        soon >= theirs, join_values(map(format_share, (soon, theirs, late))), values=(soon, theirs, late)
-    )
-
-
-def _is_done(federation: Federation) -> bool:
-    return (
-        average(values_at(federation, UHB_ON, ROUNDS))
-        >= (final_value(federation, UHB_ON).mean or 0.0) - CLOSE
-    )
+    measured = join_values(map(format_share, (soon, best, theirs)))
+    return Seen(best - soon <= CLOSE, measured, values=(soon, best, theirs))
 
 
 def judge_behind(evidence: Evidence) -> Judged:
@@ -221,7 +222,7 @@ CLAIMS = [
     Claim(
         TOPIC, "IV-B.2, Fig. 2",
         f"MNIST: FedUHB converges satisfactorily within about {ROUNDS} rounds",
-        f"At round {ROUNDS} the mean accuracy of FedUHB, rule off, is at least that of Retrain at the last round: our reading of “satisfactory”.",
+        f"At round {ROUNDS} FedUHB, rule off, is on average within a point of the best accuracy that it has in any round: our reading of “converges”.",
         judge_settled,
         OFF,
     ),

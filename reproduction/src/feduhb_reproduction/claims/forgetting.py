@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from feduhb.report.words import format_number, join_names
@@ -11,6 +12,8 @@ from feduhb_reproduction.cells import ORIGINAL, RETRAIN
 from feduhb_reproduction.claims.parts import (
     APPROXIMATE,
     CIFAR,
+    CONDITIONS,
+    DATA,
     FAILS,
     HOLDS,
     MNIST,
@@ -41,13 +44,32 @@ SAME = 0.01  # how near to the paper's ASR is the same
 BACKDOOR = "backdoor"
 DEMO = "on the demo's federation, with noise in place of the forgotten data and without the data"
 GRID = "; on the iid federations of the grid, with and without a backdoor in the data"
+HARM = "That an approximate method leaves a backdoor that works over the floor is"
 ITS_OWN = "the model is the one that FedUHB gives on the remaining clients, not FedAvg's"
 PAPERS = 0.0335  # FedUHB's ASR in the paper
 Audit = Mapping[str, Any]
 
 
 def judge_exact(evidence: Evidence) -> Judged:
-    """Judge whether FedUHB gives the weights of a federation that never held the data, and the others do not."""
+    """Judge whether FedUHB gives the weights of a federation that never held the data, and what the others leave of it."""
+    same = _judge_same(evidence)
+    if same.verdict != HOLDS:
+        return same
+    left = _judge_left(evidence)
+    measured = "\n\n".join(filter(None, (same.measured, left.measured)))
+    said = f"FedUHB is exact {same.why}"
+    shown = {HOLDS: "", CONDITIONS: left.why, FAILS: "shown for none", UNKNOWN: f"unknown: {left.why}"}
+    harm = f"{HARM} {shown[left.verdict]}" if shown[left.verdict] else ""
+    return Judged(
+        measured,
+        HOLDS if left.verdict == HOLDS else CONDITIONS,
+        ". ".join(filter(None, (said, harm))),
+        "; ".join(filter(None, (same.brief, left.brief))),
+    )
+
+
+def _judge_same(evidence: Evidence) -> Judged:
+    """Judge whether FedUHB gives the same weights, bit for bit, whatever the forgotten data is."""
     audits, swapped = evidence.audits or {}, _compare_cells(evidence)
     found = {name: _list_checks(audits[name]) for name in (UHB, *APPROXIMATE) if name in audits}
     if len(found) < 3 or not all(len(checks) == len(COUNTERFACTUALS) for checks in found.values()):
@@ -71,10 +93,56 @@ def judge_exact(evidence: Evidence) -> Judged:
     if swapped:
         cells = [f"{sum(alike)} of {len(alike)} of {LABELS[name]}" for name, alike in swapped.items()]
         brief += f"; in cells with and without a backdoor: {join_names(cells)}"
-    agree = all(all(alike) if name in (UHB, RETRAIN) else not any(alike) for name, alike in swapped.items())
-    if same != [UHB] or not agree:
+    agree = all(all(alike) for name, alike in swapped.items() if name in (UHB, RETRAIN))
+    if UHB not in same or not agree:
         return Judged(measured, FAILS, "", brief)
     return Judged(measured, HOLDS, f"{DEMO}{GRID if swapped else ''}; {ITS_OWN}", brief)
+
+
+def _judge_left(evidence: Evidence) -> Judged:
+    """Judge whether the backdoor still works over the floor after each approximate method."""
+    every = {
+        name: one for data in DATA for name, one in name_federations(evidence.planted(data), data).items()
+    }
+    took = {name: one for name, one in every.items() if _took_hold(one)}
+    idle = {name: one for name, one in every.items() if name not in took}
+    lead = f"ASR over the floor (Retrain's, of the same seed), in points, of {join_values(LABELS[run] for run in APPROXIMATE)}"
+    brief = ("ASR over the floor: FedEraser {} points, FedRecover {}", "+.2f", "+.2f")
+    judged = judge_federations(took, partial(_see_left, idle=tuple(idle.values())), lead, brief)
+    if judged.verdict == UNKNOWN:
+        return replace(judged, why="no original model learned a backdoor")
+    rows = [
+        f"{name}, where the original model did not learn it: {_format_left(one)}"
+        for name, one in idle.items()
+    ]
+    return replace(judged, measured="\n".join([judged.measured, *rows]))
+
+
+def _see_left(federation: Federation, *, idle: Sequence[Federation]) -> Seen | None:
+    """Compare the ASR with the floor, and with what it is over the floor where there was nothing to leave."""
+    found = {run: subtract_final(federation, run, RETRAIN, BACKDOOR) for run in APPROXIMATE}
+    if not all(more.n for more in found.values()):
+        return None
+    data = federation.cells[0].place.data
+    without = {
+        run: [
+            subtract_final(one, run, RETRAIN, BACKDOOR).mean or 0.0
+            for one in idle
+            if one.cells[0].place.data == data
+        ]
+        for run in found
+    }
+    shown = {
+        LABELS[run]: is_clear(more) and (more.mean or 0.0) > max(without[run], default=0.0)
+        for run, more in found.items()
+    }
+    values = tuple(100 * (more.mean or 0.0) for more in found.values())
+    return weigh_all(shown, _format_left(federation), "shown for {} only", values)
+
+
+def _format_left(federation: Federation) -> str:
+    found = (subtract_final(federation, run, RETRAIN, BACKDOOR).mean for run in APPROXIMATE)
+    return join_values("none" if more is None else f"{100 * more:+.2f}" for more in found)
 
 
 def _compare_cells(evidence: Evidence) -> dict[str, list[bool]]:
@@ -182,8 +250,10 @@ EXACTNESS = [
     Claim(
         EXACT, "abstract, I, V",
         "FedUHB is exact; approximate methods leave something of the forgotten data",
-        "FedUHB gives the same weights, bit for bit, with noise in place of the forgotten data, and in a federation that never held it. FedEraser and FedRecover "
-        "do not. FedUHB and Retrain give the same weights in cells that differ only in a backdoor in the forgotten data, and the other two do not.",
+        "FedUHB gives the same weights, bit for bit, with noise in place of the forgotten data, and in a federation that never held it. FedUHB and Retrain give "
+        "the same weights in cells that differ only in a backdoor in the forgotten data. And: where the original model learned the backdoor, it works clearly more often "
+        "after FedEraser and after FedRecover than on the same seed's Retrain, and by more than where the original model did not learn it. Other weights alone do not "
+        "count: they show that a method depends on the forgotten data, not that anything harmful is left. In part: only one of these.",
         judge_exact,
     ),
 ]  # fmt: skip

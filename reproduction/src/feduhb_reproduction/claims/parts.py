@@ -15,6 +15,7 @@ from feduhb.report.words import NOTHING, format_number, format_percent, join_nam
 from feduhb_reproduction.cells import Cell, read_cells
 from feduhb_reproduction.federations import Federation, group_cells
 from feduhb_reproduction.measures import Reached, Spread
+from feduhb_reproduction.search import read_search
 from feduhb_reproduction.theorem_page import FILE as THEOREM
 from feduhb_reproduction.theorem_page import Found as Theorem
 from feduhb_reproduction.theorem_page import read_theorem
@@ -53,6 +54,7 @@ class Evidence:
     cells: Mapping[str, Sequence[Cell]]  # by data set
     theorem: Theorem | None = None
     audits: Mapping[str, Mapping[str, Any]] | None = None  # by method
+    searched: Sequence[Cell] = ()  # of MNIST with other numbers of images, FedUHB alone
 
     def clean(self, data: str) -> list[Federation]:
         """Return a data set's federations without a backdoor."""
@@ -89,7 +91,7 @@ class Seen:
 
 
 def read_evidence(results: Path) -> Evidence:
-    """Return the evidence in a folder of results: paper/DATA/cells, theorem and audit-demo."""
+    """Return the evidence in a folder of results: paper/DATA/cells, search, theorem and audit-demo."""
     cells = {data: read_cells(results / "paper" / data / "cells") for data in DATA}
     if not any(cells.values()):
         raise RunFolderError(
@@ -98,7 +100,7 @@ def read_evidence(results: Path) -> Evidence:
     theorem = read_theorem(results / "theorem") if (results / "theorem" / THEOREM).exists() else None
     found = {name: results / "audit-demo" / f"{name}.json" for name in AUDITED}
     audits = {name: json.loads(path.read_text()) for name, path in found.items() if path.exists()}
-    return Evidence(cells, theorem, audits)
+    return Evidence(cells, theorem, audits, read_search(results / "search"))
 
 
 def judge_data(

@@ -9,11 +9,10 @@ from itertools import pairwise
 
 from feduhb.report.words import join_names
 from feduhb_reproduction.cells import RETRAIN
+from feduhb_reproduction.claims import searched
 from feduhb_reproduction.claims.parts import (
     BOTH,
-    CONDITIONS,
     DATA,
-    HOLDS,
     MNIST,
     OFF,
     REPLAYED,
@@ -37,12 +36,12 @@ from feduhb_reproduction.claims.parts import (
     weigh_all,
     weigh_two,
 )
+from feduhb_reproduction.claims.searched import RULE
 from feduhb_reproduction.federations import Federation
 from feduhb_reproduction.measures import (
     COARSE,
     UHB_ON,
     Spread,
-    Stops,
     describe_untried,
     final_value,
     find_best_step,
@@ -52,14 +51,10 @@ from feduhb_reproduction.measures import (
     replay_rule,
     subtract_final,
 )
-from feduhb_reproduction.tuning import WINDOWS
-from feduhb_reproduction.words import LAMBDA
 
-RULE, MOMENTUM = "Stop rule", "Momentum"
+MOMENTUM = "Momentum"
 SCALES = (0.2, 0.4, 0.6, 0.8, 1.0)
 FLAT = 0.001  # of accuracy that a larger lambda may gain and still be called no gain
-SAME_ROUNDS, SAME_ACCURACY = 3, 0.01  # how near to the paper's numbers is the same
-OPEN = "the paper gives neither the window nor the images of a client"
 
 
 def judge_stopped(evidence: Evidence, *, data: str) -> Judged:
@@ -112,44 +107,6 @@ def _see_larger(federation: Federation) -> Seen | None:
 def is_falling(values: Sequence[float], slack: float) -> bool:
     """Whether a series never rises by more than the slack, and ends below its start."""
     return all(b <= a + slack for a, b in pairwise(values)) and values[-1] < values[0]
-
-
-def judge_printed(evidence: Evidence, *, scale: float) -> Judged:
-    """Judge whether lambda gives the paper's number of rounds and accuracy, in some federation and with some window."""
-    found = name_federations(evidence.clean(MNIST))
-    lead = f"Rounds (accuracy) at λ {scale:g}, with a window of all rounds so far"
-    judged = judge_data(
-        evidence, MNIST, partial(_see_printed, scale=scale), lead, ("{} rounds, {}", ".1f", ".1%")
-    )
-    tried = {
-        f"{name} with a window of {'all rounds so far' if window is None else f'{window} rounds'}": ends
-        for name, one in found.items()
-        for window in WINDOWS
-        if (ends := replay_rule(one, scale=scale, window=window)).n
-    }
-    if judged.verdict in {HOLDS, UNKNOWN} or not tried:
-        return judged
-    near = min(tried, key=lambda name: _measure_miss(tried[name], scale))
-    hits = [name for name, ends in tried.items() if _measure_miss(ends, scale) <= 1]
-    if hits:
-        return replace(judged, verdict=CONDITIONS, why=f"for {join_names(hits)}")
-    shown = f"{tried[near].executed.mean or 0.0:.1f} rounds and {format_share(tried[near].accuracy.mean)}"
-    return replace(judged, verdict=UNKNOWN, why=f"{OPEN}; nearest: {near}, {shown}")
-
-
-def _measure_miss(ends: Stops, scale: float) -> float:
-    """Return the distance from the paper's rounds and accuracy, in units of what still counts as the same."""
-    rounds, accuracy = LAMBDA[MNIST][scale]
-    apart = abs((ends.executed.mean or 0.0) - rounds) / SAME_ROUNDS
-    return max(apart, abs((ends.accuracy.mean or 0.0) - accuracy) / SAME_ACCURACY)
-
-
-def _see_printed(federation: Federation, *, scale: float) -> Seen | None:
-    found = replay_rule(federation, scale=scale)
-    if found.executed.mean is None or found.accuracy.mean is None:
-        return None
-    measured = f"{found.executed.mean:.1f} ({format_share(found.accuracy.mean)})"
-    return Seen(_measure_miss(found, scale) <= 1, measured, values=(found.executed.mean, found.accuracy.mean))
 
 
 def judge_faster(evidence: Evidence) -> Judged:
@@ -265,17 +222,7 @@ CLAIMS = [
         judge_larger,
         REPLAYED,
     ),
-    *(
-        Claim(
-            RULE, "IV-B.5, Fig. 5b",
-            f"MNIST: λ = {scale:g} gives {rounds} rounds and {accuracy:.2%}",
-            f"The means are within {SAME_ROUNDS} rounds and {100 * SAME_ACCURACY:g} point of these in every federation, with a window of all rounds so far. "
-            "In part: only in some federation with some window. If no federation with any window that was tried comes that close, the claim cannot be judged.",
-            partial(judge_printed, scale=scale),
-            REPLAYED,
-        )
-        for scale, (rounds, accuracy) in LAMBDA[MNIST].items()
-    ),
+    *searched.CLAIMS,
     Claim(
         MOMENTUM, "IV-B.5, Fig. 5a",
         "A higher β converges faster",
