@@ -38,7 +38,7 @@ were not reproduced."""
 CAUTIONS = """\
 - **No correction.** {count} claims were tested without a correction for their number. “Clearly” means 95 % for one comparison, so a few clear differences may be chance.
 - **MISR.** The paper contradicts itself: an MISR close to 0.5 is success (IV-A.3), and Retrain's {printed:.1%} shows “a strong capability” (IV-B.4). Both cannot be the goal.
-- **Dirichlet.** Every client holds equally many images. Its share of each class comes from a Dirichlet draw of its own. The other common law cuts each class
+- **Dirichlet.** Every client holds equally many images. Its mix of classes is a Dirichlet draw of its own. The other common law cuts each class
   among the clients, which makes clients of unequal size. The paper does not say which it used."""
 WHERE = """\
 Each verdict links to its criterion and to the measurements ([all criteria](criteria.md)). All tables and figures: {appendices}."""
@@ -70,8 +70,8 @@ DIFFERS = """\
 
 - **Images of a client, and the partition.** The paper gives neither. The [tables]({first}) state those used here. For the paper's numbers on λ, more
   numbers of images were searched (`results/search/`).
-- **The law of a Dirichlet partition.** Each client draws its shares of the classes from a Dirichlet distribution, and then takes as many images as every other
-  client, by these shares. If a class has no images left, images of the class with the most left take their place. No class is cut among the clients.
+- **The law of a Dirichlet partition.** Each client draws its mix of classes from a Dirichlet distribution, and then takes as many images as every other
+  client, in this mix. If a class has no images left, images of the class with the most left take their place. No class is cut among the clients.
 - **Window and ε of the stop rule.** The paper gives neither. Here the window is all rounds so far and ε is 0. The tables on λ replay other windows.
 - **The movement that is judged.** Here the rule judges the newest movement and returns the newest model. The paper's algorithm judges the previous
   movement and returns the previous model ([the stop rule](../stop-rule.md)).

@@ -246,17 +246,21 @@ def test_harm_is_a_backdoor_that_works_over_the_floor():
     one = left({**GONE, "federaser": 0.02})
     assert (one.verdict, one.why.rpartition(". ")[2]) == (
         CONDITIONS,
-        "That an approximate method leaves a backdoor that works over the floor is shown for FedRecover only",
+        "That an approximate method leaves a backdoor that works over the floor is shown for FedRecover only"
+        + forgetting.UNSEEN,
     )
     none = left({**GONE, "federaser": 0.02, "fedrecover": 0.01})
-    assert (none.verdict, none.why.rpartition(" is ")[2]) == (CONDITIONS, "shown for none")
+    assert (none.verdict, none.why.rpartition(" is ")[2]) == (
+        CONDITIONS,
+        "shown for none" + forgetting.UNSEEN,
+    )
 
 
 def test_more_than_where_nothing_was_learned_or_it_is_no_harm():
     """The trigger works a little more often on a less accurate model, whether or not it was learned."""
     quiet = {**GONE, "original": 0.1, "federaser": 0.06, "fedrecover": 0.02}
     judged = left(GONE, quiet)
-    assert judged.why.endswith("shown for FedRecover only")
+    assert judged.why.endswith("shown for FedRecover only" + forgetting.UNSEEN)
     assert judged.measured.endswith(
         "MNIST iid (3000): +2.00 / +3.00\nMNIST iid (525), where the original model did not learn it: +4.00 / +0.00"
     )

@@ -41,7 +41,7 @@ def test_without_a_search_nothing_follows_from_a_miss():
     assert far.verdict == UNKNOWN
     assert far.why == (
         "the paper gives neither the window nor the images of a client, and other numbers of images were not searched; nearest: iid with a "
-        "window of all rounds so far, 24.0 rounds and 97.0%; 3 rounds and 1 point away would do"
+        "window of all rounds so far, 24.0 rounds and 97.0%; up to 3 rounds and 1 point away would count"
     )
     assert judged(0.93, fires=False).verdict == UNKNOWN
     assert searched.judge_printed(evidence(federation({}, data="cifar10")), scale=0.6).verdict == UNKNOWN
@@ -52,7 +52,7 @@ def test_a_search_that_finds_nothing_decides():
     assert none.verdict == FAILS
     assert none.why == (
         "in none of 117 combinations of 3 federations (100 to 525 images a client) with a window of 2 rounds or more, or all so far; nearest: iid "
-        "(200) with a window of all rounds so far, 24.0 rounds and 96.0%; 3 rounds and 1 point away would do"
+        "(200) with a window of all rounds so far, 24.0 rounds and 96.0%; up to 3 rounds and 1 point away would count"
     )
     assert "iid (100): 24.0 (98.0%)\niid (200): 24.0 (96.0%)\niid (525): 24.0 (97.0%)" in none.measured
 

@@ -84,7 +84,7 @@ def test_the_first_page_says_what_no_verdict_shows():
     for said in (
         f"{len(CLAIMS)} claims were tested without a correction for their number",
         "an MISR close to 0.5 is success (IV-A.3), and Retrain's 23.9% shows “a strong capability”",
-        "Every client holds equally many images. Its share of each class comes from a Dirichlet draw of its own",
+        "Every client holds equally many images. Its mix of classes is a Dirichlet draw of its own",
     ):
         assert said in first
 

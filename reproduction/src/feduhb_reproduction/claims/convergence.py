@@ -158,11 +158,8 @@ def judge_settled(evidence: Evidence) -> Judged:
     lead = f"Accuracy of FedUHB, its rule off, at round {ROUNDS} / its best in any round / of Retrain at the last round"
     brief = (f"{{}} at round {ROUNDS}, {{}} at its best; Retrain at the last round {{}}", ".1%", ".1%", ".1%")
     judged = judge_data(evidence, MNIST, _see_settled, lead, brief)
-    found = {
-        name: seen.values
-        for name, one in name_federations(evidence.clean(MNIST)).items()
-        if (seen := _see_settled(one)) is not None
-    }
+    every = name_federations(evidence.clean(MNIST))
+    found = {name: levels for name, one in every.items() if (levels := _list_levels(one)) is not None}
     near = [
         f"{100 * (best - soon):.2f} points for {name}"
         for name, (soon, best, _) in found.items()
@@ -179,13 +176,20 @@ def judge_settled(evidence: Evidence) -> Judged:
 
 
 def _see_settled(federation: Federation) -> Seen | None:
-    tracks = federation.tracks(UHB_ON)
-    soon, theirs = average(values_at(federation, UHB_ON, ROUNDS)), final_value(federation, RETRAIN).mean
-    best = average({seed: max(track.of(ACCURACY)) for seed, track in tracks.items()})
+    levels = _list_levels(federation)
+    if levels is None:
+        return None
+    soon, best, _ = levels
+    return Seen(best - soon <= CLOSE, join_values(map(format_share, levels)), values=levels)
+
+
+def _list_levels(federation: Federation) -> tuple[float, float, float] | None:
+    """Return FedUHB's accuracy at round 20, its best in any round, and Retrain's last."""
+    tracks, theirs = federation.tracks(UHB_ON), final_value(federation, RETRAIN).mean
     if not tracks or theirs is None or federation.rounds <= ROUNDS:
         return None
-    measured = join_values(map(format_share, (soon, best, theirs)))
-    return Seen(best - soon <= CLOSE, measured, values=(soon, best, theirs))
+    best = average({seed: max(track.of(ACCURACY)) for seed, track in tracks.items()})
+    return average(values_at(federation, UHB_ON, ROUNDS)), best, theirs
 
 
 def judge_behind(evidence: Evidence) -> Judged:

@@ -45,6 +45,7 @@ BACKDOOR = "backdoor"
 DEMO = "on the demo's federation, with noise in place of the forgotten data and without the data"
 GRID = "; on the iid federations of the grid, with and without a backdoor in the data"
 HARM = "That an approximate method leaves a backdoor that works over the floor is"
+UNSEEN = "; what one backdoor does not show may be there all the same"
 ITS_OWN = "the model is the one that FedUHB gives on the remaining clients, not FedAvg's"
 PAPERS = 0.0335  # FedUHB's ASR in the paper
 Audit = Mapping[str, Any]
@@ -59,7 +60,11 @@ def judge_exact(evidence: Evidence) -> Judged:
     measured = "\n\n".join(filter(None, (same.measured, left.measured)))
     said = f"FedUHB is exact {same.why}"
     shown = {HOLDS: "", CONDITIONS: left.why, FAILS: "shown for none", UNKNOWN: f"unknown: {left.why}"}
-    harm = f"{HARM} {shown[left.verdict]}" if shown[left.verdict] else ""
+    harm = (
+        f"{HARM} {shown[left.verdict]}{UNSEEN if left.verdict != UNKNOWN else ''}"
+        if shown[left.verdict]
+        else ""
+    )
     return Judged(
         measured,
         HOLDS if left.verdict == HOLDS else CONDITIONS,

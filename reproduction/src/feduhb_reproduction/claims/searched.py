@@ -49,9 +49,7 @@ def judge_printed(evidence: Evidence, *, scale: float) -> Judged:
         return replace(judged, verdict=CONDITIONS, why=f"for {join_names(hits)}")
     near = min(misses, key=misses.__getitem__)
     shown = f"{tried[near].executed.mean or 0.0:.1f} rounds and {format_share(tried[near].accuracy.mean)}"
-    nearest = (
-        f"nearest: {near}, {shown}; {SAME_ROUNDS} rounds and {100 * SAME_ACCURACY:g} point away would do"
-    )
+    nearest = f"nearest: {near}, {shown}; up to {SAME_ROUNDS} rounds and {100 * SAME_ACCURACY:g} point away would count"
     if not evidence.searched:
         return replace(judged, verdict=UNKNOWN, why=f"{OPEN}; {nearest}")
     return replace(judged, verdict=FAILS, why=f"{_describe_search(found, len(tried))}; {nearest}")

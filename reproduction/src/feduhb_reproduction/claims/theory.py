@@ -24,7 +24,7 @@ from feduhb_reproduction.theorem_page import Found
 THEOREM = "Theorem"
 SETTLED = 0.1  # of the limit: how near a distance must be to have stabilised there
 ASSUMED = (
-    "for full gradients, as in its proof; not for stochastic ones, which its assumption allows: if two clients have opposite gradients of length g, "
+    "for full gradients, as in its proof; not for stochastic ones, which its third assumption allows: if two clients have opposite gradients of length g, "
     "FedUHB draws one of them and Retrain the other, then after one round at β = 0 the distance is 2 α g and the bound α g; "  # noqa: RUF001
     "a convolutional network with local epochs meets neither; the bound is loose"
 )

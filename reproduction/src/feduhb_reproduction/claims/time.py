@@ -68,7 +68,8 @@ def _see_each_round(federation: Federation) -> Seen | None:
         return None
     measured = join_values(_format_times(found, kind) for kind in (_per_executed, _per_scheduled))
     values = tuple(kind(took).mean for kind in (_per_executed, _per_scheduled) for took in found)
-    return Seen(_divide(*found, _per_executed) < LESS, measured, values=values)
+    ours, theirs = found
+    return Seen(_divide(ours, theirs, _per_executed) < LESS, measured, values=values)
 
 
 def _is_less_per_scheduled(federation: Federation) -> bool:
