@@ -45,13 +45,17 @@ def audit(
 
     Args:
         unlearned: the run to audit.
-        trained: the original, a control that must be caught. None trains it again from the recorded settings. If the
-            original had itself forgotten data, the audit covers only what was forgotten after it.
-        retrain: Retrain, the control that must not be caught. None makes it.
+        trained: the original, a control that must be caught. None trains it again from the recorded settings, with the
+            seed of the audited run. If the original had itself forgotten data, the audit covers only what was forgotten
+            after it.
+        retrain: Retrain, the control that must not be caught. None makes it, with the seed of the audited run.
         engine: None uses the engine of the audited run.
         out: the folder for audit.json and for the runs that the audit makes. None uses the audited run's folder.
         keep: keep the runs that the audit makes. They were trained on the forgotten data, so store them safely.
         settings: fields of `AuditSettings`: exactness, canaries, shadows, relearn, margin.
+
+    The original, the audited run and Retrain may have different seeds. The audit repeats each with its own seed: the
+    original's training in every world with the original's seed, the unlearning there with the audited run's seed.
     """
     return audit_all(
         [unlearned], trained, retrain=retrain, engine=engine, out=out, keep=keep, show=show, **settings
@@ -71,6 +75,8 @@ def audit_all(
 ) -> list[Audit]:
     """Audit several runs that served the same request; they share controls and counterfactual trainings.
 
+    The runs may have different seeds. Controls that the audit makes have the seed of the first run; the original has the
+    seed of a run that replays its history, if there is one.
     Each audit.json goes into the folder of its run; ``out`` is for a single run.
     """
     if out is not None and len(runs) > 1:
@@ -88,10 +94,14 @@ def audit_all(
         retrain = retrain and _begin_at(retrain, trained)
         trained = replace(trained, original=trained.federation, forgot=None)
     first = check_runs(runs, trained, retrain)
+    seed = (
+        trained.seed if trained else next((run.seed for run in runs if run.method.needs_history), first.seed)
+    )
     place = Path(out) if out else first.folder
-    with _open_work_folder(place, first, how, keep=keep) as folder:
+    with _open_work_folder(place, first, how, seed, keep=keep) as folder:
         controls = Controls(
-            federation=first.original, request=get_request(first), settings=first.settings, engine=first.engine, block=first.block,
+            federation=first.original.reseed(first.seed), request=get_request(first), settings=first.settings, original_seed=seed,
+            engine=first.engine, block=first.block,
             history=_choose_history(runs, trained), canaries=how.canaries, folder=folder,
             made={n: r for n, r in (("original", trained), ("retrain", retrain)) if r is not None},
         )  # fmt: skip
@@ -145,14 +155,18 @@ def _write(folder: Path, audit: Audit) -> None:
 
 
 @contextlib.contextmanager
-def _open_work_folder(place: Path | None, run: Run, how: AuditSettings, *, keep: bool) -> Generator[Path]:
+def _open_work_folder(
+    place: Path | None, run: Run, how: AuditSettings, original_seed: int, *, keep: bool
+) -> Generator[Path]:
     """Yield a folder for the runs that the audit makes. A crash leaves it, so that the audit can continue."""
     if place is None:
         with tempfile.TemporaryDirectory(prefix="feduhb-audit-") as temporary:
             yield Path(temporary)
         return
     folder = place / WORK
-    wanted = {"settings": asdict(how), "weights": digest_weights(run.params), "request": str(run.forgot)}
+    wanted = {
+        "settings": asdict(how), "weights": digest_weights(run.params), "request": str(run.forgot), "original_seed": original_seed,
+    }  # fmt: skip
     mark = folder / "audit-settings.json"
     with RunFolder(place).claim():
         if folder.exists() and (not mark.exists() or json.loads(mark.read_text()) != wanted):
@@ -166,7 +180,10 @@ def _open_work_folder(place: Path | None, run: Run, how: AuditSettings, *, keep:
 
 
 def check_runs(runs: Sequence[Run], trained: Run | None, retrain: Run | None) -> Run:
-    """Return the first run; raise an error unless all runs and controls have the same data, request and training."""
+    """Return the first run; raise an error unless all runs and controls have the same data, request and training.
+
+    Seeds may differ, except that a run that replays a history has the seed of the training that wrote it.
+    """
     if not runs:
         raise RunFolderError("there is no run to audit; give at least one that feduhb unlearn made")
     first = runs[0]
@@ -181,7 +198,19 @@ def check_runs(runs: Sequence[Run], trained: Run | None, retrain: Run | None) ->
             raise RunFolderError(
                 "these runs served different requests, or have different data; audit them one at a time"
             )
+    _check_replays([run for run in runs if run.method.needs_history], trained)
     return first
+
+
+def _check_replays(replays: Sequence[Run], trained: Run | None) -> None:
+    """Raise RunFolderError if a run that replays a history has another seed than the training that wrote it."""
+    origin = trained or next(iter(replays), None)
+    for run in replays:
+        if origin is not None and run.seed != origin.seed:
+            raise RunFolderError(
+                f"{run.method.name} replays the training that it came from, but it has seed {run.seed} and "
+                f"{origin.folder or origin} has seed {origin.seed}; give the training that it came from, and audit such runs one at a time"
+            )
 
 
 def get_request(run: Run) -> Request:
@@ -216,10 +245,10 @@ def check_control(name: str, given: Run, run: Run) -> None:
 
 
 def _check_training(given: Run, run: Run) -> None:
-    """Raise RunFolderError if the clients of two runs did not train alike."""
-    if given.federation.seed != run.federation.seed or _get_local(given) != _get_local(run):
+    """Raise RunFolderError if the clients of two runs did not train with the same settings; their seeds may differ."""
+    if _get_local(given) != _get_local(run):
         raise RunFolderError(
-            f"{given.folder or given} was trained with other settings or another seed than {run.folder or run}; "
+            f"{given.folder or given} was trained with other settings than {run.folder or run}; "
             "audit only runs with the same settings together"
         )
 

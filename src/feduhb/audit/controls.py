@@ -70,13 +70,14 @@ def carry_out(steps: list[Step], begin: Callable[[str, int], ShowRound] = lambda
             step.work(begin(step.name, step.rounds))
 
 
-# The federations in which a training can be repeated:
+# The federations in which a training can be repeated. A training has the seed of the original. What is compared with an
+# audited run has the seed of that run. The data of a world is the same for both.
 #   original    with all clients: this control must be caught
 #   history     the same again, for its history, if the original's history is incomplete
 #   noise       with noise in place of the forgotten data
 #   rehearsal   with canaries among the data to be forgotten
 #   never       built from the data of the others, without the forgotten data
-#   bare-other  with only noise, from another seed: there is nothing to learn
+#   bare-other  with only noise, from another seed than the audited run: there is nothing to learn
 #   bare-same   with only noise, from the audited run's seed
 World = Literal["original", "history", "noise", "rehearsal", "never", "bare-other", "bare-same"]
 
@@ -89,11 +90,12 @@ class Controls:
     Every run has a folder under ``folder``, so that an audit that was killed can continue.
     """
 
-    federation: Federation  # before anything was forgotten
+    federation: Federation  # before anything was forgotten, with the seed of the first audited run
     request: Request
     settings: TrainSettings
     engine: str | EngineMaker
     block: int | None = None  # of the first audited run
+    original_seed: int | None = None  # also of its training in every world; None: that of the federation
     history: KeepHistory  # which history the trainings keep, for methods that need one
     canaries: float = 0.0  # share of the forgotten examples that a rehearsal mislabels
     folder: Path
@@ -103,12 +105,15 @@ class Controls:
     steps: dict[str, Step] = field(default_factory=dict)  # by name
 
     def retrain(self, show: ShowRound | None = None) -> Run:
-        """Return the run of FedAvg without the forgotten data: this control must not be caught."""
+        """Return the run of FedAvg without the forgotten data: this control must not be caught.
+
+        If the audit makes it, it has the seed of the first audited run.
+        """
         if "retrain" not in self.made:
             self.made["retrain"] = unlearn(
-                self.train("original"), self.request, method=self._retrain_method(), rounds=self.settings.rounds, stop=never,
-                engine=self.engine, block=self.block, keep_history=False, erase_history=False, out=self.folder / "retrain",
-                resume=True, show=show,
+                self.train("original").reseed(self.federation.seed), self.request, method=self._retrain_method(),
+                rounds=self.settings.rounds, stop=never, engine=self.engine, block=self.block, keep_history=False, erase_history=False,
+                out=self.folder / "retrain", resume=True, show=show,
             )  # fmt: skip
         return self.made["retrain"]
 
@@ -140,24 +145,24 @@ class Controls:
     def unlearn_in(
         self, world: World, run: Run, show: ShowRound | None = None, *, name: str | None = None
     ) -> Run:
-        """Serve the request in a world by the method of a run."""
+        """Serve the request in a world by the method of a run, with the seed of that run."""
         return unlearn(
-            self.train(world), self.request, method=unbind_history(run.method), rounds=run.scheduled, stop=run.stop, engine=self.engine,
-            block=run.block, out=self.folder / f"{name or world}-{name_run(run)}", keep_history=False, erase_history=False, resume=True,
-            show=show,
+            self.train(world).reseed(run.seed), self.request, method=unbind_history(run.method), rounds=run.scheduled, stop=run.stop,
+            engine=self.engine, block=run.block, out=self._place(name or world, run), keep_history=False, erase_history=False,
+            resume=True, show=show,
         )  # fmt: skip
 
     def run_in(self, world: World, run: Run, show: ShowRound | None = None) -> Run:
-        """Run the method of a run on all clients of a world, with the history of that world if it needs one."""
-        federation, method = self.make_world(world), unbind_history(run.method)
+        """Run the method of a run on all clients of a world, with the seed of that run and, if it needs one, that world's history."""
+        federation, method = self.make_world(world, run.seed), unbind_history(run.method)
         if method.needs_history:
             kept = self.train(world).history
             assert kept is not None  # noqa: S101 (the training keeps one)
             method = bind_history(method, kept, list(federation.clients))
-        name = f"{world}-{name_run(run)}"
+        place = self._place(world, run)
         return run_method(
             federation, method, self.settings_in(federation), rounds=run.scheduled, stop=run.stop, engine=self.engine,
-            block=run.block, out=self.folder / name, resume=True, show=show, label=name,
+            block=run.block, out=place, resume=True, show=show, label=place.name,
         )  # fmt: skip
 
     def settings_in(self, federation: Federation, *, keep_history: KeepHistory = False) -> TrainSettings:
@@ -166,8 +171,16 @@ class Controls:
         sampled = None if count is None or count > len(federation.clients) else count
         return replace(self.settings, keep_history=keep_history, clients_per_round=sampled)
 
-    def make_world(self, world: World) -> Federation:
-        """Return the federation of a world; raise ConfigError if canaries cannot be planted in it."""
+    def make_world(self, world: World, seed: int | None = None) -> Federation:
+        """Return the federation of a world; raise ConfigError if canaries cannot be planted in it.
+
+        Args:
+            seed: of the runs in this world, not of its data; None takes that of the first audited run.
+        """
+        made = self._make_data(world).reseed(self.federation.seed if seed is None else seed)
+        return made.reseed(seed_for(made.seed, "bare")) if world == "bare-other" else made
+
+    def _make_data(self, world: World) -> Federation:
         if world == "noise":
             return replace_with_noise(self.federation, self.request)
         if world == "rehearsal":
@@ -178,8 +191,7 @@ class Controls:
         rest = self.federation.without(self.request)
         if world == "never":
             return rebuild(rest)
-        noise = replace_with_noise(rest, Request(tuple(rest.clients)))
-        return noise if world == "bare-same" else noise.replace(seed=seed_for(rest.seed, "bare"))
+        return replace_with_noise(rest, Request(tuple(rest.clients)))
 
     def name_retrain(self) -> str:
         """Return the name of the Retrain control's method, also before the control is made."""
@@ -193,7 +205,7 @@ class Controls:
         return adapt_method("retrain", self.settings)
 
     def _train(self, world: World, show: ShowRound | None) -> Run:
-        federation, original = self.make_world(world), self.made.get("original")
+        federation, original = self.make_world(world, self.original_seed), self.made.get("original")
         method, rounds, stop = self._retrain_method(), self.settings.rounds, never
         if (special := self._special_original()) is not None:
             method, rounds, stop = special.method, special.scheduled, special.stop
@@ -201,6 +213,11 @@ class Controls:
             federation, method, self.settings_in(federation, keep_history=self.history), rounds=rounds, stop=stop, engine=self.engine,
             block=original.block if original else None, out=self.folder / world, resume=True, show=show, label=world,
         )  # fmt: skip
+
+    def _place(self, world: str, run: Run) -> Path:
+        """Return the folder of a run's repetition in a world; runs that differ in their seed alone have different ones."""
+        seed = "" if run.seed == self.federation.seed else f"-seed-{run.seed}"
+        return self.folder / f"{world}-{name_run(run)}{seed}"
 
     def _special_original(self) -> Run | None:
         """Return the original control if its method is not plain training and can run again, else None.

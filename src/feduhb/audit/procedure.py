@@ -241,7 +241,8 @@ class RunAudit:
             run.method.exact, exactness, findings, waste, copied=is_copy, own_code=not is_ours(run)
         )
         return Audit(
-            method=run.method.name, exact=run.method.exact, forgot=str(request), seed=federation.seed,
+            method=run.method.name, exact=run.method.exact, forgot=str(request), seed=run.seed,
+            seeds={name: model.seed for name, model in models.items()},
             weights_sha256=self._digests[UNLEARNED], verdict=verdict,
             exactness=exactness, membership=tuple(attack for attack, _ in self.attacks), misr=misr,
             backdoor=backdoor[0] if backdoor else None, accuracy=accuracy, clients=measure_clients(models, federation, request),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import textwrap
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -229,6 +229,7 @@ class Audit:
     relearn: Relearn | None
     cost: ByModel[Cost]
     notes: tuple[str, ...] = ()
+    seeds: Mapping[str, int] = field(default_factory=dict)  # of each model; earlier versions wrote none
     settings: Mapping[str, Any]
     versions: Mapping[str, str]
     finished: str

@@ -160,6 +160,10 @@ class Federation:
         made.share_draw(self)
         return made
 
+    def reseed(self, seed: int) -> Federation:
+        """Return the federation with another seed for its runs: the same data, but another fresh model and other batches."""
+        return self if seed == self.seed else self.replace(seed=seed, about=None)
+
     def share_draw(self, other: Federation) -> None:
         """Use the fresh model of another federation if it has the same model, seed, loss and test set."""
         if other._draw.fits(self):

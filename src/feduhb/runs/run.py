@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,8 @@ from feduhb.runs.folder import HISTORY, Round, RunFolder, explain_end
 from feduhb.runs.history import DiskHistory
 from feduhb.runs.lineage import Ancestor, read_ancestors
 from feduhb.stopping import DynamicStop, StopRule, never
+
+CLIENT_ENGINE = "loop"  # the engine of Flower's clients, each of which trains alone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +53,11 @@ class Run:
         return self.state.params
 
     @property
+    def seed(self) -> int:
+        """The seed of the fresh model and of every draw in the run."""
+        return self.federation.seed
+
+    @property
     def stopped(self) -> str:
         """The reason why the run ended."""
         return explain_end(self.rounds)
@@ -64,6 +71,12 @@ class Run:
     def model(self) -> nn.Module:
         """Return a module with the weights of this run."""
         return with_params(self.federation.fresh_model(), self.params.cpu())
+
+    def reseed(self, seed: int) -> Run:
+        """Return the run with another seed for the runs that follow it. Its weights and records stay."""
+        if seed == self.seed:
+            return self
+        return replace(self, federation=self.federation.reseed(seed), original=self.original.reseed(seed))
 
     def make_engine(self) -> Engine:
         """Return an engine like the one of this run."""
@@ -84,24 +97,30 @@ def open_run(
     method: Method[Any] | None = None,
     data: str | Path | None = None,
 ) -> Run:
-    """Return the finished run in a folder.
+    """Return the finished run in a folder, with the seed that the folder records.
 
     Args:
         federation: the clients' data, if it came from Python code. It must be the data of the run. Forgotten clients and
-            rows (but not a class) may have been deleted from it.
+            rows (but not a class) may have been deleted from it. For a run of a Flower strategy, whose server never saw
+            the data, give the data of all clients by the server's client ids.
         method: the run's method, if it has no registered name.
         data: the folder with the files of "mnist" or "cifar10"; None takes FEDUHB_DATA, or else a cache.
     """
     files = RunFolder(Path(folder))
-    config = parse_config(files.config(), str(files.config_path))
+    values = files.config()
+    strategy: dict[str, Any] = values.pop("flower", {})  # of a run of a Flower strategy
+    config = parse_config(values, str(files.config_path))
     files.result()
     ancestors = read_ancestors(files.path)
-    given = federation or _load_federation(files, config, data)
+    given = (federation or _load_federation(files, config, data)).reseed(config.seed)
+    if strategy:
+        given = _without_earlier(given, strategy.get("forget"))
     original, remaining = _split_federation(given, config, ancestors)
-    found = remaining.fingerprints()
-    if other := [c for c in sorted({*found, *config.clients}) if found.get(c) != config.clients.get(c)]:
-        raise RunFolderError(f"{files.path} was made with other data of client {other[0]}; give that data")
-    chosen = _find_method(files, config) if method is None else check_method(method)
+    if strategy:
+        _check_clients(files, remaining)
+    else:
+        _check_fingerprints(files, remaining, config)
+    chosen = _find_method(files, config, strategy) if method is None else check_method(method)
     if chosen.needs_history:  # the checkpoint keeps the model alone
         state, done = Plain(load_params(files.state_path)), len(files.rounds())
     else:
@@ -109,14 +128,14 @@ def open_run(
     return Run(
         federation=remaining,
         original=original,
-        settings=config.train,
+        settings=_read_training(config, ancestors) if strategy else config.train,
         method=chosen,
         state=state,
         rounds=tuple(files.rounds()[:done]),
         forgot=Request.parse(config.unlearn.forget) if config.unlearn else None,
         earlier=ancestors,
         folder=files.path,
-        engine=config.train.engine,
+        engine=CLIENT_ENGINE if strategy else config.train.engine,
         block=config.block,
         scheduled=config.unlearn.rounds if config.unlearn else config.train.rounds,
         stop=_find_stop(config, chosen),
@@ -130,17 +149,53 @@ def adapt_method(name: str, settings: TrainSettings, **changes: Any) -> Method[A
     return make_method(name, **{key: value for key, value in shared.items() if key in known} | changes)
 
 
-def _find_method(files: RunFolder, config: Config) -> Method[Any]:
-    if config.unlearn is None:
+def _check_fingerprints(files: RunFolder, remaining: Federation, config: Config) -> None:
+    """Raise RunFolderError unless the clients have the data of the run."""
+    found = remaining.fingerprints()
+    if other := [c for c in sorted({*found, *config.clients}) if found.get(c) != config.clients.get(c)]:
+        raise RunFolderError(f"{files.path} was made with other data of client {other[0]}; give that data")
+
+
+def _check_clients(files: RunFolder, remaining: Federation) -> None:
+    """Raise RunFolderError if a client that a Flower strategy asked is missing. The server knows no fingerprints."""
+    asked = {client for record in files.rounds() for client in record.asked}
+    if missing := sorted(asked - {*remaining.clients}):
+        raise RunFolderError(
+            f"client {missing[0]} took part in {files.path}, but the federation does not have it; give its data by this id"
+        )
+
+
+def _read_training(config: Config, ancestors: Sequence[Ancestor]) -> TrainSettings:
+    """Return how a run of a Flower strategy was trained, with the rounds of the first training that it came from.
+
+    The folder of an unlearning records its own rounds. They stay if the folder of the training is gone.
+    """
+    if not ancestors or not ancestors[-1].is_there:
+        return config.train
+    rounds = RunFolder(ancestors[-1].path).config()["train"]["rounds"]
+    return replace(config.train, rounds=rounds)
+
+
+def _without_earlier(given: Federation, forget: str | None) -> Federation:
+    """Return a federation without the data that a training over Flower left out because of earlier requests."""
+    rest = None if forget is None else select_held(given, Request.parse(forget))
+    return given if rest is None else given.without(rest)
+
+
+def _find_method(files: RunFolder, config: Config, strategy: Mapping[str, Any]) -> Method[Any]:
+    """Return the recorded method; a training by a Flower strategy has its settings in the strategy's table."""
+    if config.unlearn is None and "settings" not in strategy:
         return adapt_method("retrain", config.train)
-    settings: dict[str, Any] = dict(config.unlearn.settings)
+    name = config.unlearn.method if config.unlearn else "retrain"
+    written = config.unlearn.settings if config.unlearn else strategy["settings"]
+    settings: dict[str, Any] = dict(written)
     try:
         if "aggregate" in settings:
             settings["aggregate"] = parse_rule(settings["aggregate"])
-        return make_method(config.unlearn.method, **settings)
+        return make_method(name, **settings)
     except ConfigError as error:
-        rule = config.unlearn.settings.get("aggregate")
-        named = f"{config.unlearn.method} with {rule}" if rule else config.unlearn.method
+        rule = written.get("aggregate")
+        named = f"{name} with {rule}" if rule else name
         raise RunFolderError(
             f"{files.path} was made by a method or rule of your own ({named}); "
             f"open it in Python with that method: feduhb.open_run({str(files.path)!r}, method=...)"
