@@ -7,6 +7,8 @@ import json
 import re
 import tomllib
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -28,7 +30,7 @@ def train(seed, **changes):
     return feduhb.train(draw_federation(SIZES).replace(seed=seed), 3, **{**HOW, **changes})
 
 
-def unlearn(trained, seed, method="feduhb", **changes):
+def unlearn(trained, seed, method: Any = "feduhb", **changes):
     return feduhb.unlearn(trained.reseed(seed), ["dog"], method=method, rounds=3, show=None, **changes)
 
 
@@ -96,6 +98,7 @@ def test_runs_with_different_seeds_are_audited_together_as_alone(tmp_path):
         assert found.exactness is not None
         assert found.exactness.exact
         assert found.seeds[UNLEARNED] == found.seed == run.seed
+        assert run.folder is not None
         assert json.loads((run.folder / "audit.json").read_text())["seed"] == run.seed
 
 
@@ -104,7 +107,7 @@ def test_shared_seeds_give_the_audit_of_before():
     run = unlearn(train(3), 3)
     assert run.original.reseed(3) is run.original
     controls = Controls(
-        federation=run.original, request=Request(("dog",)), settings=run.settings, engine="loop", history=False, folder=None,
+        federation=run.original, request=Request(("dog",)), settings=run.settings, engine="loop", history=False, folder=Path(),
     )  # fmt: skip
     for world in ("original", "noise", "never", "bare-same", "bare-other"):
         alike, other = controls.make_world(world, 3), controls.make_world(world, 4)
