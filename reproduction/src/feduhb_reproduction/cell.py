@@ -28,8 +28,6 @@ from feduhb.runs import (
     TrainSettings,
     explain_end,
     hold_lock,
-    parse_config,
-    to_toml,
     versions,
 )
 from feduhb_reproduction.cell_plan import ON, RULED, Job, Planned, list_lacking, merge_places, plan_runs
@@ -138,8 +136,6 @@ def _unlearn(
     models: dict[str, Run] = {}
     broken: dict[str, Track] = {}
     for name, plan in planned.items():
-        if name == ON:
-            continue_run(job.work / RULED, job.work / ON)
         try:
             models[name] = feduhb.unlearn(
                 trained, place.forget, method=plan.method, rounds=place.rounds, stop=rule if plan.ruled else never,
@@ -173,22 +169,6 @@ def load_federation(place: Place, data: Path | None = None) -> Federation:
         place.data, clients=place.clients, partition=place.partition, per_client=place.per_client, held_out=0.0,
         backdoor=Backdoor(leavers) if place.backdoor else None, model=place.model, seed=place.seed, data=data,
     )  # fmt: skip
-
-
-def continue_run(ended: Path, further: Path) -> None:
-    """Copy a run that its stop rule ended into another folder, so that it can be resumed without a rule.
-
-    The rule only watches, so the rounds up to its end are those of a run without a rule.
-    """
-    source, target = RunFolder(ended), RunFolder(further)
-    if target.exists() or not source.is_finished():
-        return
-    config = parse_config(source.config(), str(source.config_path))
-    assert config.unlearn is not None  # noqa: S101 (it was an unlearning)
-    further.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(source.state_path, target.state_path)
-    target.rewrite_rounds([replace(record, threshold=None, stopped=None) for record in source.rounds()])
-    target.create(to_toml(replace(config, unlearn=replace(config.unlearn, stop=None))))
 
 
 class _Scorer:

@@ -29,14 +29,14 @@ SUMMED = ("client_epochs", "bytes_down", "bytes_up", "client_seconds", "server_s
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The final state of an executed plan, on the CPU, and all of its rounds."""
+    """The final model of an executed plan, on the CPU, and all of its rounds."""
 
-    state: Any
+    state: Plain
     rounds: tuple[Round, ...]
 
 
 def execute(plan: Plan) -> Finished:
-    """Execute a plan and return the final state and all rounds.
+    """Execute a plan and return the final model and all rounds.
 
     The steps, in order. Each may raise an error, and nothing is erased before everything has been checked.
 
@@ -67,8 +67,7 @@ def execute(plan: Plan) -> Finished:
             erase(plan.erasure, plan.reporter)
         if folder is not None and not folder.is_finished():
             folder.publish()
-    on_cpu = type(state)(*(part.cpu() if isinstance(part, torch.Tensor) else part for part in state))
-    return Finished(on_cpu, tuple(records))
+    return Finished(Plain(state.params.cpu()), tuple(records))
 
 
 def check(plan: Plan) -> None:
@@ -108,8 +107,13 @@ def _start_or_resume(plan: Plan, method: Method[Any]) -> tuple[Any, list[Round]]
             f"{folder.path} already holds a run; continue it with --resume, or choose another --out"
         )
     _check_same_run(plan, folder.config())
-    # A replay that has ended keeps the model alone, see _prepare_result.
-    return _resume(folder, [fresh, Plain(fresh.params)] if method.needs_history else [fresh])
+    state, records = _resume(folder, [fresh, Plain(fresh.params)])
+    moved = [record.moved for record in records]
+    if type(state) is not type(fresh) and len(moved) < plan.rounds and plan.stop(moved) is None:
+        raise RunFolderError(
+            f"{folder.path} has ended, and an ended run keeps its model alone; {plan.advice.elsewhere} for further rounds"
+        )
+    return state, records
 
 
 def _check_same_run(plan: Plan, old: Mapping[str, Any]) -> None:
@@ -223,11 +227,13 @@ def watch_rounds(show: Show, label: str, rounds: int) -> Generator[Callable[[Rou
 def _prepare_result(plan: Plan, state: Any, records: Sequence[Round]) -> None:
     """Write the result under a hidden name, so that a killed run can be finished after its history is erased.
 
-    The state of a replaying method may contain parts of the history, so its checkpoint keeps the model alone.
+    The checkpoint of an ended run keeps the model alone. The rest of the state is of no further use, and it tells more
+    about the clients than the model does: the heavy ball's previous model gives the last round's update, and the state
+    of a replay contains parts of the history.
     """
     if plan.folder is None or plan.folder.is_finished():
         return
-    if plan.method.needs_history:
+    if not isinstance(state, Plain):
         save_state(plan.folder.state_path, Plain(state.params), len(records))
     plan.folder.prepare(summarize(plan, state.params, records))
 

@@ -121,16 +121,18 @@ def open_run(
     else:
         _check_fingerprints(files, remaining, config)
     chosen = _find_method(files, config, strategy) if method is None else check_method(method)
-    if chosen.needs_history:  # the checkpoint keeps the model alone
-        state, done = Plain(load_params(files.state_path)), len(files.rounds())
-    else:
-        state, done = load_state(files.state_path, chosen.init(flatten(remaining.fresh_model())))
+    if chosen.needs_history:
+        params, done = load_params(files.state_path), len(files.rounds())
+    else:  # earlier versions kept the whole state
+        fresh = flatten(remaining.fresh_model())
+        state, done = load_state(files.state_path, Plain(fresh), chosen.init(fresh))
+        params = state.params
     return Run(
         federation=remaining,
         original=original,
         settings=_read_training(config, ancestors) if strategy else config.train,
         method=chosen,
-        state=state,
+        state=Plain(params),
         rounds=tuple(files.rounds()[:done]),
         forgot=Request.parse(config.unlearn.forget) if config.unlearn else None,
         earlier=ancestors,
