@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Iterable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,6 +25,7 @@ from feduhb.engines.scoring import make_evaluator
 from feduhb.errors import ConfigError, HistoryError, RequestError
 from feduhb.methods import METHODS, check_method, rule_of, settings_of
 from feduhb.methods.replay import bind_history
+from feduhb.runs.checkpoint import keep_models
 from feduhb.runs.config import (  # fmt: skip
     Config,
     KeepHistory,
@@ -226,6 +228,7 @@ def run_method(
     out: str | Path | None = None,
     resume: bool = False,
     checkpoint_every: float = 0.0,
+    models: Path | None = None,
     scored: bool = True,
     show: Show = None,
     label: str = "",
@@ -240,6 +243,7 @@ def run_method(
         method: the method, with its history bound if it needs one.
         original: the federation before any client was forgotten; None if none was.
         forgot: everything that is forgotten, with earlier requests; None for a training.
+        models: a folder for the model after every round; None keeps only the last one.
         scored: False does not score the model of every round, which saves time.
     """
     check_method(method)  # a worker process has not checked it yet
@@ -286,6 +290,7 @@ def run_method(
         reporter=REPORTER,
         show=show,
         notice=f"engine: {made.about['name']} ({why})\n" if show == "lines" and why else "",
+        observe=None if models is None else partial(keep_models, folder=models),
     )
     done = execute(plan)
     return Run(

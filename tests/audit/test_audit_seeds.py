@@ -43,6 +43,7 @@ def test_a_run_with_a_seed_of_its_own_is_found_exact(method):
     assert [(check.name, check.identical) for check in found.exactness.checks] == [
         ("noise", True),
         ("never", True),
+        ("beginning", True),
     ]
     assert (found.seed, dict(found.seeds)) == (2, {UNLEARNED: 2, ORIGINAL: 1, RETRAIN: 5})
     assert Audit.from_json(found.to_json()) == found

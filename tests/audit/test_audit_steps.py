@@ -42,6 +42,7 @@ def test_the_steps_of_a_whole_audit_in_order(trained, capsys):
         "noise: training",
         "noise-feduhb: unlearning",
         "never-feduhb",
+        "beginning of feduhb",
         "rehearsal: training",
         *(f"shadow-feduhb {shadow} of 4" for shadow in range(1, 5)),
         *(f"shadow-retrain {shadow} of 4" for shadow in range(1, 5)),
@@ -57,8 +58,9 @@ def test_controls_that_were_given_are_not_counted(trained, capsys):
     run, retrain = unlearned(trained), unlearned(trained, "retrain")
     audit(run, trained, retrain=retrain, canaries=0, relearn=0, show="lines")
     _, totals, names = announced(capsys)
-    assert names == ["noise: training", "noise-feduhb: unlearning", "never-feduhb", "attacks on feduhb"]
-    assert totals == [4] * 4
+    checks = ["noise: training", "noise-feduhb: unlearning", "never-feduhb", "beginning of feduhb"]
+    assert names == [*checks, "attacks on feduhb"]
+    assert totals == [5] * 5
 
 
 def test_runs_share_their_steps(trained, capsys):

@@ -116,7 +116,7 @@ def test_exact_methods_are_exact(method, text, sampled, tmp_path):
     run = feduhb.unlearn(trained(sampled), text, method=method, rounds=4, show=None)
     found = checked(run, tmp_path)
     assert found.exact
-    assert [check.name for check in found.checks] == ["noise", "never"]
+    assert [check.name for check in found.checks] == ["noise", "never", "beginning"]
     assert all(check.largest_difference == 0 for check in found.checks)
 
 
@@ -127,7 +127,9 @@ def test_weights_changed_by_one_bit_are_seen(tmp_path):
     found = checked(replace(run, state=run.state._replace(params=bits)), tmp_path)
     assert not found.exact
     assert found.unexplained
-    assert all(0 < check.largest_difference < 1e-6 for check in found.checks)
+    assert [check.name for check in found.checks] == ["noise", "never", "again", "beginning"]
+    assert all(0 < check.largest_difference < 1e-6 for check in found.checks[:3])
+    assert found.checks[3].identical
 
 
 @pytest.mark.parametrize("kept", ["given", "erased"])

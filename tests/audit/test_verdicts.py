@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from audit.auditing import make_roc
-from feduhb.audit.result import Check, Difference, Exactness, Outcome
+from feduhb.audit.result import OF_METHOD, Check, Difference, Exactness, Outcome
 from feduhb.audit.verdict import (
     OWN,
+    UNDECLARED,
     UNEXPLAINED,
     UNREHEARSED,
     Finding,
@@ -184,7 +185,9 @@ def test_use(test, retrain, chance, of_use):
         (False, LEAKS, [], None, "inconclusive"),
         (True, None, [FAILED], None, "not caught"),
         (True, None, [BLIND], None, "inconclusive"),
-        (False, EXACT, [BLIND], None, "forgotten"),  # FedRecover warmed up over all rounds
+        (False, EXACT, [BLIND], None, "inconclusive"),  # FedRecover warmed up over all rounds
+        (False, EXACT, [FAILED], None, "not caught"),
+        (False, EXACT, [FAILED], "9 %", "useless"),
     ],
 )
 def test_words(claims, exact, findings, waste, word):
@@ -213,6 +216,7 @@ def test_what_each_word_takes(claims, exact, findings, waste):
     caught = any(f.verdict == "caught" for f in findings)
     failed = any(f.control_failed for f in findings)
     if word == "forgotten":
+        assert claims
         assert exact is not None
         assert all(check.identical for check in exact.checks)
         assert not caught
@@ -239,6 +243,39 @@ def test_a_copy_and_the_users_own_code():
     assert reach_verdict(True, EXACT, [], None, copied=True).word == "not forgotten"
     assert reach_verdict(True, EXACT, [CAUGHT], None, own_code=True).word == "not forgotten"
     assert reach_verdict(True, EXACT, [BLIND], None, own_code=True).reasons[-1] == OWN
+
+
+@pytest.mark.parametrize("name", OF_METHOD)
+def test_a_method_that_fails_a_check_of_its_own_is_no_success(name):
+    """Equal weights in both worlds do not help it."""
+    found = Exactness(False, (*EXACT.checks, Check(name, "begins elsewhere", False, 0.0)))
+    assert found.brought
+    claimed = reach_verdict(True, found, [FAILED], None, own_code=True)
+    assert claimed.word == "not forgotten"
+    assert claimed.reasons[-1] == "begins elsewhere"
+    assert reach_verdict(False, found, [FAILED], None, own_code=True).word == "inconclusive"
+
+
+def test_forgotten_is_only_for_methods_that_declare_themselves_exact():
+    said = reach_verdict(False, EXACT, [FAILED], None)
+    assert said.word == "not caught"
+    assert UNDECLARED in said.reasons
+
+
+@pytest.mark.parametrize(
+    ("claims", "exact", "findings", "word"),
+    [
+        (True, EXACT, [FAILED], "inconclusive"),
+        (False, LEAKS, [FAILED], "inconclusive"),
+        (True, LEAKS, [FAILED], "not forgotten"),
+        (False, LEAKS, [CAUGHT], "not forgotten"),
+    ],
+)
+def test_a_method_that_cannot_be_rebuilt_is_at_best_inconclusive(claims, exact, findings, word):
+    found = reach_verdict(claims, exact, findings, None, not_rebuilt="It is local to a function.")
+    assert found.word == word
+    assert (found.reasons[0] == "It is local to a function.") is (word == "inconclusive")
+    assert reach_verdict(True, EXACT, [], "9 %", not_rebuilt="It is local.").word == "useless"
 
 
 def test_a_removed_backdoor_shows_nothing_about_membership():

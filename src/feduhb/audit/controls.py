@@ -7,14 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from feduhb.api import run_method, unlearn
+from feduhb.core.flat import ModelSource, draw_model
 from feduhb.core.seeds import generator, seed_for
 from feduhb.core.types import Method
 from feduhb.data.canaries import Canaries, plant_canaries
@@ -77,9 +79,14 @@ def carry_out(steps: list[Step], begin: Callable[[str, int], ShowRound] = lambda
 #   noise       with noise in place of the forgotten data
 #   rehearsal   with canaries among the data to be forgotten
 #   never       built from the data of the others, without the forgotten data
+#   draw        never, from another draw of the fresh model; everything else has the audited run's seed
+#   nudge       never, with one value of one example of each client changed slightly
 #   bare-other  with only noise, from another seed than the audited run: there is nothing to learn
 #   bare-same   with only noise, from the audited run's seed
-World = Literal["original", "history", "noise", "rehearsal", "never", "bare-other", "bare-same"]
+World = Literal[
+    "original", "history", "noise", "rehearsal", "never", "draw", "nudge", "bare-other", "bare-same"
+]
+MODELS = "models"  # a folder in that of a run, for its model after every round
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,8 +159,14 @@ class Controls:
             resume=True, show=show,
         )  # fmt: skip
 
-    def run_in(self, world: World, run: Run, show: ShowRound | None = None) -> Run:
-        """Run the method of a run on all clients of a world, with the seed of that run and, if it needs one, that world's history."""
+    def run_in(
+        self, world: World, run: Run, show: ShowRound | None = None, *, keep_models: bool = False
+    ) -> Run:
+        """Run the method of a run on all clients of a world, with the seed of that run and, if it needs one, that world's history.
+
+        Args:
+            keep_models: keep the model after every round, in the folder `MODELS` of the new run.
+        """
         federation, method = self.make_world(world, run.seed), unbind_history(run.method)
         if method.needs_history:
             kept = self.train(world).history
@@ -162,7 +175,7 @@ class Controls:
         place = self._place(world, run)
         return run_method(
             federation, method, self.settings_in(federation), rounds=run.scheduled, stop=run.stop, engine=self.engine,
-            block=run.block, out=place, resume=True, show=show, label=place.name,
+            block=run.block, out=place, resume=True, models=place / MODELS if keep_models else None, show=show, label=place.name,
         )  # fmt: skip
 
     def settings_in(self, federation: Federation, *, keep_history: KeepHistory = False) -> TrainSettings:
@@ -191,6 +204,10 @@ class Controls:
         rest = self.federation.without(self.request)
         if world == "never":
             return rebuild(rest)
+        if world == "draw":
+            return rebuild(rest).replace(model=partial(draw_again, rest.model))
+        if world == "nudge":
+            return nudge(rebuild(rest))
         return replace_with_noise(rest, Request(tuple(rest.clients)))
 
     def name_retrain(self) -> str:
@@ -256,6 +273,31 @@ def rebuild(federation: Federation) -> Federation:
 
     clients, held_out = copy(federation.clients), copy(federation.held_out)
     return federation.replace(clients=clients, held_out=held_out, test=federation.test.all(), about=None)
+
+
+def draw_again(source: ModelSource) -> nn.Module:
+    """Return another draw of the fresh model than the one that the same seed gives."""
+    return draw_model(source, int(torch.randint(2**62, ())))
+
+
+def nudge(federation: Federation) -> Federation:
+    """Return a federation with one value of one example of each client changed by a thousandth of the values' range.
+
+    Inputs that are whole numbers change by one.
+    """
+    low, high = (float(edge) for edge in federation.test.x.aminmax())
+
+    def change(client: str, examples: Examples) -> tuple[Tensor, Tensor]:
+        x, y = examples.all()
+        step = (high - low) / 1024 if x.is_floating_point() else 1
+        place = int(torch.randint(x.numel(), (), generator=generator(federation.seed, "nudge", client)))
+        value = x.view(-1)[place]
+        x.view(-1)[place] = value - step if float(value) + step > high else value + step
+        return x, y
+
+    return federation.replace(
+        clients={client: change(client, own) for client, own in federation.clients.items()}
+    )
 
 
 def replace_with_noise(federation: Federation, request: Request) -> Federation:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import torch
 
+from feduhb.audit.beginning import check_beginning
 from feduhb.audit.controls import Controls, ShowRound, Step
 from feduhb.audit.measures import compute_accuracy, compute_chance
 from feduhb.audit.result import Check, Exactness
@@ -49,6 +50,8 @@ class Counterfactuals:
             Step("history: training", partial(controls.train, "history"), controls.settings.rounds, self._lacks_history),
             Step(f"again-{name}: unlearning", self._check_again, run.scheduled, self.has_differences),
         ]  # fmt: skip
+        if run.method.exact:
+            steps.append(Step(f"beginning of {name}", self._check_beginning))
         if not is_ours(run):
             for world in ("bare-other", "bare-same"):
                 steps += self._train_history(world)
@@ -82,6 +85,9 @@ class Counterfactuals:
         world = "history" if self.controls.lacks_history(self.run) else "original"
         again = self.controls.unlearn_in(world, self.run, show, name="again")
         self._compare("again", AGAIN, again, describe_machine(self.run))
+
+    def _check_beginning(self, show: ShowRound) -> None:  # noqa: ARG002
+        self.checks.append(check_beginning(self.run))
 
     def _check_bare(self, world: Literal["bare-other", "bare-same"], show: ShowRound) -> None:
         """Add a failed check if the method does well on test data after training on noise alone."""

@@ -17,6 +17,7 @@ from feduhb.errors import RunFolderError
 FILE = "audit.json"  # in the folder of an audited run
 UNLEARNED, ORIGINAL, RETRAIN = "unlearned", "original", "retrain"
 MODELS = (ORIGINAL, RETRAIN, UNLEARNED)
+OF_METHOD = ("beginning", "draw", "bare", "nudge")  # checks of what a method does, not of equal weights
 NAMES = {UNLEARNED: "audited", ORIGINAL: "original", RETRAIN: "Retrain"}
 
 Outcome = Literal["caught", "not caught", "no power here", "inconclusive"]  # of one attack
@@ -115,11 +116,13 @@ class BackdoorAttack:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One counterfactual: the run repeated with the forgotten data changed or left out."""
+    """One check of exactness: a run repeated in another world and compared, or the method's beginning."""
 
-    name: Literal["again", "noise", "never", "bare"]
+    name: Literal["again", "noise", "never", "beginning", "draw", "bare", "nudge"]
     says: str
-    identical: bool
+    identical: (
+        bool  # whether the check was passed; for the first three: the weights are the same, bit for bit
+    )
     largest_difference: float  # of any weight
 
 
@@ -138,7 +141,7 @@ class Exactness:
     @property
     def brought(self) -> bool:
         """Whether the method knows more than its clients can have taught it."""
-        return any(check.name == "bare" and not check.identical for check in self.checks)
+        return any(check.name in OF_METHOD and not check.identical for check in self.checks)
 
 
 @dataclass(frozen=True, slots=True)

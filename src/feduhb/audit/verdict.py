@@ -21,9 +21,11 @@ ALARM = (
     "it is chance, or remaining clients hold such examples too."
 )
 OWN = (
-    "The user's own code took part. It also ran where there is nothing to learn. "
-    "Code that detects an audit could pass all these checks."
+    "The user's own code took part. It was also run from another fresh model, on noise alone and on slightly changed data. "
+    "These checks cannot exclude code that recognises the audited run by a rough likeness, or that adds too little of "
+    "the old model to be found."
 )
+UNDECLARED = "The method does not declare itself exact, so equal weights alone do not make it forgotten."
 BROUGHT = "A rehearsal shows nothing about a method that brings its own knowledge."
 UNREHEARSED = (
     "The rehearsals do not count: whether the recorded procedure gives these weights was not checked."
@@ -125,15 +127,33 @@ def reach_verdict(
     *,
     copied: bool = False,
     own_code: bool = False,
+    not_rebuilt: str | None = None,
 ) -> Verdict:
     """Return the verdict. What was caught decides first, then usefulness, then exactness, and failed attacks last.
 
     Args:
-        claims_exact: whether the method claims to be exact.
+        claims_exact: whether the method claims to be exact. Without that claim the verdict is at best "not caught".
         waste: why the model is useless, or None.
         copied: whether the weights are the original's, and Retrain's are not.
         own_code: whether code outside this package made the run.
+        not_rebuilt: why the method could not be rebuilt from its name and settings, or None. If it could not, the
+            verdict is at best "inconclusive".
     """
+    found = _weigh(claims_exact, exactness, findings, waste, copied=copied, own_code=own_code)
+    if not_rebuilt is not None and found.word in {"forgotten", "not caught"}:
+        return Verdict("inconclusive", (not_rebuilt, *found.reasons))
+    return found
+
+
+def _weigh(
+    claims_exact: bool,
+    exactness: Exactness | None,
+    findings: Sequence[Finding],
+    waste: str | None,
+    *,
+    copied: bool,
+    own_code: bool,
+) -> Verdict:
     checked = (
         tuple(check.says for check in exactness.checks) if exactness else ("Exactness was not checked.",)
     )
@@ -154,8 +174,10 @@ def reach_verdict(
         return Verdict("useless", (waste, *checked))
     if broken := [f.says for f in findings if f.control_failed]:
         return Verdict("inconclusive", (*broken, *checked))
-    if exact:
+    if exact and claims_exact:
         return Verdict("forgotten", (*checked, _describe_attacks(findings), *([OWN] if own_code else [])))
+    if exact:
+        return _judge_by_attacks(findings, (*checked, UNDECLARED))
     if unexplained:
         return Verdict("inconclusive", (*checked, UNEXPLAINED))
     if brought:

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from feduhb.core.types import State
 from feduhb.errors import CheckpointError
+from feduhb.methods.retrain import Plain
 from feduhb.runs.folder import Round, RunFolder, place_atomically
 
 S = TypeVar("S", bound=State)
@@ -86,6 +87,23 @@ def saved(
         yield state, record
     if waiting is not None:
         save_state(folder.state_path, waiting[0], waiting[1].round + 1)
+
+
+def keep_models(rounds: Iterable[tuple[S, Round]], folder: Path) -> Iterator[tuple[S, Round]]:
+    """Write the model after every round into a folder, each into a file of its own."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for state, record in rounds:
+        save_state(_name_model(folder, record.round + 1), Plain(state.params), record.round + 1)
+        yield state, record
+
+
+def read_models(folder: Path, rounds: int) -> Iterator[Tensor]:
+    """Yield the model [P] after each of the first rounds of a run, as `keep_models` wrote them."""
+    return (load_params(_name_model(folder, done)) for done in range(1, rounds + 1))
+
+
+def _name_model(folder: Path, rounds_done: int) -> Path:
+    return folder / f"after-{rounds_done:05d}.safetensors"
 
 
 def load_state(path: Path, *likes: S) -> tuple[S, int]:
