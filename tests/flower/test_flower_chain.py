@@ -43,24 +43,28 @@ SEED = find_seed()
 FIRST = find_first_rounds([sample_clients(SEED, t, list(NAMES), 1) for t in range(ROUNDS)])
 
 
-def draw_start():
-    return flower.fresh_arrays(FEDERATION.model, FEDERATION.seed)
-
-
 def make_settings(**more):
-    return {"epochs": 1, "seed": SEED, "local": LOCAL, "timeout": 1.0, "partitions": NAMES, **more}
+    return {
+        "model": FEDERATION.model,
+        "epochs": 1,
+        "seed": SEED,
+        "local": LOCAL,
+        "timeout": 1.0,
+        "partitions": NAMES,
+        **more,
+    }
 
 
 def train(place):
     flower.Train(checkpoint=place, keep_history=True, clients_per_round=1, **make_settings()).start(
-        make_grid(FEDERATION), draw_start(), ROUNDS
+        make_grid(FEDERATION), num_rounds=ROUNDS
     )
     return place
 
 
 def unlearn(forget, before, new, grid=None, rounds=3, **more):
     settings = make_settings(stop=feduhb.never, trained=before, checkpoint=new, **more)
-    return flower.FedUHB(forget, **settings).start(grid or make_grid(FEDERATION), draw_start(), rounds)
+    return flower.FedUHB(forget, **settings).start(grid or make_grid(FEDERATION), num_rounds=rounds)
 
 
 def list_rounds(place):
@@ -121,9 +125,9 @@ def test_a_replay_erases_all_histories_when_it_ends(chain, strategy):
     more = {"warmup": 2, "buffer": 1} if strategy is flower.FedRecover else {"interval": 1}
     replay = strategy(EARLY, trained=chain / "b", checkpoint=chain / "c", **more, **make_settings())
     with pytest.raises(Killed):
-        replay.start(kill_in_round(1), draw_start())
+        replay.start(kill_in_round(1))
     assert EARLY in list_clients(chain / "a") & list_clients(chain / "b")
-    replay.start(make_grid(FEDERATION), draw_start())
+    replay.start(make_grid(FEDERATION))
     assert EARLY not in list_clients(chain / "a") | list_clients(chain / "b")
 
 
@@ -175,7 +179,7 @@ def test_nothing_is_erased_under_a_first_run_that_somebody_writes(chain):
 
 def test_a_training_from_a_run_that_forgot_knows_where_it_came_from_too(chain):
     more = make_settings(trained=chain / "b", checkpoint=chain / "t2", keep_history=True)
-    flower.Train(**more).start(make_grid(FEDERATION), draw_start(), 2)
+    flower.Train(**more).start(make_grid(FEDERATION), num_rounds=2)
     assert EARLY in list_clients(chain / "a")
     unlearn(EARLY, chain / "t2", chain / "c")
     assert EARLY not in list_clients(chain / "a") | list_clients(chain / "b") | list_clients(chain / "t2")

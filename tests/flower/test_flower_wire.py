@@ -88,7 +88,7 @@ def test_statistics_of_the_clients_data_are_refused():
 @pytest.mark.parametrize(
     ("arrays", "words"),
     [
-        ({}, "the initial arrays are empty; draw them"),
+        ({}, "the initial arrays are empty; leave them out"),
         (
             {"a": np.zeros(2, np.int64)},
             r"the arrays have the types \['int64'\]; convert the model to one float type",

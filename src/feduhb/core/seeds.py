@@ -7,6 +7,7 @@ nor on earlier draws. A client that leaves does not change the draws of the othe
 from __future__ import annotations
 
 import contextlib
+import secrets
 from collections.abc import Generator, Sequence
 from hashlib import blake2b
 
@@ -14,6 +15,11 @@ import torch
 
 from feduhb.core.types import ClientId
 from feduhb.errors import ConfigError
+
+
+def draw_seed() -> int:
+    """Return a new seed of 63 bits from the operating system's randomness."""
+    return secrets.randbits(63)
 
 
 def seed_for(seed: int, *address: str | int) -> int:

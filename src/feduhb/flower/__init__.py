@@ -1,7 +1,7 @@
 """Federated unlearning over a Flower federation: strategies, an engine, a client app.
 
-    strategy = feduhb.flower.FedUHB(forget=["hospital-1"], checkpoint="/srv/runs/without-1", trained="/srv/runs/first")
-    outcome  = strategy.start(grid, feduhb.flower.fresh_arrays(model, seed=1), num_rounds=40)
+    strategy = feduhb.flower.FedUHB(["hospital-1"], model=net, checkpoint="/srv/runs/without-1", trained="/srv/runs/first")
+    outcome  = strategy.start(grid, num_rounds=40)
 
 It needs the extra: pip install -c constraints.txt '.[flower]' in a clone. Names are loaded when they are first used: a
 client's process, which is started for every message, does not load the server's side.

@@ -23,6 +23,7 @@ from feduhb.errors import HistoryError, RequestError, RunFolderError
 from feduhb.flower.engine import FlowerEngine, check_limits
 from feduhb.flower.messages import log
 from feduhb.flower.roster import REQUEST, Forgotten, Roster, read_request, read_total, resolve_request
+from feduhb.flower.start import choose_start, warn_of_shared_seed
 from feduhb.flower.wire import Layout
 from feduhb.methods import settings_of
 from feduhb.methods.replay import bind_history, get_replayed_clients
@@ -60,6 +61,7 @@ class Outcome(Result):
     stopped: str = ""  # why the run ended
     left_out: dict[int, dict[ClientId, str]] = field(default_factory=dict)  # reasons, by round from 0
     names: dict[ClientId, str] = field(default_factory=dict)  # registered names
+    seed: int | None = None  # of the fresh model and of every draw
 
     @property
     def params(self) -> Tensor:
@@ -69,7 +71,7 @@ class Outcome(Result):
 
 def serve(
     grid: Grid,
-    initial: ArrayRecord,
+    initial: ArrayRecord | None,
     strategy: OwnLoop,
     rounds: int,
     evaluate: Evaluate | None = None,
@@ -78,11 +80,11 @@ def serve(
     """Run a strategy over a grid, from a fresh model or from the last checkpoint; the arguments are those of its `start`."""
     method = strategy.method()
     check_limits(strategy.min_replies, strategy.timeout, strategy.max_norm, strategy.max_examples)
-    start = Layout.of(initial).flatten(initial)
     folder = None if strategy.checkpoint is None else RunFolder(Path(strategy.checkpoint))
     trained = None if strategy.trained is None else RunFolder(Path(strategy.trained))
-    if trained is not None:
-        _check_start(trained, start)
+    begun = choose_start(method, strategy.model, strategy.seed, initial, folder, trained)
+    warn_of_shared_seed(method, begun.seed, trained)
+    strategy, start = replace(strategy, seed=begun.seed), begun.params
     roster = Roster(grid, strategy.partitions, timeout=strategy.timeout)
     for known in filter(None, (trained, folder)):
         roster.names.update(_read_json(known.path / NAMES))
@@ -92,13 +94,13 @@ def serve(
     )  # fmt: skip
     _check_request(roster, trained, forgotten)
     engine = FlowerEngine(
-        grid, initial, strategy.local, seed=strategy.seed, forget=forgotten, min_replies=strategy.min_replies,
+        grid, begun.arrays, strategy.local, seed=begun.seed, forget=forgotten, min_replies=strategy.min_replies,
         timeout=strategy.timeout, max_norm=strategy.max_norm, max_examples=strategy.max_examples, config=train_config,
         tell_leavers=strategy.tell_leavers, roster=roster,
     )  # fmt: skip
     erasure = _find_erasure(trained, forgotten)
     reporter = Reporter(inform=log.info, warn=log.warning)
-    outcome = Outcome()
+    outcome = Outcome(seed=begun.seed)
     if folder is not None and method.needs_history and folder.is_replayed():
         finish_replay(folder, method, str(forgotten.total), erasure, reporter, ADVICE)
         done = Finished(Plain(load_params(folder.state_path)), tuple(folder.rounds()))
@@ -108,7 +110,7 @@ def serve(
     scheduled = method.rounds or rounds
     observer = _Observer(engine, start, scheduled, outcome, folder, evaluate, strategy.evaluate_every)
     plan = Plan(
-        label=method.name, method=method, start=start, engine=engine, clients=_choose_clients(method, engine, strategy),
+        label=method.name, method=method, start=start, engine=engine, clients=_choose_clients(method, engine, strategy, begun.seed),
         rounds=scheduled, stop=strategy.stop_rule(), on_bad="drop", score=observer.score, folder=folder,
         config=_describe(strategy, method, forgotten.total, start, scheduled, train_config or {}),
         files={REQUEST: forgotten.to_json()}, resume=True,
@@ -117,15 +119,6 @@ def serve(
         erasure=erasure, reporter=reporter, show=observer.show, observe=observer.observe,
     )  # fmt: skip
     return _complete(outcome, engine, execute(plan))
-
-
-def _check_start(trained: RunFolder, start: Tensor) -> None:
-    """Raise RunFolderError unless the run starts from the same fresh model as the training that it follows."""
-    if trained.config().get("flower", {}).get("start") != digest_weights(start):
-        raise RunFolderError(
-            f"the initial arrays are not the fresh model that the training in {trained.path} started from, so they may hold "
-            "what it learned; draw them again with the training's seed: feduhb.flower.fresh_arrays(model, seed)"
-        )
 
 
 def _check_request(roster: Roster, trained: RunFolder | None, forgotten: Forgotten) -> None:
@@ -173,7 +166,7 @@ def _bind(method: Method[Any], trained: RunFolder | None, forgotten: Forgotten, 
     return bind_history(method, history, sorted(history.all_clients() - leavers))
 
 
-def _choose_clients(method: Method[Any], engine: FlowerEngine, strategy: OwnLoop) -> Participants:
+def _choose_clients(method: Method[Any], engine: FlowerEngine, strategy: OwnLoop, seed: int) -> Participants:
     """Return the clients of a replay, or a function that returns those of a round: the remaining ones, or a sample of them."""
     if method.needs_history:
         return get_replayed_clients(method)
@@ -181,7 +174,7 @@ def _choose_clients(method: Method[Any], engine: FlowerEngine, strategy: OwnLoop
     def list_clients(round: int) -> Sequence[ClientId]:
         here = list(engine.roster.wait(engine.forgotten, strategy.min_replies))
         count = strategy.clients_per_round
-        return here if count is None else sample_clients(strategy.seed, round, here, min(count, len(here)))
+        return here if count is None else sample_clients(seed, round, here, min(count, len(here)))
 
     return list_clients
 

@@ -1,4 +1,4 @@
-"""Flower strategies, used as Flower's own: `strategy.start(grid, initial_arrays, num_rounds)`.
+"""Flower strategies, used as Flower's own: `strategy.start(grid, num_rounds=40)`.
 
 A strategy holds the settings of a method of `feduhb.methods`. `feduhb.flower.server` plans and executes its run.
 """
@@ -16,6 +16,7 @@ from flwr.serverapp.strategy import Strategy
 
 from feduhb.core.aggregate import Aggregate, weighted_mean
 from feduhb.core.checks import check_whole
+from feduhb.core.flat import ModelSource
 from feduhb.core.types import ClientId, Local, Method
 from feduhb.data.request import Forget, Request, as_request
 from feduhb.errors import ConfigError
@@ -33,11 +34,12 @@ class OwnLoop(Strategy):
     Args:
         checkpoint: the run folder. A ServerApp that is submitted again continues after the last finished round. Use an
             absolute path, because a ServerApp does not run in your directory.
-        trained: the checkpoint folder of the training to unlearn from. The run must start from the same fresh weights.
-            What the training forgot stays forgotten, its history is erased, and clients that are not connected are
-            found by the names registered there.
+        trained: the checkpoint folder of the training to unlearn from. What the training forgot stays forgotten, its
+            history is erased, and clients that are not connected are found by the names registered there.
         keep_history: keep every model and every update in the checkpoint folder, for FedEraser and FedRecover.
-        seed: the seed of batches and of sampling, by client id.
+        model: a module, whose weights are not used, or a function that makes one. The strategy draws the fresh model from it.
+        seed: the seed of the fresh model, of batches and of sampling. None draws a new seed from the operating system's
+            randomness, which ``checkpoint`` records and a resumed run keeps. FedEraser and FedRecover keep the training's.
         local: batch size, learning rate and l2 for the clients; the loss is their own.
         clients_per_round: clients to sample in each round; None asks all connected remaining clients.
         min_clients: remaining clients that must be connected to begin; a simulation waits for all.
@@ -56,7 +58,8 @@ class OwnLoop(Strategy):
     checkpoint: str | Path | None = None
     trained: str | Path | None = None
     keep_history: bool = False
-    seed: int = 0
+    model: ModelSource | None = None
+    seed: int | None = None
     local: Local = field(default_factory=Local)
     clients_per_round: int | None = None
     min_clients: int | None = None
@@ -71,6 +74,8 @@ class OwnLoop(Strategy):
     def __post_init__(self) -> None:
         self.method()
         self.request()
+        if self.seed is not None:
+            check_whole("seed", self.seed, least=None)
         for name, least in (("clients_per_round", 1), ("min_clients", 1), ("evaluate_every", 0)):
             if (value := getattr(self, name)) is not None:
                 check_whole(name, value, least)
@@ -101,7 +106,7 @@ class OwnLoop(Strategy):
     def start(
         self,
         grid: Grid,
-        initial_arrays: ArrayRecord,
+        initial_arrays: ArrayRecord | None = None,
         num_rounds: int = 40,
         timeout: float | None = None,
         train_config: ConfigRecord | None = None,
@@ -111,8 +116,9 @@ class OwnLoop(Strategy):
         """Run until the stop rule ends the run or ``num_rounds`` are done; return the model and the records.
 
         Args:
-            initial_arrays: the fresh model, drawn with `feduhb.flower.fresh_arrays`. Trained weights must never be used,
-                because they hold what the forgotten clients taught; with ``trained`` the server checks this.
+            initial_arrays: leave them out: the strategy draws the fresh model from ``model`` and ``seed``. Arrays are
+                accepted only with ``seed``, and must equal that draw: other weights may hold what the forgotten clients
+                taught.
             num_rounds: the maximum, unless the method has its own number.
             timeout: replaces the strategy's timeout.
             train_config: additional values to send to the clients with each train message.
@@ -126,10 +132,6 @@ class OwnLoop(Strategy):
         if evaluate_config:
             log.warning("evaluate_config is ignored: clients receive only the model to score")
         self.summary()
-        if self.request() is not None and self.trained is None:
-            log.warning(
-                "nothing checks that the initial arrays are a fresh model; pass trained=FOLDER to check it"
-            )
         strategy = self if timeout is None else replace(self, timeout=timeout)
         return serve(grid, initial_arrays, strategy, num_rounds, evaluate_fn, dict(train_config or {}))
 
@@ -144,7 +146,7 @@ class OwnLoop(Strategy):
         """Raise ConfigError: only `start` may drive this strategy."""
         name = type(self).__name__
         raise ConfigError(
-            f"{name} runs its own loop and cannot be wrapped; call its start(grid, initial_arrays, num_rounds)"
+            f"{name} runs its own loop and cannot be wrapped; call its start(grid, num_rounds=40)"
         )
 
     configure_train = aggregate_train = configure_evaluate = aggregate_evaluate = refuse_other_loops

@@ -29,6 +29,7 @@ TRAIN, EVALUATE, WHO, LEAVE = "train", "evaluate", "query.feduhb_who", "query.fe
 ROWS, CLASSES = "forget-rows", "forget-classes"
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 OURS = ("server-round", "client", "round", "seed", "epochs", "batch-size", "lr", "l2", ANSWER, ROWS, CLASSES)
+DRAWN_FROM = "drawn_from"
 HEADER = 4096  # bytes that the file header of an array may take
 WIDTHS = (2, 4, 8)  # bytes of a float; both byte orders are read
 
@@ -49,7 +50,7 @@ class Layout:
         """Return the layout of the arrays that a run starts from; raise ModelError unless all are floats of one type."""
         if not arrays:
             raise ModelError(
-                "the initial arrays are empty; draw them: feduhb.flower.fresh_arrays(model, seed)"
+                "the initial arrays are empty; leave them out, and give the strategy a model to draw: FedUHB(..., model=Net)"
             )
         if gathered := [name for name in arrays if name.rpartition(".")[2] in STATISTICS]:
             raise ModelError(
@@ -124,7 +125,9 @@ def to_line(text: object, most: int = 500) -> str:
 
 
 def fresh_arrays(model: ModelSource, seed: int = 0) -> ArrayRecord:
-    """Draw the fresh model that a run starts from, with the weights of `Federation.fresh_model` for the same seed.
+    """Draw a fresh model, with the weights of `Federation.fresh_model` for the same seed.
+
+    A strategy with ``model`` draws its own. These arrays are for an engine, or for a strategy that repeats a run.
 
     Args:
         model: a module, whose weights are not used, or a factory; as for `feduhb.Federation`.
@@ -132,7 +135,16 @@ def fresh_arrays(model: ModelSource, seed: int = 0) -> ArrayRecord:
     """
     module = draw_model(model, seed)
     check_module(module)
-    return Layout.of_module(module).to_arrays(flatten(module))
+    arrays = Layout.of_module(module).to_arrays(flatten(module))
+    vars(arrays)[DRAWN_FROM] = (
+        model  # never sent; a subclass could not be: Flower sends a record by its class's name
+    )
+    return arrays
+
+
+def get_source(arrays: ArrayRecord) -> ModelSource | None:
+    """Return the model that `fresh_arrays` drew these arrays from; None for other arrays."""
+    return vars(arrays).get(DRAWN_FROM)
 
 
 def describe_work(

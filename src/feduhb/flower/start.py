@@ -1,0 +1,152 @@
+"""The start of a run over a grid: its seed, and the fresh model that the seed draws.
+
+Every run draws its own seed. If training and unlearning shared it, the remaining clients would send the same first
+updates in both, and the difference of the two first sums would be the update of the forgotten clients. A run that
+replays a history keeps the seed and the start of the training.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from flwr.app import ArrayRecord
+from torch import Tensor
+
+from feduhb.core.flat import ModelSource
+from feduhb.core.seeds import draw_seed
+from feduhb.core.types import Method
+from feduhb.errors import ConfigError, RunFolderError
+from feduhb.flower.messages import log
+from feduhb.flower.wire import Layout, MalformedError, fresh_arrays, get_source
+from feduhb.runs.checkpoint import digest_weights
+from feduhb.runs.folder import RunFolder
+from feduhb.runs.lineage import read_ancestors
+
+DRAW = "let the strategy draw the fresh model: strategy = FedUHB(..., model=Net); strategy.start(grid, num_rounds=40)"
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """The seed of a run and its fresh model."""
+
+    seed: int
+    arrays: ArrayRecord
+
+    @property
+    def params(self) -> Tensor:
+        """The weights w[0], flat [P]."""
+        return Layout.of(self.arrays).flatten(self.arrays)
+
+
+@dataclass(frozen=True, slots=True)
+class _Recorded:
+    """The seed and the digest of w[0] that a run folder records."""
+
+    path: Path
+    seed: int
+    digest: str
+
+    @classmethod
+    def of(cls, folder: RunFolder) -> _Recorded:
+        config = folder.config()
+        return cls(folder.path, int(config.get("seed", 0)), str(config.get("flower", {}).get("start")))
+
+
+def choose_start(
+    method: Method[Any],
+    model: ModelSource | None,
+    seed: int | None,
+    initial: ArrayRecord | None,
+    folder: RunFolder | None,
+    trained: RunFolder | None,
+) -> Start:
+    """Return the seed and the fresh model of a run; raise an error if the initial arrays are not that model.
+
+    Args:
+        model: draws the fresh model. None takes the model that drew the initial arrays.
+        seed: None takes the recorded one if the run is resumed or replays a training, and else draws one.
+        initial: the arrays that the user gave. They need a seed, and must be the model that it draws.
+        folder: the run's own folder.
+        trained: the folder of the run to unlearn from.
+    """
+    recorded = _find_recorded(method, folder, trained)
+    if recorded is not None:
+        if seed not in {None, recorded.seed}:
+            raise RunFolderError(_explain_other_seed(method, recorded, folder, seed))
+        seed = recorded.seed
+    elif seed is None:
+        if initial is not None:
+            raise ConfigError(
+                f"the initial arrays were given without a seed, so they cannot be compared with a fresh draw; {DRAW}. "
+                "To repeat a run, also give its seed: FedUHB(..., model=Net, seed=1)"
+            )
+        seed = draw_seed()
+    if initial is not None and recorded is not None and _is_start(initial, recorded):
+        return Start(seed, initial)  # earlier versions accepted arrays that another seed had drawn
+    source = get_source(initial) if model is None and initial is not None else model
+    if source is None:
+        given = "no model is given" if initial is None else "the initial arrays were given without a model"
+        raise ConfigError(f"{given}, so a fresh model cannot be drawn; {DRAW}")
+    drawn = fresh_arrays(source, seed)
+    if initial is not None and not _are_equal(initial, drawn):
+        raise RunFolderError(
+            f"the initial arrays are not the fresh model that seed {seed} draws, so they may hold what another run learned; {DRAW}"
+        )
+    start = Start(seed, drawn)
+    if recorded is not None and digest_weights(start.params) != recorded.digest:
+        raise RunFolderError(
+            f"{recorded.path} started from other weights than seed {seed} draws; give the model that it trained. If it was "
+            "started by an earlier version, pass the same arrays again: strategy.start(grid, initial_arrays)"
+        )
+    return start
+
+
+def warn_of_shared_seed(method: Method[Any], seed: int, trained: RunFolder | None) -> None:
+    """Warn if an exact run has the seed of a run that it replaces: its first sum would reveal the forgotten update."""
+    if trained is None or method.needs_history:
+        return
+    for path in (trained.path, *(one.path for one in read_ancestors(trained.path))):
+        if (folder := RunFolder(path)).exists() and _Recorded.of(folder).seed == seed:
+            log.warning(
+                "this run has the seed of %s: the difference of their first sums is the update of the forgotten clients; "
+                "leave seed out, so that every run draws its own",
+                path,
+            )
+
+
+def _find_recorded(
+    method: Method[Any], folder: RunFolder | None, trained: RunFolder | None
+) -> _Recorded | None:
+    """Return the start that the run must have: its own if it is resumed, that of the training if it replays one."""
+    if folder is not None and folder.exists():
+        return _Recorded.of(folder)
+    return _Recorded.of(trained) if trained is not None and method.needs_history else None
+
+
+def _explain_other_seed(
+    method: Method[Any], recorded: _Recorded, folder: RunFolder | None, seed: int | None
+) -> str:
+    if folder is not None and recorded.path == folder.path:
+        return (
+            f"{recorded.path} was started with seed = {recorded.seed}, not {seed}; resubmit with the same settings, "
+            "or choose another checkpoint folder"
+        )
+    return f"{method.name} replays the training in {recorded.path} with its seed {recorded.seed}, not {seed}; leave seed out"
+
+
+def _is_start(initial: ArrayRecord, recorded: _Recorded) -> bool:
+    return digest_weights(Layout.of(initial).flatten(initial)) == recorded.digest
+
+
+def _are_equal(initial: ArrayRecord, drawn: ArrayRecord) -> bool:
+    """Whether two models have the same names, shapes and bits."""
+    layout, other = Layout.of(drawn), Layout.of(initial)
+    if (layout.dtype, list(layout.shapes)) != (other.dtype, list(other.shapes)):
+        return False
+    try:
+        return torch.equal(layout.flatten(initial), layout.flatten(drawn))
+    except MalformedError:
+        return False
