@@ -41,7 +41,7 @@ def play(hospitals: LocalFederation, leaver: str, rounds: int) -> tuple[int, int
     hospitals.wait_for_run(erasure)
 
     ids = {name: hospitals.client_id(name) for name in data.HOSPITALS}
-    before, after = audit.open_runs(hospitals.folder, ids, leaver, rounds)
+    before, after = audit.open_runs(hospitals.folder, ids)
     asked = sum(ids[leaver] in record.asked for record in after.rounds)
     say(f"{len(after.rounds)} rounds of FedUHB without {leaver}: {after.stopped}")
     say(f"{leaver} ({ids[leaver]}) was asked in {asked} of them")

@@ -14,7 +14,7 @@ import torch
 from feduhb.core.aggregate import is_built_in_rule
 from feduhb.core.checks import check_whole
 from feduhb.core.flat import flatten
-from feduhb.core.seeds import sample_clients
+from feduhb.core.seeds import draw_seed, sample_clients
 from feduhb.core.types import ClientId, Method, Updates
 from feduhb.data.download import print_notice
 from feduhb.data.federation import Federation
@@ -249,6 +249,9 @@ def run_method(
     check_method(method)  # a worker process has not checked it yet
     check_whole("rounds", rounds)
     before, folder = original or federation, RunFolder(Path(out)) if out else None
+    if federation.draws_seeds and not method.needs_history:  # a replay keeps the seed of the training
+        seed = folder.config()["seed"] if folder is not None and folder.exists() else draw_seed()
+        federation, before = federation.reseed(seed), before.reseed(seed)
     if folder is not None and folder.exists():  # a resumed run keeps its block, on which its bits depend
         block = upgrade(folder.config()).get("block")
     made = make_engine(engine, federation, settings.local(federation.loss), block=block)

