@@ -15,9 +15,8 @@ from collections import Counter
 import torch
 from torch import Tensor
 
-from feduhb.audit.attacks.membership import DRAWS
-from feduhb.audit.result import ORIGINAL, RETRAIN, UNLEARNED, Roc
-from feduhb.audit.statistics import Scores, compute_roc
+from feduhb.audit.result import ORIGINAL, RETRAIN, UNLEARNED, AucDifference, Roc
+from feduhb.audit.statistics import Scores, compare_aucs, compute_roc
 from feduhb.audit.verdict import judge_membership
 from feduhb.core.seeds import generator
 
@@ -26,8 +25,10 @@ KNOWN = 1.0  # standard deviations between members and others for the original: 
 CASES = ((1, 172, 57, 0.0), (1, 172, 57, 0.5), (2, 345, 115, 0.0))  # leavers, members, others, alike
 
 
-def audit_models(number: int, leavers: int, members: int, others: int, alike: float) -> dict[str, Roc]:
-    """Attack three models whose scores of an example share a part ``alike`` of their variance."""
+def audit_models(
+    number: int, leavers: int, members: int, others: int, alike: float
+) -> tuple[dict[str, Roc], AucDifference]:
+    """Attack three models whose scores of an example share a part ``alike`` of their variance; compare the first two."""
     draw = generator(number, "verdicts", leavers, str(alike))
     sizes = [(members, others)] * leavers
     common = [[torch.randn(n, generator=draw) for n in size] for size in sizes]
@@ -37,7 +38,9 @@ def audit_models(number: int, leavers: int, members: int, others: int, alike: fl
         return [Scores(inside + known, outside) for inside, outside in own]
 
     knows = {UNLEARNED: 0.0, RETRAIN: 0.0, ORIGINAL: KNOWN}
-    return {model: compute_roc(scores(known), seed=number, draws=DRAWS) for model, known in knows.items()}
+    strata = {model: scores(known) for model, known in knows.items()}
+    apart = compare_aucs(strata[UNLEARNED], strata[RETRAIN])
+    return {model: compute_roc(found) for model, found in strata.items()}, apart
 
 
 def _mix(common: Tensor, alike: float, draw: torch.Generator) -> Tensor:
@@ -53,7 +56,7 @@ def attack_model(number: int, leavers: int, members: int, others: int, apart: fl
         Scores(torch.randn(members, generator=draw) + shift, torch.randn(others, generator=draw))
         for shift in shifts
     ]
-    return compute_roc(strata, seed=number, draws=DRAWS)
+    return compute_roc(strata)
 
 
 def misses_half(found: Roc) -> bool:
@@ -64,8 +67,8 @@ def misses_half(found: Roc) -> bool:
 def count_alarms(leavers: int, members: int, others: int, alike: float, attacks: int = ALARMS) -> str:
     """Return a line about the verdicts on a model that remembers nothing."""
     found = [audit_models(n, leavers, members, others, alike) for n in range(attacks)]
-    missed = sum(misses_half(models[UNLEARNED]) for models in found) / attacks
-    words = Counter(judge_membership(models).verdict for models in found)
+    missed = sum(misses_half(models[UNLEARNED]) for models, _ in found) / attacks
+    words = Counter(judge_membership(*one).verdict for one in found)
     listed = ", ".join(f"{word} {count / attacks:.1%}" for word, count in words.most_common())
     return (
         f"{leavers} leaver(s), {members} against {others} each, models {alike:.0%} alike: caught {words['caught'] / attacks:.1%} of {attacks} "

@@ -11,20 +11,21 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import beta
 from torch import Tensor
 
 from data.wording import refused
-from feduhb.audit import statistics as module
-from feduhb.audit.result import Interval, Roc
+from feduhb.audit.result import AucDifference, Interval, Roc
 from feduhb.audit.statistics import (
     Scores,
+    compare_aucs,
     compute_auc,
     compute_power,
     compute_roc,
     compute_smallest_error,
     is_equivalent,
     pool,
-    wilson_interval,
+    pool_differences,
 )
 from feduhb.errors import DataError
 from toys import quick
@@ -85,7 +86,7 @@ def test_clients_are_never_compared_with_one_another():
 def test_clients_that_lack_a_side_are_left_out():
     whole = scores([1, 3], [2])
     assert compute_auc([scores([], [1]), whole, scores([5], [])]) == compute_auc([whole]) == 0.5
-    found = compute_roc([scores([], [1] * 9), whole, scores([5] * 9, [])], draws=100)
+    found = compute_roc([scores([], [1] * 9), whole, scores([5] * 9, [])])
     assert (found.members, found.others) == (2, 1)
 
 
@@ -108,21 +109,21 @@ def test_scores_that_are_not_numbers(bad):
 
 
 @quick
-@given(clients, st.integers(0, 5))
-def test_only_the_order_of_scores_counts(pairs, seed):
+@given(clients)
+def test_only_the_order_of_scores_counts(pairs):
     """A monotone map changes no bit, and neither does the order in which a client's examples come."""
     plain = [scores(m, o) for m, o in pairs]
     mapped = [scores([math.exp(v) for v in m], [math.exp(v) for v in o]) for m, o in pairs]
     turned = [scores(m[::-1], sorted(o)) for m, o in pairs]
-    found = compute_roc(plain, seed=seed, draws=100)
-    assert compute_roc(mapped, seed=seed, draws=100) == found
-    assert compute_roc(turned, seed=seed, draws=100) == found
+    found = compute_roc(plain)
+    assert compute_roc(mapped) == found
+    assert compute_roc(turned) == found
 
 
 @quick
 @given(clients)
 def test_everything_is_in_its_bounds(pairs):
-    found = compute_roc([scores(m, o) for m, o in pairs], draws=100)
+    found = compute_roc([scores(m, o) for m, o in pairs])
     assert 0 <= found.interval.low <= found.equivalence.low <= found.auc
     assert found.auc <= found.equivalence.high <= found.interval.high <= 1
     assert found.interval.high - found.interval.low > 0.1
@@ -130,15 +131,6 @@ def test_everything_is_in_its_bounds(pairs):
     for share, wide in ((found.tpr_1, found.tpr_1_interval), (found.tpr_01, found.tpr_01_interval)):
         assert 0 <= wide.low <= share <= wide.high <= 1
         assert wide.high > wide.low
-
-
-def test_same_seed_same_bits():
-    strata = normal(30, 20, shift=0.5, count=3)
-    assert compute_roc(strata, seed=4) == compute_roc(strata, seed=4)
-    assert compute_roc(strata, seed=4).interval != compute_roc(strata, seed=5).interval
-    before = torch.default_generator.get_state()
-    compute_roc(strata, draws=100)
-    assert torch.equal(before, torch.default_generator.get_state())
 
 
 def flagged(members: Tensor, others: Tensor, target: float) -> float:
@@ -155,36 +147,35 @@ def test_true_positives_against_every_threshold(seed, m, n):
     rng = torch.Generator().manual_seed(seed)
     members = (10 * torch.randn(m, generator=rng) + 10).round().double()
     others = (10 * torch.randn(n, generator=rng)).round().double()
-    found = compute_roc([Scores(members, others)], draws=100)
+    found = compute_roc([Scores(members, others)])
     assert found.tpr_1 == pytest.approx(flagged(members, others, 0.01))
     assert found.tpr_01 == pytest.approx(flagged(members, others, 0.001))
 
 
 def test_with_few_others_no_false_positive_is_allowed():
-    found = compute_roc([scores([0, 3, 5, 6], [5, 1, 2])], draws=100)
+    found = compute_roc([scores([0, 3, 5, 6], [5, 1, 2])])
     assert found.tpr_1 == found.tpr_01 == 0.25  # 6 alone: a tie with the highest other does not count
 
 
 def test_the_threshold_is_shared_by_all_clients():
     """The second client's others spoil the first one's members."""
-    assert compute_roc([scores([5, 6], [1]), scores([0, 0], [9])], draws=100).tpr_1 == 0.0
-    assert compute_roc([scores([5, 6], [1]), scores([0, 0], [5])], draws=100).tpr_1 == 0.25
+    assert compute_roc([scores([5, 6], [1]), scores([0, 0], [9])]).tpr_1 == 0.0
+    assert compute_roc([scores([5, 6], [1]), scores([0, 0], [5])]).tpr_1 == 0.25
 
 
 def test_one_false_positive_in_a_hundred():
     others = [float(v) for v in range(100)]
-    found = compute_roc([scores([98.5, 99.5, 97.5, 0.0], others)], draws=100)
+    found = compute_roc([scores([98.5, 99.5, 97.5, 0.0], others)])
     assert (found.tpr_1, found.tpr_01) == (0.5, 0.25)
 
 
 def test_perfect_separation_is_not_perfect_evidence():
-    """The bootstrap has no width; the counts give it one, and more examples leave less of it."""
-    found = [compute_roc([scores(range(n, 2 * n), range(n))], draws=100) for n in (1, 3, 50)]
+    """DeLong's error is 0; the counts give the interval a width, and more examples leave less of it."""
+    found = [compute_roc([scores(range(n, 2 * n), range(n))]) for n in (1, 3, 50)]
     assert all(one.auc == one.interval.high == one.tpr_1 == 1.0 for one in found)
     assert found[0].interval.low == 0.0
-    assert found[1].interval.low < 0.5 < 0.9 < found[2].interval.low < 1.0
-    for n, one in zip((1, 3, 50), found, strict=True):
-        assert one.tpr_1_interval.low == pytest.approx(wilson_interval(1.0, n, 0.99).low)
+    assert found[1].interval.low < 0.5 < 0.85 < found[2].interval.low < 1.0
+    assert found[2].tpr_1_interval.low == 0.0  # 50 others do not tell which threshold 1 in 100 reach
 
 
 def test_separation_by_hand():
@@ -204,12 +195,29 @@ def test_all_ties_have_the_width_of_the_counts():
     assert not is_equivalent(found)
 
 
-def test_wilson_by_hand():
-    """0 of 10 at 95 %: from 0 to z² / (10 + z²)."""
-    z = PHI.inv_cdf(0.975)
-    assert wilson_interval(0.0, 10, 0.95).high == pytest.approx(z * z / (10 + z * z))
-    assert wilson_interval(0.0, 10, 0.95).low == pytest.approx(0.0, abs=1e-12)
-    assert wilson_interval(0.5, 10**6, 0.95).low == pytest.approx(0.5 - z * 0.0005, abs=1e-6)
+def test_true_positives_by_hand():
+    """At most 5 of 100 others reach the true threshold with a chance of 99.75 %; at least 0."""
+    others = [float(v) for v in range(100)]
+    found = compute_roc([scores([*range(90, 100), *([0.0] * 10)], others)]).tpr_1_interval
+    above = 5  # members above 94, the sixth highest of the others
+    assert found.low == 0.0
+    assert found.high == pytest.approx(float(beta.ppf(0.9975, above + 1, 20 - above)))
+    many = compute_roc([scores([9.0] * 20, [float(v) for v in range(9)] * 300)]).tpr_1_interval
+    assert many.high == 1.0
+    assert many.low == pytest.approx(0.0025 ** (1 / 20))  # all 20 of 20
+
+
+def cover_share(seed: int) -> bool:
+    rng = torch.Generator().manual_seed(seed)
+    members, others = torch.randn(60, generator=rng) + 2, torch.randn(400, generator=rng)
+    found = compute_roc([Scores(members, others)]).tpr_1_interval
+    truth = 1 - PHI.cdf(PHI.inv_cdf(0.99) - 2)
+    return found.low <= truth <= found.high
+
+
+def test_the_intervals_of_true_positives_hold_the_truth():
+    """Wilson's interval alone, which takes the threshold as known, would hold it in 92 % of these draws."""
+    assert sum(map(cover_share, range(300))) >= 0.98 * 300
 
 
 def test_permuted_members_are_chance():
@@ -221,50 +229,133 @@ def test_permuted_members_are_chance():
     assert found.interval.low < 0.5 < found.interval.high
 
 
-def covered(shift: float, count: int) -> tuple[float, float]:
-    """Return the shares of 200 runs whose 99 % and whose 90 % interval hold the truth."""
-    truth, held = PHI.cdf(shift / math.sqrt(2)), []
-    for run in range(200):
-        found = compute_roc(normal(40, 30, shift=shift, count=count, seed=run), seed=run, draws=300)
-        held.append([wide.low <= truth <= wide.high for wide in (found.interval, found.equivalence)])
-    return sum(a for a, _ in held) / 200, sum(b for _, b in held) / 200
+RUNS = 500
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("shift", "count"), [(0.0, 1), (0.0, 2), (0.0, 5), (0.5, 2), (1.5, 2)])
-def test_the_intervals_hold_the_truth(shift, count):
-    wide, narrow = covered(shift, count)
-    assert wide >= 0.97
-    assert narrow >= 0.86
+def is_held(truth: float, found: Roc | AucDifference) -> list[bool]:
+    """Return whether the 99 % and the 90 % interval hold the truth."""
+    return [wide.low <= truth <= wide.high for wide in (found.interval, found.equivalence)]
 
 
-def test_a_client_alone_has_no_needless_width():
-    """The bootstrap's error is near the true one; here sqrt((m + n + 1) / (12 m n))."""
-    found = compute_roc(normal(300, 300))
-    assert found.se == pytest.approx(math.sqrt(601 / (12 * 300 * 300)), rel=0.1)
+def check_coverage(held: list[list[bool]]) -> None:
+    """Check the shares, less three of their standard errors."""
+    for level, column in zip((0.99, 0.90), zip(*held, strict=True), strict=True):
+        assert sum(column) / len(column) >= level - 3 * math.sqrt(level * (1 - level) / len(column))
 
 
-def test_differences_between_clients_are_felt():
-    """Clients with AUC near 0.24 and 0.76 in turn: their mean is uncertain though every client's own is sharp."""
+@pytest.mark.parametrize(
+    ("m", "n", "shift", "count"),
+    [(40, 30, 0.0, 1), (43, 14, 0.0, 2), (40, 30, 0.5, 5), (43, 14, 1.5, 2), (40, 30, 3.0, 1)],
+)
+def test_the_intervals_hold_the_truth(m, n, shift, count):
+    truth = PHI.cdf(shift / math.sqrt(2))
+    found = [compute_roc(normal(m, n, shift=shift, count=count, seed=run)) for run in range(RUNS)]
+    check_coverage([is_held(truth, one) for one in found])
+
+
+def draw_unlike(seed: int, clients: int, *, common: float = 0.0) -> tuple[list[Scores], list[Scores], float]:
+    """Return scores by two models that share examples, and the mean of the first's AUCs at these clients.
+
+    Each client's members lie higher by its own draw, for the first model. The second one remembers nothing.
+    """
+    rng = torch.Generator().manual_seed(seed)
+    shifts = (0.6 * torch.randn(clients, generator=rng)).tolist()
+    both: tuple[list[Scores], list[Scores]] = ([], [])
+    for shift in shifts:
+        sizes = (60, 40)
+        base = [math.sqrt(common) * torch.randn(size, generator=rng) for size in sizes]
+        for known, found in zip((shift, 0.0), both, strict=True):
+            own = [b + math.sqrt(1 - common) * torch.randn(len(b), generator=rng) for b in base]
+            found.append(Scores(own[0] + known, own[1]))
+    return *both, sum(PHI.cdf(shift / math.sqrt(2)) for shift in shifts) / clients
+
+
+@pytest.mark.parametrize("count", [2, 5])
+def test_two_intervals_if_clients_differ(count):
+    """One is about these clients, whose mean AUC is known here; one about all clients, whose mean is 0.5."""
+    held, population = [], 0
+    for seed in range(RUNS):
+        first, _, truth = draw_unlike(seed, count)
+        found = compute_roc(first)
+        held.append(is_held(truth, found))
+        assert found.population is not None
+        assert found.population.low <= found.interval.low < found.interval.high <= found.population.high
+        population += found.population.low <= 0.5 <= found.population.high
+    check_coverage(held)
+    assert population / RUNS >= 0.99 - 3 * math.sqrt(0.0099 / RUNS)
+
+
+def test_one_client_says_nothing_about_others():
+    assert compute_roc(normal(40, 30)).population is None
+    assert compare_aucs(normal(40, 30), normal(40, 30, seed=1)).population is None
+
+
+@pytest.mark.parametrize("common", [0.0, 0.5, 0.95])
+def test_the_paired_interval_holds_the_truth(common):
+    held = []
+    for seed in range(RUNS):
+        first, second, truth = draw_unlike(seed, 2, common=common)
+        held.append(is_held(truth - 0.5, compare_aucs(first, second)))
+    check_coverage(held)
+
+
+def test_the_paired_test_against_every_pair():
+    """DeLong's covariance by its definition, over all pairs of a member and another."""
+    first, second, _ = draw_unlike(0, 1, common=0.5)
+    won = [
+        (s.members[:, None] > s.others[None]).double() + (s.members[:, None] == s.others[None]).double() / 2
+        for s in (first[0], second[0])
+    ]
+    covariance = sum(
+        torch.cov(torch.stack([w.mean(dim=d) for w in won])) / won[0].shape[1 - d] for d in (1, 0)
+    )
+    assert isinstance(covariance, Tensor)
+    found = compare_aucs(first, second)
+    expected = covariance[0, 0] + covariance[1, 1] - 2 * covariance[0, 1]
+    assert found.value == pytest.approx(float(won[0].mean() - won[1].mean()))
+    assert found.se == pytest.approx(math.sqrt(float(expected)))
+
+
+def test_examples_that_are_hard_for_both_models_do_not_blur_their_difference():
+    first, second, _ = draw_unlike(1, 2, common=0.95)
+    apart, alone = compare_aucs(first, second), compute_roc(first)
+    assert apart.se < alone.se / 2
+    turned = compare_aucs(second, first)
+    assert (turned.value, turned.interval.low) == pytest.approx((-apart.value, -apart.interval.high))
+
+
+def test_equal_models_differ_by_nothing_and_the_interval_is_no_point():
+    alike = normal(60, 40, count=2)
+    found = compare_aucs(alike, alike)
+    assert (found.value, found.se) == (0.0, pytest.approx(1 / 82))
+    assert found.interval.high == pytest.approx(PHI.inv_cdf(0.995) / 82)
+
+
+def test_a_paired_test_needs_the_same_examples():
+    with refused(DataError, "a paired test needs scores of the same examples", "[(3, 2)] and [(2, 2)]"):
+        compare_aucs([scores([1, 2, 3], [1, 2])], [scores([1, 2], [1, 2])])
+
+
+def test_the_error_is_near_the_true_one():
+    """A client alone, and two that do not differ; the true error is sqrt((m + n + 1) / (12 m n)) / sqrt(clients)."""
+    for count in (1, 2):
+        expected = math.sqrt(601 / (12 * 300 * 300) / count)
+        assert compute_roc(normal(300, 300, count=count)).se == pytest.approx(expected, rel=0.05)
+
+
+def test_differences_between_clients_widen_only_the_interval_for_other_clients():
+    """Clients with AUC near 0.24 and 0.76 in turn."""
     rng = torch.Generator().manual_seed(0)
     unlike = [
         Scores(torch.randn(200, generator=rng) + shift, torch.randn(200, generator=rng))
         for shift in (1.0, -1.0) * 4
     ]
-    alike = normal(200, 200, count=8)
-    together = Scores(torch.cat([s.members for s in unlike]), torch.cat([s.others for s in unlike]))
-    assert compute_roc(unlike).se > 3 * compute_roc([together]).se
-    assert compute_roc(unlike).se > 3 * compute_roc(alike).se
-
-
-def test_alike_clients_cost_what_the_docstring_states():
-    """Two clients without a difference: the error is too large by up to sqrt(3/2), on average over data."""
-    ratio = [
-        compute_roc(normal(100, 100, count=2, seed=s), draws=300).se / math.sqrt(201 / (12 * 10**4))
-        for s in range(40)
-    ]
-    mean = math.sqrt(sum(r * r for r in ratio) / 40) * math.sqrt(2)
-    assert 1.1 < mean < math.sqrt(1.5) + 0.1
+    found, alike = compute_roc(unlike), compute_roc(normal(200, 200, count=8))
+    assert found.se < alike.se
+    assert found.population is not None
+    assert alike.population is not None
+    width, plain = (one.high - one.low for one in (found.population, alike.population))
+    assert width > 5 * plain
 
 
 def made(area: float, se: float, **more: object) -> Roc:
@@ -349,21 +440,25 @@ def test_several_seeds_together_decide_what_one_cannot():
     assert pool(audits).se < min(one.se for one in audits) / 2
 
 
-@pytest.mark.slow
-def test_twenty_thousand_examples_in_chunks(monkeypatch):
-    """No step holds more than the chunk's cells, and a chunk of one draw works too."""
-    held = []
-    plain = module._draw_counts
+def test_pooled_differences_by_hand():
+    """Errors 0.01 and 0.02 weigh 4 : 1; the spread of 0.1 and 0.0 says nearly nothing about other audits."""
+    wide = Interval(-1, 1)
+    found = pool_differences([AucDifference(0.1, 0.01, wide, wide), AucDifference(0.0, 0.02, wide, wide)])
+    assert found.value == pytest.approx(0.08)
+    assert found.se == pytest.approx(1 / math.sqrt(12_500))
+    assert found.interval.low == pytest.approx(0.08 - PHI.inv_cdf(0.995) * found.se)
+    assert found.equivalence.high == pytest.approx(0.08 + PHI.inv_cdf(0.95) * found.se)
+    assert found.population == Interval(-1.0, 1.0)
+    with refused(DataError, "there are no audits to pool"):
+        pool_differences([])
 
-    def watched(rows: int, size: int, rng: torch.Generator) -> Tensor:
-        held.append(rows * size)
-        return plain(rows, size, rng)
 
-    monkeypatch.setattr(module, "_draw_counts", watched)
-    found = compute_roc(normal(10_000, 10_000, shift=0.5), draws=200)
-    assert found.interval.low < PHI.cdf(0.5 / math.sqrt(2)) < found.interval.high
-    assert max(held) <= module.CELLS
-    monkeypatch.setattr(module, "CELLS", 1)
-    assert compute_roc(normal(40, 40, count=3), draws=100).se == pytest.approx(
-        compute_roc(normal(40, 40, count=3)).se, rel=0.3
-    )
+def test_five_seeds_together_find_a_difference_that_one_does_not():
+    found = []
+    for seed in range(5):
+        rng = torch.Generator().manual_seed(seed)
+        base = [torch.randn(80, generator=rng) for _ in range(2)]
+        known, plain = ([b + 0.7 * torch.randn(80, generator=rng) for b in base] for _ in range(2))
+        found.append(compare_aucs([Scores(known[0] + 0.25, known[1])], [Scores(*plain)]))
+    assert not any(one.interval.low > 0 for one in found)
+    assert pool_differences(found).interval.low > 0

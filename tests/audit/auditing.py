@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import feduhb
-from feduhb.audit.result import Interval, Roc
+from feduhb.audit.result import AucDifference, Interval, Roc
 from feduhb.core.aggregate import Aggregate, weighted_mean
 from feduhb.core.types import Method, Updates, Work
 from feduhb.methods.replay import MISSING
@@ -65,6 +65,13 @@ def make_roc(auc: float, se: float = 0.01) -> Roc:
 
     some = Interval(0.0, 0.1)
     return Roc(auc, se, around(2.576), around(1.645), 0.01, some, 0.0, some, 500, 500)
+
+
+def compare_rocs(first: Roc, second: Roc) -> AucDifference:
+    """Return the difference of two results whose errors are independent."""
+    value, se = first.auc - second.auc, (first.se**2 + second.se**2) ** 0.5
+    wide, equal = (Interval(value - z * se, value + z * se) for z in (2.576, 1.645))
+    return AucDifference(value, se, wide, equal)
 
 
 class AsksNoClients(Method[Plain]):

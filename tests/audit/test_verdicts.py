@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import math
 from typing import get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from audit.auditing import make_roc
-from feduhb.audit.result import OF_METHOD, Check, Difference, Exactness, Outcome
+from audit.auditing import compare_rocs, make_roc
+from feduhb.audit.result import OF_METHOD, AucDifference, Check, Difference, Exactness, Interval, Outcome, Roc
 from feduhb.audit.verdict import (
     OWN,
     UNDECLARED,
@@ -52,6 +53,11 @@ def test_attacks_that_fail_beside_exactness_are_counted_in_plain_words():
     assert two.endswith("of 3 attacks, 2 catch the original and not this model, 1 had no power here.")
 
 
+def judge(models: dict[str, Roc], margin: float = 0.05) -> Finding:
+    """Judge models whose errors are independent."""
+    return judge_membership(models, compare_rocs(models["unlearned"], models["retrain"]), margin)
+
+
 @pytest.mark.parametrize(
     ("unlearned", "original", "retrain", "found"),
     [
@@ -75,23 +81,23 @@ def test_membership(unlearned, original, retrain, found):
         "original": make_roc(*original),
         "retrain": make_roc(*retrain),
     }
-    assert judge_membership(models).verdict == found
+    assert judge(models).verdict == found
 
 
 def test_only_a_caught_retrain_is_a_failed_control():
     fine = {"unlearned": make_roc(0.6), "original": make_roc(0.9), "retrain": make_roc(0.5)}
-    assert not judge_membership(fine).control_failed
-    said = judge_membership({**fine, "retrain": make_roc(0.6)})
+    assert not judge(fine).control_failed
+    said = judge({**fine, "retrain": make_roc(0.6)})
     assert said.control_failed
     assert "does not measure membership" in said.says
 
 
 def test_not_caught_states_its_power_and_a_wider_margin_takes_more_to_be_able():
     models = {"unlearned": make_roc(0.5, 0.02), "original": make_roc(0.65), "retrain": make_roc(0.5)}
-    said = judge_membership(models)
+    said = judge(models)
     assert said.verdict == "not caught"
     assert "power 61%" in said.says  # 2 Phi(0.05 / 0.02 - 1.645) - 1 = 2 Phi(0.855) - 1
-    assert judge_membership(models, 0.2).verdict == "no power here"
+    assert judge(models, 0.2).verdict == "no power here"
 
 
 numbers = st.tuples(st.floats(0.0, 1.0), st.floats(0.001, 0.2))
@@ -105,18 +111,47 @@ def test_not_caught_needs_both_controls_and_equivalence(unlearned, original, ret
         "original": make_roc(*original),
         "retrain": make_roc(*retrain),
     }
-    said = judge_membership(models, margin)
+    said = judge(models, margin)
     if said.verdict == "not caught":
         assert abs(unlearned[0] - 0.5) + 1.645 * unlearned[1] <= margin + 1e-9
         assert original[0] - 2.576 * original[1] > 0.5 + margin
         assert abs(retrain[0] - 0.5) <= 2.576 * retrain[1] + 1e-9
     if said.verdict == "caught":
         assert retrain[0] - 2.576 * retrain[1] <= 0.5
-        assert abs(unlearned[0] - 0.5) > 2.576 * unlearned[1] - 1e-9
+        assert abs(unlearned[0] - 0.5) > 1.645 * unlearned[1] - 1e-9
         assert (unlearned[0] > retrain[0]) == (unlearned[0] > 0.5)
+        apart, error = abs(unlearned[0] - retrain[0]), math.hypot(unlearned[1], retrain[1])
+        assert apart > 1.645 * error - 1e-9
+        assert apart > 2.576 * error - 1e-9 or abs(unlearned[0] - 0.5) > 2.576 * unlearned[1] - 1e-9
     if retrain[0] - 2.576 * retrain[1] > 0.5:
         assert said.verdict == "inconclusive"
         assert said.control_failed
+
+
+def make_difference(value: float, se: float) -> AucDifference:
+    wide, equal = (Interval(value - z * se, value + z * se) for z in (2.576, 1.645))
+    return AucDifference(value, se, wide, equal)
+
+
+@pytest.mark.parametrize(
+    ("auc", "apart", "found"),
+    [
+        ((0.57, 0.03), (0.06, 0.01), "caught"),  # the paired test is the sharper one
+        ((0.43, 0.03), (-0.06, 0.01), "caught"),
+        ((0.57, 0.03), (-0.06, 0.01), "inconclusive"),  # above 0.5, but below Retrain's
+        ((0.54, 0.03), (0.06, 0.01), "inconclusive"),  # not even the 90 % interval is above 0.5
+        ((0.58, 0.03), (0.04, 0.03), "inconclusive"),  # above 0.5, but not clearly above Retrain's
+        ((0.58, 0.03), (0.06, 0.03), "caught"),  # by 99 % above 0.5, by 90 % above Retrain's
+        ((0.505, 0.01), (0.08, 0.01), "inconclusive"),  # near 0.5, and yet unlike Retrain's
+        ((0.505, 0.01), (0.03, 0.01), "not caught"),  # unlike Retrain's by less than the margin
+        ((0.505, 0.01), (0.08, 0.04), "not caught"),
+    ],
+)
+def test_the_paired_test_counts(auc, apart, found):
+    models = {"unlearned": make_roc(*auc), "original": make_roc(0.9), "retrain": make_roc(0.5, 0.03)}
+    said = judge_membership(models, make_difference(*apart))
+    assert said.verdict == found
+    assert f"{apart[0]:+.3f}" in said.says
 
 
 def points(value: float, half: float = 0.02) -> Difference:

@@ -8,7 +8,8 @@ if TYPE_CHECKING:
     from feduhb.audit.attacks.misr import compute_misr as compute_misr
     from feduhb.audit.statistics import is_equivalent as is_equivalent
     from feduhb.audit.statistics import pool as pool
+    from feduhb.audit.statistics import pool_differences as pool_differences
 
 __getattr__, __dir__, __all__ = import_lazily(
-    __name__, {"attacks.misr": ["compute_misr"], "statistics": ["is_equivalent", "pool"]}
+    __name__, {"attacks.misr": ["compute_misr"], "statistics": ["is_equivalent", "pool", "pool_differences"]}
 )

@@ -169,17 +169,17 @@ class RunAudit:
         self.rehearsed = self.controls.unlearn_in("rehearsal", self.run, show)
 
     def _attack(self, show: ShowRound) -> None:  # noqa: ARG002
-        margin, seed = self.how.margin, self.controls.federation.seed
+        margin = self.how.margin
         marked = setup = AttackSetup(self.models, self.candidates)
-        self.attacks += attack_by_loss(setup, margin, seed)
+        self.attacks += attack_by_loss(setup, margin)
         if self.rehearsal is not None:
             models = {**self.models, UNLEARNED: self.rehearsed, ORIGINAL: self.controls.train("rehearsal")}
             marked = AttackSetup(models, self._marked_candidates(), rehearsal=True)
-            self.attacks += attack_by_loss(marked, margin, seed)
+            self.attacks += attack_by_loss(marked, margin)
         if self.shadows:
             read = {one: one.read() for one in dict.fromkeys(self.shadows.values())}
             shadows = {model: read[one] for model, one in self.shadows.items()}
-            self.attacks += attack_by_lira(marked, shadows, margin, seed)
+            self.attacks += attack_by_lira(marked, shadows, margin)
 
     @cached_property
     def _digests(self) -> dict[str, str]:

@@ -38,7 +38,7 @@ ByModel = Annotated[Mapping[str, T], AfterValidator(_check_models)]  # one value
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A confidence interval."""
+    """A confidence interval. It holds for other draws of the same clients' examples, unless it says otherwise."""
 
     low: float
     high: float
@@ -67,6 +67,18 @@ class Roc:
     tpr_01_interval: Interval
     members: int
     others: int
+    population: Interval | None = None  # 99 %, for other clients than these; None for one client
+
+
+@dataclass(frozen=True, slots=True)
+class AucDifference:
+    """The AUC of one model minus that of another on the same examples: a paired test."""
+
+    value: float
+    se: float  # standard error
+    interval: Interval  # 99 %
+    equivalence: Interval  # 90 %
+    population: Interval | None = None  # 99 %, for other clients than these; None for one client
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +96,9 @@ class Attack:
     canaries: bool = False  # whether the examples are canaries alone
     rehearsal: bool = (
         False  # whether it attacked the recorded procedure, with canaries, not the audited weights
+    )
+    against_retrain: AucDifference | None = (
+        None  # the audited model's AUC minus Retrain's; earlier versions wrote none
     )
 
 
@@ -317,6 +332,11 @@ def _lines(audit: Audit) -> Iterator[str]:
             yield (
                 f"  {name:<11} AUC {roc.auc:.3f} [{roc.interval.low:.3f}, {roc.interval.high:.3f}]"
                 f"  TPR {roc.tpr_1:.1%} at 1 % FPR, {roc.tpr_01:.1%} at 0.1 %"
+            )
+        if apart := attack.against_retrain:
+            yield (
+                f"  AUC(audited) - AUC(Retrain), paired: {apart.value:+.3f} "
+                f"[{apart.interval.low:+.3f}, {apart.interval.high:+.3f}]"
             )
         yield _wrap(attack.says)
     if audit.misr:

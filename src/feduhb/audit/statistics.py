@@ -1,6 +1,8 @@
-"""The statistics of an audit: the ROC of an attack, equivalence, power, and differences of shares, with intervals.
+"""The statistics of an audit: the ROC of an attack, the difference of two AUCs, equivalence, power, and pooling.
 
 Members are compared with held-out examples of the *same* client, so that an attack does not profit from label skew.
+Intervals hold for these clients (or these audits, if several are pooled): for other draws of their examples. Fields called
+``population`` hold for other clients (or other audits) than these. Nothing here is random.
 """
 
 from __future__ import annotations
@@ -8,18 +10,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import NormalDist
+from statistics import NormalDist, mean, stdev
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
-from feduhb.audit.result import Difference, Interval, Roc
-from feduhb.core.seeds import generator
+from feduhb.audit.result import AucDifference, Difference, Interval, Roc
 from feduhb.errors import DataError
 
-CELLS = 500_000  # resampled scores in memory at once, about 100 MB
 LEVEL, TOST = 0.99, 0.90  # levels of the two intervals
+NORMAL = NormalDist()
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,23 +39,30 @@ class Scores:
 
 
 @dataclass(frozen=True, slots=True)
-class _Client:
-    """One client's scores in ascending order."""
+class _Placed:
+    """Where one client's examples stand among each other: their mean is the client's AUC, on either side."""
 
-    members: Tensor  # [m]
-    others: Tensor  # [n]
-    below: Tensor  # [m] how many others each member beats
-    upto: Tensor  # [m] how many it beats or ties with
-    weight: float
+    members: Tensor  # [m] the share of the others that each member beats; a tie counts half
+    others: Tensor  # [n] the share of the members that beat each of the others
+
+    @property
+    def weight(self) -> float:
+        m, n = len(self.members), len(self.others)
+        return m * n / (m + n)
 
 
 @dataclass(frozen=True, slots=True)
-class _Ranking:
-    """The scores of all clients in descending order, for the threshold that they share."""
+class _Mean:
+    """A weighted mean over clients, with DeLong's standard error and Satterthwaite's degrees of freedom."""
 
-    members: Tensor  # [M] positions among all clients' members, the highest first
-    others: Tensor  # [N]
-    above: Tensor  # [N] for each of the others, how many members lie strictly above it
+    value: float
+    se: float
+    freedom: float
+    clients: list[float]  # the value of each
+
+    def reach(self, least: float, level: float) -> float:
+        """Return half the width of an interval: t se, and at least z ``least``."""
+        return max(_student(self.freedom, level) * self.se, NORMAL.inv_cdf((1 + level) / 2) * least)
 
 
 def compute_auc(strata: Sequence[Scores]) -> float:
@@ -63,34 +70,36 @@ def compute_auc(strata: Sequence[Scores]) -> float:
 
     The weights are inverse variances if the attack is blind. Clients without members or others do not count.
     """
-    return _mean_auc(_sort(strata))
+    return _average(_place(strata), 0.25).value
 
 
-def compute_roc(strata: Sequence[Scores], *, seed: int = 0, draws: int = 2000) -> Roc:
-    """Return AUC, true positives, and their intervals from a two-stage bootstrap: clients, then examples within each.
+def compute_roc(strata: Sequence[Scores]) -> Roc:
+    """Return AUC and true positives, with intervals for these clients and for other clients.
 
-    Intervals are the bootstrap's percentiles. Those of the AUC are never narrower than AUC ± z `compute_smallest_error`,
-    and its standard error is never smaller. Those of true positives are never narrower than Wilson's for this number of
-    members. So no interval is a point, however well the scores are separated.
+    The standard error of the AUC is DeLong's, client by client:
 
-    All clients share the threshold: the smallest that at most 1 % (0.1 %) of the others reach. With fewer than 100 (1000)
-    others, none may reach it. Ties are never split in the attacker's favour.
+        v_c = var(V_i) / m + var(U_j) / n,   se = sqrt(Σ w_c² v_c) / Σ w_c,   and at least `compute_smallest_error`
 
-    If C clients do not differ, the bootstrap's error is too large by up to sqrt(2 - 1/C), because the first stage
-    includes the noise within clients, which the second stage adds again.
+    V_i is the share of the client's others that member i beats, U_j the share of the members that beat other j. With
+    h = t se, Student's t by Satterthwaite's degrees of freedom, the interval covers both AUC ± h and logit A ± h / (A (1 - A)),
+    A as in `compute_smallest_error`: the first alone is too short on one side if the AUC is near 1.
+
+    The population's interval covers that interval and mean_c(AUC_c) ± t s / sqrt(C), with the standard deviation s of the C
+    clients' own AUCs and C - 1 degrees of freedom. It holds although clients differ in size (Ibragimov and Müller 2010). With
+    two clients it is nearly always 0 to 1; one client has none.
+
+    True positives: see `_share_found`. References: DeLong et al. 1988; Satterthwaite 1946.
     """
-    clients = _sort(strata)
-    area, floor = compute_auc(strata), compute_smallest_error(strata)
-    drawn = _bootstrap(clients, seed, draws)
-    line = _rank(clients)
-    count, others = len(line.members), len(line.others)
-    once = torch.ones(1, count).long(), torch.ones(1, others).long()
-    tpr = [float(_share_reached(line, *once, one_in)) for one_in in (100, 1000)]
-    wide = [_widest_interval(drawn[i + 1], LEVEL, wilson_interval(tpr[i], count, LEVEL)) for i in range(2)]
-    se = max(float(drawn[0].std()), floor)
-    whole = _widest_interval(drawn[0], LEVEL, _normal_interval(area, floor, LEVEL))
-    equal = _widest_interval(drawn[0], TOST, _normal_interval(area, floor, TOST))
-    return Roc(area, se, whole, equal, tpr[0], wide[0], tpr[1], wide[1], count, others)
+    clients = _place(strata)
+    found, least, a = _average(clients, 0.25), compute_smallest_error(strata), _shrink_auc(clients)
+    wide, equal = (_extend_logit(found.value, a, found.reach(least, level)) for level in (LEVEL, TOST))
+    members = torch.cat([s.members.double().cpu() for s in strata if len(s.members) and len(s.others)])
+    others = torch.cat([s.others.double().cpu() for s in strata if len(s.members) and len(s.others)])
+    (tpr_1, wide_1), (tpr_01, wide_01) = (_share_found(members, others, one_in) for one_in in (100, 1000))
+    return Roc(
+        found.value, max(found.se, least), wide, equal, tpr_1, wide_1, tpr_01, wide_01, len(members), len(others),
+        _extend_to_population(found.clients, wide, Interval(0.0, 1.0)),
+    )  # fmt: skip
 
 
 def compute_smallest_error(strata: Sequence[Scores]) -> float:
@@ -101,16 +110,35 @@ def compute_smallest_error(strata: Sequence[Scores]) -> float:
     A = (k AUC + 1) / (k + 2) is the AUC after one more won and one more lost pair, where k = Σ min(m, n) is the number of
     pairs that use each example once. At A = 1/2 it is Mann and Whitney's error. Reference: Hanley and McNeil 1982.
     """
-    clients = _sort(strata)
-    sizes = [(len(c.members), len(c.others)) for c in clients]
-    pairs = sum(min(size) for size in sizes)
-    a = (pairs * _mean_auc(clients) + 1) / (pairs + 2)
+    clients = _place(strata)
+    a = _shrink_auc(clients)
     one, two = a / (2 - a) - a * a, 2 * a * a / (1 + a) - a * a
-    total = sum(
-        c.weight**2 * (a * (1 - a) + (m - 1) * one + (n - 1) * two) / (m * n)
-        for c, (m, n) in zip(clients, sizes, strict=True)
-    )
-    return math.sqrt(total) / sum(c.weight for c in clients)
+    total = 0.0
+    for client in clients:
+        m, n = len(client.members), len(client.others)
+        total += client.weight**2 * (a * (1 - a) + (m - 1) * one + (n - 1) * two) / (m * n)
+    return math.sqrt(total) / sum(client.weight for client in clients)
+
+
+def compare_aucs(first: Sequence[Scores], second: Sequence[Scores]) -> AucDifference:
+    """Return AUC(first) - AUC(second), a paired test: both are scores of the same examples, in the same order.
+
+    The standard error is DeLong's of the difference: as in `compute_roc`, with V_i(first) - V_i(second) for V_i. So an example
+    that is hard for both models adds nothing. It is at least 1 / (k + 2), k as in `compute_smallest_error`: models that rank
+    all examples alike do not make the interval a point.
+    """
+    sizes = [[(len(s.members), len(s.others)) for s in strata] for strata in (first, second)]
+    if sizes[0] != sizes[1]:
+        raise DataError(
+            f"a paired test needs scores of the same examples, but the counts are {sizes[0]} and {sizes[1]}"
+        )
+    pairs = zip(_place(first), _place(second), strict=True)
+    clients = [_Placed(one.members - two.members, one.others - two.others) for one, two in pairs]
+    found, least = _average(clients, 1.0), 1 / (_count_pairs(clients) + 2)
+    wide, equal = (_around(found.value, found.reach(least, level), -1.0) for level in (LEVEL, TOST))
+    return AucDifference(
+        found.value, max(found.se, least), wide, equal, _extend_to_population(found.clients, wide, Interval(-1.0, 1.0))
+    )  # fmt: skip
 
 
 def is_equivalent(found: Roc, margin: float = 0.05) -> bool:
@@ -120,39 +148,35 @@ def is_equivalent(found: Roc, margin: float = 0.05) -> bool:
 
 def compute_power(se: float, margin: float = 0.05) -> float:
     """Return the chance that `is_equivalent` is true if the AUC is 0.5: max(0, 2 Φ(margin / se - z) - 1), z = 1.645."""
-    normal = NormalDist()
-    return max(0.0, 2 * normal.cdf(margin / se - normal.inv_cdf((1 + TOST) / 2)) - 1)
+    return max(0.0, 2 * NORMAL.cdf(margin / se - NORMAL.inv_cdf((1 + TOST) / 2)) - 1)
 
 
 def pool(found: Sequence[Roc]) -> Roc:
-    """Combine independent audits of one kind, such as of several seeds.
+    """Combine independent audits of one kind, such as of several seeds with data of their own.
 
         AUC = Σ (AUC_i / se_i²) / Σ (1 / se_i²),   se = 1 / sqrt(Σ (1 / se_i²)),   intervals AUC ± z se
 
     True positives are means over the members, TPR = Σ s_i TPR_i with s_i the share of all members. Their interval
-    reaches sqrt(Σ s_i² (TPR_i - low_i)²) below, and likewise with high_i above (Zou and Donner 2008). All audits are
-    assumed to have the same true AUC; if they differ by more than their errors, the interval is too narrow.
+    reaches sqrt(Σ s_i² (TPR_i - low_i)²) below, and likewise with high_i above (Zou and Donner 2008). Intervals are about
+    the mean of these audits; the population's is about other audits, from the spread of the AUC_i as in `compute_roc`.
     """
-    if not found:
-        raise DataError("there are no audits to pool; give at least one")
-    weights = [1 / one.se**2 for one in found]
-    area = sum(w * one.auc for w, one in zip(weights, found, strict=True)) / sum(weights)
-    se = 1 / math.sqrt(sum(weights))
+    area, se = _pool_means([(one.auc, one.se) for one in found])
     count = sum(one.members for one in found)
     shares = [one.members / count for one in found]
     tpr_1, wide_1 = _combine_shares(shares, [(one.tpr_1, one.tpr_1_interval) for one in found])
     tpr_01, wide_01 = _combine_shares(shares, [(one.tpr_01, one.tpr_01_interval) for one in found])
     others = sum(one.others for one in found)
-    both = _normal_interval(area, se, LEVEL), _normal_interval(area, se, TOST)
-    return Roc(area, se, *both, tpr_1, wide_1, tpr_01, wide_01, count, others)
+    wide, equal = (_around(area, NORMAL.inv_cdf((1 + level) / 2) * se, 0.0) for level in (LEVEL, TOST))
+    population = _extend_to_population([one.auc for one in found], wide, Interval(0.0, 1.0))
+    return Roc(area, se, wide, equal, tpr_1, wide_1, tpr_01, wide_01, count, others, population)
 
 
-def wilson_interval(share: float, count: int, level: float) -> Interval:
-    """Return Wilson's interval of a share of ``count`` examples. Reference: Wilson 1927."""
-    from scipy.stats import binomtest  # a second to import
-
-    found = binomtest(round(share * count), count).proportion_ci(level, method="wilson")
-    return Interval(float(found.low), float(found.high))
+def pool_differences(found: Sequence[AucDifference]) -> AucDifference:
+    """Combine the paired tests of independent audits, as `pool` combines their AUCs."""
+    value, se = _pool_means([(one.value, one.se) for one in found])
+    wide, equal = (_around(value, NORMAL.inv_cdf((1 + level) / 2) * se, -1.0) for level in (LEVEL, TOST))
+    population = _extend_to_population([one.value for one in found], wide, Interval(-1.0, 1.0))
+    return AucDifference(value, se, wide, equal, population)
 
 
 def compute_difference(hit: Tensor, floor: Tensor, *, level: float = 0.99) -> Difference:
@@ -169,21 +193,19 @@ def compute_difference(hit: Tensor, floor: Tensor, *, level: float = 0.99) -> Di
         raise DataError("all test images belong to the backdoor's target class; add images of other classes")
     alone, other = int((hit & ~floor).sum()), int((floor & ~hit).sum())
     value = (alone - other) / len(hit)
-    z = NormalDist().inv_cdf((1 + level) / 2)
+    z = NORMAL.inv_cdf((1 + level) / 2)
     more = max(0.5, z * z / 8)
     b, c, count = alone + more, other + more, len(hit) + 4 * more
     centre, half = (b - c) / count, z * math.sqrt(b + c - (b - c) ** 2 / count) / count
     return Difference(value, min(value, max(-1.0, centre - half)), max(value, min(1.0, centre + half)))
 
 
-def _sort(strata: Sequence[Scores]) -> list[_Client]:
-    """Sort the scores of the clients that have both members and others."""
-    pairs = [(s.members.double().cpu(), s.others.double().cpu()) for s in strata]
+def _place(strata: Sequence[Scores]) -> list[_Placed]:
+    """Place the examples of the clients that have both members and others."""
     clients = []
-    for members, others in ((m.sort().values, o.sort().values) for m, o in pairs if len(m) and len(o)):
-        m, n = len(members), len(others)
-        below, upto = (torch.searchsorted(others, members, right=right) for right in (False, True))
-        clients.append(_Client(members, others, below, upto, m * n / (m + n)))
+    for members, others in ((s.members.double().cpu(), s.others.double().cpu()) for s in strata):
+        if len(members) and len(others):
+            clients.append(_Placed(_count_below(members, others), 1 - _count_below(others, members)))
     if not clients:
         raise DataError(
             "no client has both members and held-out examples to compare; hold out a share of every client's data"
@@ -191,75 +213,99 @@ def _sort(strata: Sequence[Scores]) -> list[_Client]:
     return clients
 
 
-def _rank(clients: Sequence[_Client]) -> _Ranking:
-    members, others = torch.cat([c.members for c in clients]), torch.cat([c.others for c in clients])
-    line, rising = others.sort(descending=True), members.sort().values
-    above = len(members) - torch.searchsorted(rising, line.values, right=True)
-    return _Ranking(members.argsort(descending=True), line.indices, above)
+def _count_below(scores: Tensor, among: Tensor) -> Tensor:
+    """Return the share of ``among`` that lies below each score; a tie counts half."""
+    line = among.sort().values
+    below, upto = (torch.searchsorted(line, scores, right=right) for right in (False, True))
+    return (below + upto).double() / (2 * len(line))
 
 
-def _mean_auc(clients: Sequence[_Client]) -> float:
-    once = ((c, torch.ones(1, len(c.members)), torch.ones(1, len(c.others))) for c in clients)
-    return sum(c.weight * float(_compute_areas(c, *counts)) for c, *counts in once) / sum(
-        c.weight for c in clients
+def _average(clients: Sequence[_Placed], most: float) -> _Mean:
+    """Return the weighted mean over clients. ``most`` is the largest variance possible, for a side with one example."""
+    total = sum(client.weight for client in clients)
+    values: list[float] = []
+    value = variance = squares = 0.0
+    for client in clients:
+        share = client.weight / total
+        sides = [
+            side.sort().values for side in (client.members, client.others)
+        ]  # so that order changes no bit
+        values.append(float(sides[0].mean()))
+        value += share * values[-1]
+        for side in sides:
+            spread = float(side.var()) if len(side) > 1 else most
+            part = share**2 * spread / len(side)
+            variance += part
+            squares += part**2 / max(1, len(side) - 1)
+    return _Mean(value, math.sqrt(variance), variance**2 / squares if squares else 1.0, values)
+
+
+def _count_pairs(clients: Sequence[_Placed]) -> int:
+    return sum(min(len(client.members), len(client.others)) for client in clients)
+
+
+def _shrink_auc(clients: Sequence[_Placed]) -> float:
+    """Return the AUC after one more won and one more lost pair."""
+    pairs = _count_pairs(clients)
+    return (pairs * _average(clients, 0.25).value + 1) / (pairs + 2)
+
+
+def _student(freedom: float, level: float) -> float:
+    from scipy.special import stdtrit  # slow to import
+
+    return float(stdtrit(freedom, (1 + level) / 2))
+
+
+def _around(centre: float, half: float, least: float) -> Interval:
+    """Return the interval centre ± half, within ``least`` and 1."""
+    return Interval(max(least, centre - half), min(1.0, centre + half))
+
+
+def _extend_logit(auc: float, a: float, half: float) -> Interval:
+    """Return the interval that covers auc ± half and logit a ± half / (a (1 - a))."""
+    plain, odds, reach = _around(auc, half, 0.0), math.log(a / (1 - a)), half / (a * (1 - a))
+    low, high = (1 / (1 + math.exp(-max(-500.0, min(500.0, odds + side)))) for side in (-reach, reach))
+    return Interval(min(plain.low, low), max(plain.high, high))
+
+
+def _extend_to_population(found: Sequence[float], these: Interval, bounds: Interval) -> Interval | None:
+    """Return the interval of the mean from the spread of its parts, extended to cover ``these``; None for one part."""
+    if len(found) < 2:
+        return None
+    centre, half = mean(found), _student(len(found) - 1, LEVEL) * stdev(found) / math.sqrt(len(found))
+    return Interval(
+        max(bounds.low, min(these.low, centre - half)), min(bounds.high, max(these.high, centre + half))
     )
 
 
-def _compute_areas(client: _Client, members: Tensor, others: Tensor) -> Tensor:
-    """Return the AUC of each row of counts of how often each example was drawn: [r, m], [r, n] -> [r]."""
-    reach = pad(others.double().cumsum(dim=1), (1, 0))  # [r, n + 1]
-    won = members * (reach[:, client.below] + reach[:, client.upto]) / 2
-    return won.sum(dim=1) / (members.shape[1] * others.shape[1])
+def _share_found(members: Tensor, others: Tensor, one_in: int) -> tuple[float, Interval]:
+    """Return the share of members above the threshold that 1 in ``one_in`` others reach, with its 99 % interval.
+
+    All clients share the threshold: the smallest that at most 1 % (0.1 %) of the others reach. With fewer than 100 (1000)
+    others, none may reach it. Ties are never split in the attacker's favour.
+
+    The true threshold is unknown: how many of n others reach it is binomial, at most k with a chance of 99.75 %, so it is
+    above the (k+1)-th highest other. Clopper and Pearson's upper limit (99.75 %) for the members above that other is the
+    upper end; the lower end likewise. With few others the lower end is 0.
+    """
+    from scipy.special import bdtr, betaincinv
+
+    line, m, n, miss = others.sort(descending=True).values, len(members), len(others), (1 - LEVEL) / 4
+    chances = bdtr(torch.arange(n).numpy(), n, 1 / one_in)  # of at most 0, 1, ... others
+    fewest, most = int((chances <= miss).sum()), int((chances < 1 - miss).sum())
+    at_most = m if most == n else int((members > line[most]).sum())
+    at_least = int((members > line[fewest - 1]).sum()) if fewest else 0
+    high = 1.0 if at_most == m else float(betaincinv(at_most + 1, m - at_most, 1 - miss))
+    low = float(betaincinv(at_least, m - at_least + 1, miss)) if at_least else 0.0
+    return int((members > line[n // one_in]).sum()) / m, Interval(low, high)
 
 
-def _share_reached(line: _Ranking, members: Tensor, others: Tensor, one_in: int) -> Tensor:
-    """Return the share of members above the (k+1)-th highest other, k = ⌊others / one_in⌋: [r, M], [r, N] -> [r]."""
-    allowed = others.sum(dim=1, keepdim=True) // one_in
-    first_false = (others[:, line.others].cumsum(dim=1) <= allowed).sum(dim=1)
-    reach = pad(members[:, line.members].cumsum(dim=1), (1, 0))  # [r, M + 1]
-    return reach.gather(1, line.above[first_false][:, None]).squeeze(1).double() / reach[:, -1]
-
-
-def _bootstrap(clients: Sequence[_Client], seed: int, draws: int) -> Tensor:
-    """Return bootstrap draws of AUC, TPR at 1 % and TPR at 0.1 %, [3, draws]."""
-    rng, line = generator(seed, "roc"), _rank(clients)
-    step = max(1, CELLS // (len(line.members) + len(line.others)))
-    parts = [_resample(clients, line, min(step, draws - start), rng) for start in range(0, draws, step)]
-    return torch.cat(parts, dim=1)
-
-
-def _resample(clients: Sequence[_Client], line: _Ranking, rows: int, rng: torch.Generator) -> Tensor:
-    chosen = torch.randint(len(clients), (rows, len(clients)), generator=rng)
-    won, weight = torch.zeros(2, rows, dtype=torch.float64)
-    members, others = [], []  # counts, [rows, m] and [rows, n] for each client
-    for c, client in enumerate(clients):
-        row = (chosen == c).nonzero()[:, 0]  # [r] the draws of this client, repeated if drawn repeatedly
-        m, o = (_draw_counts(len(row), len(part), rng) for part in (client.members, client.others))
-        area = _compute_areas(client, m, o)
-        won.index_add_(0, row, client.weight * area)
-        weight.index_add_(0, row, torch.full_like(area, client.weight))
-        for kept, counts in ((members, m), (others, o)):
-            kept.append(torch.zeros(rows, counts.shape[1]).long().index_add_(0, row, counts))
-    m, o = torch.cat(members, dim=1), torch.cat(others, dim=1)
-    return torch.stack([won / weight, _share_reached(line, m, o, 100), _share_reached(line, m, o, 1000)])
-
-
-def _draw_counts(rows: int, size: int, rng: torch.Generator) -> Tensor:
-    """Draw ``size`` of ``size`` examples with replacement in each row; return the counts, [rows, size]."""
-    flat = torch.randint(size, (rows, size), generator=rng).add_(torch.arange(rows)[:, None] * size)
-    return torch.bincount(flat.flatten(), minlength=rows * size).view(rows, size)
-
-
-def _widest_interval(drawn: Tensor, level: float, least: Interval) -> Interval:
-    """Return a bootstrap's interval, extended to cover ``least``."""
-    levels = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=drawn.dtype)
-    low, high = torch.quantile(drawn, levels).tolist()
-    return Interval(min(low, least.low), max(high, least.high))
-
-
-def _normal_interval(centre: float, se: float, level: float) -> Interval:
-    half = NormalDist().inv_cdf((1 + level) / 2) * se
-    return Interval(max(0.0, centre - half), min(1.0, centre + half))
+def _pool_means(found: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Return the mean by inverse variance and its standard error."""
+    if not found:
+        raise DataError("there are no audits to pool; give at least one")
+    total = sum(1 / se**2 for _, se in found)
+    return sum(value / se**2 for value, se in found) / total, 1 / math.sqrt(total)
 
 
 def _combine_shares(

@@ -10,7 +10,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from feduhb.audit.result import ORIGINAL, RETRAIN, UNLEARNED, Difference, Exactness, Outcome, Roc, Verdict
+from feduhb.audit.result import (
+    ORIGINAL,
+    RETRAIN,
+    UNLEARNED,
+    AucDifference,
+    Difference,
+    Exactness,
+    Interval,
+    Outcome,
+    Roc,
+    Verdict,
+)
 from feduhb.audit.statistics import compute_power, is_equivalent
 
 MARGIN = 0.05  # of an AUC around 0.5, and of a backdoor's success over the floor; less counts as chance
@@ -44,25 +55,36 @@ class Finding:
     rehearsed: bool = False  # it attacked the recorded procedure, with canaries, not these weights
 
 
-def judge_membership(models: Mapping[str, Roc], margin: float = MARGIN) -> Finding:
+def judge_membership(
+    models: Mapping[str, Roc], against_retrain: AucDifference, margin: float = MARGIN
+) -> Finding:
     """Return the outcome of one membership attack.
 
-    Caught: the 99 % interval of the AUC lies above 0.5 and above Retrain's AUC, or below both. A model that treats the
-    forgotten data unlike unseen data in either way gives it away. Not caught: two one-sided tests at 5 % find the AUC
-    within 0.5 ± margin, and the attack catches the original by more than the margin. If Retrain's interval lies below
-    0.5, the forgotten data is harder than the data it is compared with, and an AUC near 0.5 shows nothing.
+    Caught: the AUC is above 0.5 and above Retrain's on the same examples, or below both; each by its 90 % interval, and at
+    least one of the two by its 99 % interval. A model that treats the forgotten data unlike unseen data in either way gives
+    it away. Not caught: two one-sided tests at 5 % find the AUC within 0.5 ± margin, the attack catches the original by more
+    than the margin, and the AUC does not clearly differ from Retrain's by more than the margin. If Retrain's interval lies
+    below 0.5, the forgotten data is harder than the data it is compared with, and an AUC near 0.5 shows nothing.
+
+    Args:
+        against_retrain: the audited model's AUC minus Retrain's, paired.
     """
     found, original, retrain = models[UNLEARNED], models[ORIGINAL], models[RETRAIN]
-    auc = f"AUC {_format_auc(found)}"
+    auc, apart = f"AUC {_format_auc(found)}", _format_difference(against_retrain)
     if retrain.interval.low > 0.5:
         says = (
             f"The attack catches Retrain too (AUC {_format_auc(retrain)}), so it does not measure membership."
         )
         return Finding("inconclusive", says, control_failed=True)
-    if found.interval.low > max(0.5, retrain.auc):
-        return Finding("caught", f"{auc}, is above 0.5: the model still knows the forgotten data.")
-    if found.interval.high < min(0.5, retrain.auc):
-        says = f"{auc}, is below 0.5: the model treats the forgotten data worse than unseen data, which gives it away too."
+    side = _find_side(found, against_retrain)
+    if side > 0:
+        says = f"{auc}, is above 0.5 and above Retrain's ({apart}): the model still knows the forgotten data."
+        return Finding("caught", says)
+    if side < 0:
+        says = (
+            f"{auc}, is below 0.5 and below Retrain's ({apart}): the model treats the forgotten data worse than unseen data, "
+            "which gives it away too."
+        )
         return Finding("caught", says)
     if retrain.interval.high < 0.5:
         says = (
@@ -75,13 +97,36 @@ def judge_membership(models: Mapping[str, Roc], margin: float = MARGIN) -> Findi
         return Finding("no power here", says)
     power = compute_power(found.se, margin)
     if is_equivalent(found, margin):
+        if _excludes(against_retrain.interval, 0.0) and not _is_within(against_retrain.equivalence, margin):
+            says = f"{auc}, is equivalent to 0.5 ± {margin:g}, but it clearly differs from Retrain's on the same examples ({apart})."
+            return Finding("inconclusive", says)
         caught = f"The same attack catches the original (AUC {_format_auc(original)}); power {power:.0%}."
-        return Finding("not caught", f"{auc}, is equivalent to 0.5 ± {margin:g}. {caught}")
+        return Finding("not caught", f"{auc}, is equivalent to 0.5 ± {margin:g} ({apart}). {caught}")
     says = (
-        f"{auc}, is neither clearly different from 0.5 nor shown to lie within 0.5 ± {margin:g}. With this many examples, "
-        f"a model that remembers nothing passes that test with a chance of {power:.0%}."
+        f"{auc}, is neither clearly different from 0.5 and from Retrain's ({apart}) nor shown to lie within 0.5 ± {margin:g}. "
+        f"With this many examples, a model that remembers nothing passes that test with a chance of {power:.0%}."
     )
     return Finding("inconclusive", says)
+
+
+def _find_side(found: Roc, apart: AucDifference) -> int:
+    """Return 1 if the AUC is above 0.5 and above Retrain's, -1 if it is below both, 0 if it is neither.
+
+    Both must hold by a 90 % interval, which is a one-sided test at 5 %, and one of them by a 99 % interval.
+    """
+    if not (_excludes(found.interval, 0.5) or _excludes(apart.interval, 0.0)):
+        return 0
+    if found.equivalence.low > 0.5 and apart.equivalence.low > 0:
+        return 1
+    return -1 if found.equivalence.high < 0.5 and apart.equivalence.high < 0 else 0
+
+
+def _excludes(interval: Interval, value: float) -> bool:
+    return not interval.low <= value <= interval.high
+
+
+def _is_within(interval: Interval, margin: float) -> bool:
+    return -margin <= interval.low and interval.high <= margin
 
 
 def judge_backdoor(
@@ -219,6 +264,10 @@ def _describe_attacks(findings: Sequence[Finding]) -> str:
 
 def _format_auc(found: Roc) -> str:
     return f"{found.auc:.3f}, 99 % interval {found.interval.low:.3f} to {found.interval.high:.3f}"
+
+
+def _format_difference(found: AucDifference) -> str:
+    return f"difference {found.value:+.3f}, 99 % interval {found.interval.low:+.3f} to {found.interval.high:+.3f}"
 
 
 def _format_points(found: Difference) -> str:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from feduhb.audit.attacks.membership import DRAWS, AttackSetup, Candidates, compute_confidences, judge
+from feduhb.audit.attacks.membership import AttackSetup, Candidates, compute_confidences, judge
 from feduhb.audit.result import UNLEARNED, Attack
 from feduhb.audit.statistics import Scores, compute_roc
 from feduhb.audit.verdict import Finding
@@ -67,7 +67,7 @@ class Shadows:
 
 
 def attack_by_lira(
-    setup: AttackSetup, shadows: Mapping[str, Shadows], margin: float, seed: int
+    setup: AttackSetup, shadows: Mapping[str, Shadows], margin: float
 ) -> list[tuple[Attack, Finding]]:
     """Attack by shadow models: all candidates, and the canaries alone. Skip a group if the shadows saw too few of it.
 
@@ -80,9 +80,8 @@ def attack_by_lira(
         strata = {name: shadows[name].attack(confidences[name], canaries=canaries) for name in confidences}
         if all(strata.values()):
             tested = shadows[UNLEARNED].test(canaries=canaries)
-            rocs = {name: compute_roc(scores, seed=seed, draws=DRAWS) for name, scores in strata.items()}
-            self_test = compute_roc(tested, seed=seed, draws=DRAWS) if tested else None
-            found.append(judge(setup, "LiRA", rocs, margin, canaries=canaries, self_test=self_test))
+            self_test = compute_roc(tested) if tested else None
+            found.append(judge(setup, "LiRA", strata, margin, canaries=canaries, self_test=self_test))
     return found
 
 

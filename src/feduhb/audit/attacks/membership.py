@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from feduhb.audit.result import UNLEARNED, Attack, Roc
-from feduhb.audit.statistics import Scores, compute_power, compute_roc
+from feduhb.audit.result import RETRAIN, UNLEARNED, Attack, Roc
+from feduhb.audit.statistics import Scores, compare_aucs, compute_power, compute_roc
 from feduhb.audit.verdict import Finding, judge_membership
 from feduhb.core.types import ClientId, Loss
 from feduhb.data.federation import Examples, Federation
@@ -19,7 +19,6 @@ from feduhb.engines.scoring import compute_outputs
 from feduhb.runs.run import Run
 
 ALL, CANARIES, REHEARSED = "all forgotten data", "canaries", ", in a rehearsal"
-DRAWS = 2000  # of the bootstrap
 
 Models = Mapping[str, Run]  # by `feduhb.audit.result.MODELS`
 
@@ -72,32 +71,37 @@ class AttackSetup:
 def judge(
     setup: AttackSetup,
     attack: str,
-    rocs: Mapping[str, Roc],
+    strata: Mapping[str, Sequence[Scores]],
     margin: float,
     *,
     canaries: bool,
     self_test: Roc | None = None,
 ) -> tuple[Attack, Finding]:
-    """Return the outcome of an attack, for the result and for the verdict."""
-    finding = replace(judge_membership(rocs, margin), rehearsed=setup.rehearsal)
+    """Return the outcome of an attack, for the result and for the verdict.
+
+    Args:
+        strata: for each model the scores of the same examples, client by client.
+    """
+    rocs = {name: compute_roc(scores) for name, scores in strata.items()}
+    apart = compare_aucs(strata[UNLEARNED], strata[RETRAIN])
+    finding = replace(judge_membership(rocs, apart, margin), rehearsed=setup.rehearsal)
     on = (CANARIES if canaries else ALL) + (REHEARSED if setup.rehearsal else "")
     found = Attack(
         attack=attack, on=on, verdict=finding.verdict, says=finding.says, margin=margin,
         power=compute_power(rocs[UNLEARNED].se, margin), models=rocs, self_test=self_test,
-        canaries=canaries, rehearsal=setup.rehearsal,
+        canaries=canaries, rehearsal=setup.rehearsal, against_retrain=apart,
     )  # fmt: skip
     return found, replace(finding, says=f"{attack[0].upper()}{attack[1:]} on {on}. {finding.says}")
 
 
-def attack_by_loss(setup: AttackSetup, margin: float, seed: int) -> list[tuple[Attack, Finding]]:
+def attack_by_loss(setup: AttackSetup, margin: float) -> list[tuple[Attack, Finding]]:
     """Attack all forgotten data (except in a rehearsal) and the canaries by their loss. Reference: Yeom et al. 2018."""
     whole, canaries = setup.candidates, setup.candidates.canaries
     found: list[tuple[Attack, Finding]] = []
     for part, is_wanted in ((whole, not setup.rehearsal), (canaries, True)):
         if is_wanted and part.members:
             strata = {n: score_losses(r.model(), part, r.federation.loss) for n, r in setup.models.items()}
-            rocs = {name: compute_roc(scores, seed=seed, draws=DRAWS) for name, scores in strata.items()}
-            found.append(judge(setup, "loss", rocs, margin, canaries=part is canaries))
+            found.append(judge(setup, "loss", strata, margin, canaries=part is canaries))
     return found
 
 
