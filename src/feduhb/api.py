@@ -129,7 +129,8 @@ def unlearn(
 ) -> Run:
     """Forget clients, rows of clients or a class: retrain on the remaining data from a fresh model.
 
-    The other arguments are those of `train`.
+    The new run has the seed of ``run``, so that methods can be compared; `Run.reseed` gives another. Over the clients of a
+    Flower grid, `feduhb.flower.connected`, it draws its own. The other arguments are those of `train`.
 
     Args:
         run: the run that is to forget. Exact methods do not use its weights.

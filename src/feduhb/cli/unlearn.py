@@ -53,6 +53,8 @@ def unlearn(
 
     Serve the next request from the new run, here runs/first-feduhb: it records what has been forgotten.
 
+    The new run has the seed of the old one, so that methods can be compared. This is meant for simulations, where one machine has all data: the difference of the two first sums is the leavers' update. Flower strategies draw a new seed for every run.
+
     The history of the old run, and of the runs it came from, is erased from the leavers' first round on. The old model is not deleted: delete it once the new one has replaced it.
     """
     from feduhb import api
