@@ -1,7 +1,7 @@
 """Run `feduhb` in children of a fork server, and kill it with SIGKILL at a counted moment, so that a test needs no luck.
 
-A moment is a call or return on the main thread while the plan is executed (kind "any"), or one that touches the disk
-(kind "disk"). Loading code and data come before and are not counted, so that kills fall into the rounds. At the
+A moment is a call or return on the main thread while a plan is executed or a run is retired (kind "any"), or one that
+touches the disk (kind "disk"). Loading code and data come before and are not counted, so that kills fall into the rounds. At the
 ``kill_at``-th moment the process kills itself; with 0 it runs to its end.
 """
 
@@ -12,6 +12,7 @@ import resource
 import signal
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -65,6 +66,7 @@ def run_feduhb() -> None:
     """Run one command in this process; sys.argv holds what `Commands.feduhb` was given."""
     import feduhb.cli
     from feduhb import api
+    from feduhb.runs.retire import Retirement
 
     count, kill_at, kind, largest_file, *arguments = sys.argv[1:]
     seen = 0
@@ -77,16 +79,18 @@ def run_feduhb() -> None:
         if seen == int(kill_at):
             os.kill(os.getpid(), signal.SIGKILL)
 
-    execute = api.execute
+    def count_moments_of(function: Callable[..., Any]) -> Callable[..., Any]:
+        def run_counted(*args: Any, **kwargs: Any) -> Any:
+            sys.setprofile(count_moment)
+            try:
+                return function(*args, **kwargs)
+            finally:
+                sys.setprofile(None)
 
-    def execute_counted(*args: Any, **kwargs: Any) -> Any:
-        sys.setprofile(count_moment)
-        try:
-            return execute(*args, **kwargs)
-        finally:
-            sys.setprofile(None)
+        return run_counted
 
-    api.execute = execute_counted
+    api.execute = count_moments_of(api.execute)
+    Retirement.carry_out = count_moments_of(Retirement.carry_out)
     if size := int(largest_file):
         resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
     sys.argv = ["feduhb", *arguments]

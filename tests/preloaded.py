@@ -6,7 +6,15 @@ import torch
 
 from feduhb.data.load import load_dataset
 
-for module in ("feduhb.api", "feduhb.audit.audit", "feduhb.cli", "feduhb.report", "torch._dynamo"):
+NEEDED = (
+    "feduhb.api",
+    "feduhb.audit.audit",
+    "feduhb.cli",
+    "feduhb.report",
+    "feduhb.runs.retire",
+    "torch._dynamo",
+)
+for module in NEEDED:
     import_module(module)  # every optimiser imports torch._dynamo
 torch.set_num_threads(1)  # a child hangs if its parent's threads have computed something before the fork
 load_dataset("digits")

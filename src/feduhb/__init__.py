@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from feduhb.errors import FeduhbError
     from feduhb.methods import FedEraser, FedRecover, FedUHB, Retrain
     from feduhb.runs.folder import Round
+    from feduhb.runs.retire import retire
     from feduhb.runs.run import Run, open_run
     from feduhb.stopping import dynamic_stop, never, replay
 
@@ -49,6 +50,7 @@ _MODULES = {
     "feduhb.errors": ("FeduhbError",),
     "feduhb.methods": ("FedEraser", "FedRecover", "FedUHB", "Retrain"),
     "feduhb.runs.folder": ("Round",),
+    "feduhb.runs.retire": ("retire",),
     "feduhb.runs.run": ("Run", "open_run"),
     "feduhb.stopping": ("dynamic_stop", "never", "replay"),
 }
@@ -58,7 +60,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Audit", "Backdoor", "Canaries", "FedEraser", "FedRecover", "FedUHB", "Federation", "FeduhbError", "Local", "Loop", "Method", "Pool", "Request", "Retrain", "Round", "Run",
     "Stacked", "Updates", "Work", "audit", "compare", "dynamic_stop", "geometric_median", "krum", "load", "median", "never", "open_run",
-    "replay", "train", "trimmed_mean", "unlearn", "weighted_mean",
+    "replay", "retire", "train", "trimmed_mean", "unlearn", "weighted_mean",
 ]  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from feduhb.cli.compare import compare
 from feduhb.cli.demo import demo
 from feduhb.cli.options import CommandGroup, Data, Json, answering, join_lines, parse_numbers, print_version
 from feduhb.cli.report import report
+from feduhb.cli.retire import retire
 from feduhb.cli.train import train
 from feduhb.cli.unlearn import unlearn
 
@@ -31,7 +32,7 @@ app = typer.Typer(
     add_completion=False,
 )
 app.callback(invoke_without_command=True)(print_version)
-for _command in (demo, train, unlearn, compare, audit, report):
+for _command in (demo, train, unlearn, compare, audit, report, retire):
     app.command(help=join_lines(_command.__doc__ or ""))(_command)
 main = app  # what the console script calls
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from feduhb.cli import options
+from feduhb.cli.retire import Unaudited, print_retired
 from feduhb.errors import ConfigError, RequestError
 from feduhb.stopping import DynamicStop, StopRule, dynamic_stop, never
+
+if TYPE_CHECKING:
+    from feduhb.runs.run import Run
 
 
 def unlearn(
@@ -44,6 +48,14 @@ def unlearn(
         Path | None, typer.Option(help="Folder for the new run; RUN-METHOD beside RUN if not given.")
     ] = None,
     resume: options.Resume = False,
+    retire: Annotated[
+        bool,
+        typer.Option(
+            "--retire",
+            help="Afterwards audit the new run, with the audit's defaults, and delete RUN if the audit passes: see feduhb retire.",
+        ),
+    ] = False,
+    unaudited: Unaudited = None,
     data: options.Data = None,
     json: options.Json = False,
 ) -> None:
@@ -55,7 +67,7 @@ def unlearn(
 
     The new run has the seed of the old one, so that methods can be compared. This is meant for simulations, where one machine has all data: the difference of the two first sums is the leavers' update. Flower strategies draw a new seed for every run.
 
-    The history of the old run, and of the runs it came from, is erased from the leavers' first round on. The old model is not deleted: delete it once the new one has replaced it.
+    The history of the old run, and of the runs it came from, is erased from the leavers' first round on. The old model is deleted only with --retire, or later by feduhb retire RUN, once the new one has replaced it.
     """
     from feduhb import api
     from feduhb.data.request import Request
@@ -63,6 +75,10 @@ def unlearn(
     from feduhb.runs.run import adapt_method, open_run
 
     with options.answering(json, options.CONTINUE) as answer:
+        if unaudited is not None and not (retire and unaudited.strip()):
+            raise ConfigError(
+                "--unaudited gives a reason to --retire the old run without an audit; give both, or neither"
+            )
         given = {"momentum": momentum, "step_size": step_size, **options.parse_settings(setting or [])}
         opened, request = open_run(run, data=data), Request.parse(forget)
         if revival := explain_revival(opened.folder, opened.forgot, request):
@@ -80,6 +96,22 @@ def unlearn(
             show="auto" if json else "lines",
         )
         options.print_run(answer, new.folder, json)
+        if retire:
+            _retire(answer, opened, new, unaudited, json)
+
+
+def _retire(answer: dict[str, Any], old: Run, new: Run, unaudited: str | None, json: bool) -> None:
+    """Audit the new run, unless there is a reason not to, and retire the old one."""
+    from feduhb.audit.audit import audit
+    from feduhb.runs.retire import plan_retirement
+
+    if unaudited is None:
+        found = audit(new, old, show="auto" if json else "lines")
+        answer.update(audits=[found.as_json()])
+        if not json:
+            typer.echo(f"\n{found}\n")
+    plan = plan_retirement(old, new, unaudited)
+    print_retired(answer, plan, plan.carry_out(), False, json)
 
 
 def parse_stop(word: str, window: int | None, floor: float, default: StopRule) -> StopRule:

@@ -1,7 +1,8 @@
 """Run folders: the files of a run, read and written without torch.
 
 A run folder holds ``config.toml`` (the settings), ``rounds.jsonl`` (one line for each round), ``state.safetensors``
-(the server's state, see `feduhb.runs.checkpoint`) and ``result.json`` (written last).
+(the server's state, see `feduhb.runs.checkpoint`) and ``result.json`` (written last). ``retired.json`` is the tombstone
+of a run that was deleted, see `feduhb.runs.retire`.
 """
 
 from __future__ import annotations
@@ -191,9 +192,14 @@ class RunFolder:
         """The file that is written when the run ends."""
         return self.path / "result.json"
 
+    @property
+    def tombstone_path(self) -> Path:
+        """The file that a retired run leaves."""
+        return self.path / "retired.json"
+
     def exists(self) -> bool:
-        """Whether the folder holds a run, finished or not."""
-        return self.config_path.exists()
+        """Whether the folder holds a run, finished or not, or the tombstone of one."""
+        return self.config_path.exists() or self.tombstone_path.exists()
 
     def is_finished(self) -> bool:
         """Whether the run has ended."""
@@ -219,8 +225,21 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
         write_atomically(self.config_path, config.encode())
 
+    def tombstone(self) -> dict[str, Any] | None:
+        """Return the content of retired.json; None if nobody began to retire this run."""
+        try:
+            found = dict(json.loads(self.tombstone_path.read_text(encoding="utf-8")))
+            _ = found["finished"], found["config_sha256"], found["replaced_by"]["run"]
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except (ValueError, TypeError, KeyError, OSError):
+            raise RunFolderError(f"{self.tombstone_path} is damaged; restore a backup") from None
+        return found
+
     def config(self) -> dict[str, Any]:
-        """Return the content of config.toml."""
+        """Return the content of config.toml; raise RunFolderError if the run was retired."""
+        if (found := self.tombstone()) is not None:
+            raise RunFolderError(explain_retirement(self.path, found))
         try:
             return tomllib.loads(self.config_path.read_text(encoding="utf-8"))
         except (FileNotFoundError, NotADirectoryError):
@@ -281,6 +300,14 @@ class RunFolder:
     @property
     def _prepared_path(self) -> Path:
         return self.path / ".result.json"
+
+
+def explain_retirement(folder: Path, tombstone: Mapping[str, Any]) -> str:
+    """Return why a run that was retired cannot be opened, and what to do."""
+    if tombstone["finished"] is None:
+        return f"retiring {folder} was interrupted; finish it: feduhb retire {folder}"
+    new = Path(os.path.normpath(folder / tombstone["replaced_by"]["run"]))
+    return f"{folder} was retired on {tombstone['finished'][:10]}, see its retired.json; use {new}, which replaced it"
 
 
 def versions() -> dict[str, str]:

@@ -38,14 +38,20 @@ class Ancestor:
     def at(cls, folder: Path) -> Ancestor:
         """Return the run in a folder."""
         place = folder.resolve()
-        digest = _digest(place)
+        digest = digest_config(place)
         forgot = RunFolder(place).config().get("unlearn", {}) if digest else {}
         return cls(place, digest, str(forgot.get("forget", "")))
 
     @property
     def is_there(self) -> bool:
         """Whether the run is still at its path."""
-        return bool(self.digest) and _digest(self.path) == self.digest
+        return bool(self.digest) and digest_config(self.path) == self.digest
+
+    @property
+    def is_retired(self) -> bool:
+        """Whether the run was retired at its path, so that nothing of it is left to erase."""
+        found = RunFolder(self.path).tombstone()
+        return found is not None and found["finished"] is not None and found["config_sha256"] == self.digest
 
 
 def read_ancestors(folder: Path) -> tuple[Ancestor, ...]:
@@ -65,7 +71,7 @@ def read_ancestors(folder: Path) -> tuple[Ancestor, ...]:
 
 def write_ancestors(folder: Path, ancestors: Sequence[Ancestor]) -> None:
     """Write which runs a run came from. The paths are relative, so that all folders can be moved together."""
-    found = [{"run": _relate(a.path, folder), "config": a.digest, "forgot": a.forgot} for a in ancestors]
+    found = [{"run": relate(a.path, folder), "config": a.digest, "forgot": a.forgot} for a in ancestors]
     path, text = folder / EARLIER, json.dumps(found, indent=2) + "\n"
     if found and not (path.exists() and path.read_text(encoding="utf-8") == text):
         write_atomically(path, text.encode())
@@ -98,9 +104,11 @@ class Erasure:
             return {history.folder: history.forget(leavers) for history, leavers in chosen}
 
     def warnings(self) -> list[str]:
-        """Return a sentence for each run that could not be found."""
+        """Return a sentence for each run that could not be found, or that was not completely retired."""
         return [
-            f"{one.path}, a run that this one came from, no longer exists; if you moved it, "
+            f"retiring {one.path}, a run that this one came from, was interrupted; finish it: feduhb retire {one.path}"
+            if RunFolder(one.path).tombstone_path.exists()
+            else f"{one.path}, a run that this one came from, no longer exists; if you moved it, "
             "delete its history yourself: it contains the leavers' updates"
             for one in self.missing
         ]
@@ -132,7 +140,7 @@ def find_histories(
             history = DiskHistory(one.path / HISTORY)
             held = holders(Request(classes=later.classes), history) if later.classes else ()
             found.append((history, (*leavers, *later.clients, *later.rows, *held)))
-    return Erasure(tuple(found), tuple(one for one in ancestors if not one.is_there))
+    return Erasure(tuple(found), tuple(a for a in ancestors if not a.is_there and not a.is_retired))
 
 
 def note_successor(folders: Sequence[Path], later: Path) -> None:
@@ -143,7 +151,7 @@ def note_successor(folders: Sequence[Path], later: Path) -> None:
 
     for folder in folders:
         with contextlib.suppress(FeduhbError):
-            update_atomically(folder / LATER, partial(add_name, name=_relate(later.resolve(), folder)))
+            update_atomically(folder / LATER, partial(add_name, name=relate(later.resolve(), folder)))
 
 
 def explain_revival(folder: Path | None, forgot: Request | None, asked: Request) -> str | None:
@@ -158,14 +166,18 @@ def explain_revival(folder: Path | None, forgot: Request | None, asked: Request)
     return None
 
 
+def read_successors(folder: Path) -> list[Path]:
+    """Return the folders of the runs that superseded a run, whether they are still there or not."""
+    try:
+        names = _read_names((folder / LATER).read_bytes())
+    except OSError:
+        return []
+    return [(folder.resolve() / name).resolve() for name in names]
+
+
 def _find_successors(folder: Path | None) -> Iterator[tuple[Path, Request]]:
     """Yield the runs that superseded a run and are still there, with what each has forgotten."""
-    names: list[str] = []
-    with contextlib.suppress(OSError):
-        names = _read_names((folder / LATER).read_bytes()) if folder else []
-    for name in names:
-        later, here = (Path(folder or "").resolve() / name).resolve(), Path.cwd()
-        later = later.relative_to(here) if later.is_relative_to(here) else later
+    for later in map(shorten, read_successors(folder) if folder else ()):
         with contextlib.suppress(FeduhbError, KeyError, TypeError):  # deleted, or not a run any more
             yield later, Request.parse(RunFolder(later).config()["unlearn"]["forget"])
 
@@ -177,7 +189,7 @@ def _read_names(content: bytes) -> list[str]:
         return []
 
 
-def _relate(path: Path, folder: Path) -> str:
+def relate(path: Path, folder: Path) -> str:
     """Return a path relative to a folder; an absolute path if they are on different drives."""
     try:
         return Path(os.path.relpath(path, folder.resolve())).as_posix()
@@ -185,9 +197,16 @@ def _relate(path: Path, folder: Path) -> str:
         return path.as_posix()
 
 
-def _digest(folder: Path) -> str:
-    """Return the digest of a run's config.toml, which never changes; empty if there is none."""
+def shorten(path: Path) -> Path:
+    """Return a path for people: relative to the working directory if it lies there."""
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path
+
+
+def digest_config(folder: Path) -> str:
+    """Return the digest of a run's config.toml, which never changes; empty if there is none, or the run was retired."""
+    files = RunFolder(folder)
     try:
-        return sha256(RunFolder(folder).config_path.read_bytes()).hexdigest()
+        return "" if files.tombstone_path.exists() else sha256(files.config_path.read_bytes()).hexdigest()
     except OSError:
         return ""

@@ -172,10 +172,13 @@ def _read_training(config: Config, ancestors: Sequence[Ancestor]) -> TrainSettin
 
     The folder of an unlearning records its own rounds. They stay if the folder of the training is gone.
     """
-    if not ancestors or not ancestors[-1].is_there:
+    if not ancestors:
         return config.train
-    rounds = RunFolder(ancestors[-1].path).config()["train"]["rounds"]
-    return replace(config.train, rounds=rounds)
+    first = RunFolder(ancestors[-1].path)
+    if ancestors[-1].is_there:
+        return replace(config.train, rounds=first.config()["train"]["rounds"])
+    found = first.tombstone() if ancestors[-1].is_retired else None
+    return config.train if found is None else replace(config.train, rounds=found["scheduled_rounds"])
 
 
 def _without_earlier(given: Federation, forget: str | None) -> Federation:

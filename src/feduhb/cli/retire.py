@@ -1,0 +1,110 @@
+"""`feduhb retire`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from feduhb.cli.options import Json, answering
+from feduhb.errors import RequestError
+
+if TYPE_CHECKING:
+    from feduhb.runs.retire import Retirement
+
+AGAIN = "start again to finish it"
+Unaudited = Annotated[
+    str | None,
+    typer.Option(
+        metavar="REASON",
+        help="Retire the old run although no audit passed, for example because the server has no data to audit with. "
+        "The reason goes into retired.json.",
+    ),
+]
+
+
+def retire(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of the old run.")],
+    replaced_by: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="NEW", help="Folder of the run that replaces it; found by the lineage if not given."
+        ),
+    ] = None,
+    unaudited: Unaudited = None,
+    siblings: Annotated[
+        bool,
+        typer.Option(
+            "--siblings",
+            help="Retire every other run that still holds the forgotten data too. Asks before it does.",
+        ),
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask about the siblings.")] = False,
+    json: Json = False,
+) -> None:
+    """Delete a run that another run has replaced, and leave a tombstone: retired.json.
+
+    Example: feduhb retire runs/first
+
+    The clients' rounds can be run backwards from an old model, so the old model, its checkpoints, its history, its seed and its records are personal data of the leavers. They are deleted. Audits, the lineage and files that feduhb did not write stay.
+
+    The new run must have ended, and an audit must say that it forgot. The command lists the other runs that still hold the forgotten data: runs that came from the same training, or that have the same data in their config, in the folders beside the known runs. Backups and copies elsewhere are yours to delete.
+
+    After a crash, start it again: it finishes. The new run is never changed.
+    """
+    from feduhb.runs.retire import plan_retirement
+
+    with answering(json, AGAIN) as answer:
+        plan = plan_retirement(run, replaced_by, unaudited)
+        if siblings and plan.holders and not yes:
+            confirm(plan)
+        print_retired(answer, plan, plan.carry_out(siblings=siblings), siblings, json)
+
+
+def confirm(plan: Retirement) -> None:
+    """Ask whether to delete the siblings too; raise RequestError if the answer is no, or nobody can answer."""
+    from feduhb.runs.lineage import shorten
+
+    names = "\n".join(f"  {shorten(place)}" for place in plan.holders)
+    typer.echo(f"These runs still hold {plan.leavers} and would be deleted too:\n{names}", err=True)
+    if not sys.stdin.isatty():
+        raise RequestError("nobody can confirm that; add --yes to delete them, or omit --siblings")
+    if not typer.confirm("Delete them?", err=True):
+        raise RequestError("nothing was deleted; omit --siblings to retire this run alone")
+
+
+def print_retired(
+    answer: dict[str, Any],
+    plan: Retirement,
+    tombstones: Sequence[Mapping[str, Any]],
+    siblings: bool,
+    json: bool,
+) -> None:
+    """Add the tombstones to the answer, and print what was deleted, what was left and who still holds the leavers."""
+    from feduhb.runs.lineage import shorten
+
+    holding = [] if siblings else [str(place) for place in plan.holders]
+    answer.update(retired=list(tombstones), holding=holding)
+    if json:
+        return
+    for place, tombstone in zip([*(plan.holders if siblings else ()), plan.run], tombstones, strict=True):
+        size = sum(entry.get("bytes", 0) for entry in tombstone["deleted"])
+        typer.echo(
+            f"retired {shorten(place)}: {size:,} bytes deleted; {shorten(place / 'retired.json')} lists them"
+        )
+        links = [f"{entry['name']} -> {entry['link']}" for entry in tombstone["deleted"] if "link" in entry]
+        if links:
+            typer.echo(f"  only links were deleted, not what they point to: {', '.join(links)}")
+        if tombstone["left"]:
+            typer.echo(f"  left, because feduhb did not write it: {', '.join(tombstone['left'])}")
+    if holding:
+        names = ", ".join(str(shorten(place)) for place in plan.holders)
+        typer.echo(
+            f"these runs still hold {plan.leavers}: {names}; to retire them too, repeat with --siblings"
+        )
+    work = plan.replaced_by / "audit-work"
+    if work.exists():
+        typer.echo(f"{shorten(work)} holds models that know {plan.leavers}; delete it")

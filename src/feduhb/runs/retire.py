@@ -1,0 +1,314 @@
+"""Retire a run that another run has replaced: delete what knows the leavers, and leave a tombstone, retired.json.
+
+The rounds after a leaver's last one can be run backwards from the old model, so the old model, its checkpoints, its
+history, its records and its seed are personal data of the leavers, see docs/erasure.md.
+
+The tombstone is written before anything is deleted, and completed afterwards. If the process is killed in between, a
+repeated call finishes. The run that replaces the old one is only read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from feduhb.data.request import Request
+from feduhb.errors import ConfigError, FeduhbError, RequestError, RunFolderError
+from feduhb.runs import lineage
+from feduhb.runs.folder import HISTORY, RunFolder, disk_errors, now, sync_folder, versions, write_atomically
+from feduhb.runs.lineage import (
+    digest_config,
+    read_ancestors,
+    read_forgotten,
+    read_successors,
+    relate,
+    shorten,
+)
+from feduhb.runs.siblings import find_holders, find_runs, is_left, list_ancestor_digests
+
+if TYPE_CHECKING:
+    from feduhb.runs.run import Run
+
+# Weights first. names.json, left_out.json and request.json are files of a Flower run.
+DELETED = (
+    RunFolder.STATE, ".*.tmp", ".tmp??????", HISTORY, "audit-work", "rounds.jsonl", ".result.json", "result.json",
+    "names.json", "left_out.json", "request.json", "config.toml",
+)  # fmt: skip
+# Evidence and lineage, without weights and updates.
+KEPT = ("retired.json", "earlier.json", "later.json", "audit.json", "audit-*.json", ".lock", ".writing.lock")
+PASSED = ("forgotten", "not caught")  # verdicts after which the old run is no longer needed
+
+
+@dataclass(frozen=True, slots=True)
+class Retirement:
+    """A run that can be retired, the run that replaces it, and the other runs that still hold the leavers."""
+
+    run: Path
+    replaced_by: Path
+    leavers: Request  # everything that the new run has forgotten and the old run has not
+    holders: tuple[Path, ...]
+    audits: tuple[Mapping[str, str], ...] = ()
+    unaudited: str | None = None  # the reason to retire without an audit that passed
+
+    def carry_out(self, *, siblings: bool = False) -> list[dict[str, Any]]:
+        """Delete the run, and with ``siblings`` the other holders before it; return the tombstones.
+
+        Raise RunFolderError, and delete nothing, if another process is writing one of these runs.
+        """
+        chosen = [*(self.holders if siblings else ()), self.run]
+        with contextlib.ExitStack() as claims:
+            for folder in sorted(chosen):
+                if self.replaced_by.is_relative_to(folder):
+                    raise RunFolderError(
+                        f"{shorten(self.replaced_by)} lies in {shorten(folder)}, which is to be deleted; move it away"
+                    )
+                claims.enter_context(RunFolder(folder).claim(advice="stop it", patience=lineage.PATIENCE))
+            return [self._delete(RunFolder(folder), () if siblings else self.holders) for folder in chosen]
+
+    def _delete(self, old: RunFolder, holding: Iterable[Path]) -> dict[str, Any]:
+        """Delete one run and return its tombstone; finish what an interrupted call began."""
+        found = old.tombstone()
+        if found is not None and found["finished"] is not None:
+            return found
+        tombstone = found or self._begin(old, holding)
+        doomed = [
+            path for path in _list_files(old.path, DELETED) if path.name != f".{old.tombstone_path.name}.tmp"
+        ]
+        known = {entry["name"] for entry in tombstone["deleted"]}
+        tombstone["deleted"] += [_describe(path) for path in doomed if path.name not in known]
+        _write(old, tombstone)
+        with disk_errors(old.path):
+            for path in doomed:
+                if path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path)  # unlinks links, and does not follow them
+                else:
+                    path.unlink(missing_ok=True)
+            sync_folder(old.path)
+        kept = _list_files(old.path, KEPT)
+        tombstone["left"] = sorted(path.name for path in old.path.iterdir() if path not in kept)
+        tombstone["finished"] = now()
+        _write(old, tombstone)
+        return tombstone
+
+    def _begin(self, old: RunFolder, holding: Iterable[Path]) -> dict[str, Any]:
+        """Return the tombstone of a run of which nothing has been deleted yet."""
+        config, new, forgot = old.config(), RunFolder(self.replaced_by), read_forgotten(old)
+        return {
+            "config_sha256": digest_config(old.path),
+            "weights_sha256": _read_json(old.result_path).get("weights_sha256"),
+            "method": config.get("unlearn", {}).get("method", "retrain"),
+            "scheduled_rounds": config.get("train", {}).get("rounds"),
+            "forgot": str(forgot or ""),
+            "leavers": str(self.leavers.subtract(forgot) or ""),
+            "replaced_by": {
+                "run": relate(new.path, old.path),
+                "config_sha256": digest_config(new.path),
+                "weights_sha256": new.result()["weights_sha256"],
+            },
+            "audits": [{**audit, "run": relate(Path(audit["run"]), old.path)} for audit in self.audits],
+            "unaudited": self.unaudited,
+            "holding": [relate(path, old.path) for path in holding],
+            "deleted": [],
+            "left": [],
+            "begun": now(),
+            "finished": None,
+            "versions": versions(),
+        }
+
+
+def retire(
+    run: Run | str | Path,
+    *,
+    replaced_by: Run | str | Path | None = None,
+    unaudited: str | None = None,
+    siblings: bool = False,
+) -> list[dict[str, Any]]:
+    """Delete a run that another run has replaced, and return its tombstone, the content of retired.json.
+
+    Weights, checkpoints, history, audit work, records and settings are deleted. Audits, the lineage and files that
+    feduhb did not write stay; the tombstone lists the latter under "left". Nothing outside the folder is deleted: a link
+    is removed, and its target stays.
+
+    Args:
+        run: the old run, or its folder.
+        replaced_by: the new run, or its folder. None finds it by the lineage. It must have ended, and its audit must say
+            "forgotten" or "not caught" about everything that the old run had not forgotten.
+        unaudited: the reason to retire a run without such an audit, for example because the server has no data.
+        siblings: retire every other run that still holds the leavers too, before this one. They are those that came from
+            the same training or have the leavers' data in their config, in the folders beside the known runs.
+            The tombstones come in the order in which the runs are deleted.
+    """
+    return plan_retirement(run, replaced_by, unaudited).carry_out(siblings=siblings)
+
+
+def plan_retirement(
+    run: Run | str | Path, replaced_by: Run | str | Path | None = None, unaudited: str | None = None
+) -> Retirement:
+    """Return what is to be retired; raise an error if the run is not replaced, or its replacement is not audited."""
+    old = RunFolder(_locate(run))
+    if unaudited is not None and not unaudited.strip():
+        raise ConfigError(
+            "the reason to retire without an audit is empty; give one: it goes into retired.json"
+        )
+    tombstone = old.tombstone()
+    if tombstone is not None:  # finish an interrupted call, or take along what an earlier call listed
+        return _read_plan(old, tombstone)
+    old.config()  # raises an error if there is no run
+    chosen = _choose(old, unaudited) if replaced_by is None else RunFolder(_locate(replaced_by))
+    if chosen.path == old.path:
+        raise RunFolderError(f"{shorten(old.path)} cannot replace itself; name the new run")
+    leavers, audits = _check_replacing(old, chosen, unaudited)
+    return Retirement(
+        old.path, chosen.path, leavers, find_holders(old, chosen.path, leavers), audits, unaudited
+    )
+
+
+def _read_plan(old: RunFolder, tombstone: Mapping[str, Any]) -> Retirement:
+    """Return the retirement that a tombstone records, with the siblings that are still there."""
+    new = (old.path / tombstone["replaced_by"]["run"]).resolve()
+    leavers = Request.parse(tombstone["leavers"])
+    listed = {(old.path / name).resolve() for name in tombstone["holding"]}
+    holders = {*filter(is_left, listed), *find_holders(old, new, leavers)}
+    audits = [{**audit, "run": str((old.path / audit["run"]).resolve())} for audit in tombstone["audits"]]
+    return Retirement(old.path, new, leavers, tuple(sorted(holders)), tuple(audits), tombstone["unaudited"])
+
+
+def _locate(run: Run | str | Path) -> Path:
+    folder = Path(run) if isinstance(run, str | Path) else run.folder
+    if folder is None:
+        raise ConfigError(
+            "this run has no folder, so there is nothing on disk to retire; give a run with out="
+        )
+    return folder.resolve()
+
+
+def _choose(old: RunFolder, unaudited: str | None) -> RunFolder:
+    """Return the run that replaces a run: of those that the lineage names, the one that has forgotten most.
+
+    Flower's strategies do not write later.json. Without one, runs beside the old run that came from it are taken.
+    """
+    digest = digest_config(old.path)
+    beside = [
+        place for place in find_runs([old.path.parent], depth=1) if digest in list_ancestor_digests(place)
+    ]
+    named = [place for place in read_successors(old.path) if digest_config(place)]
+    known = [RunFolder(place) for place in named or beside]
+    if not known:
+        raise RunFolderError(
+            f"no run replaces {shorten(old.path)}; unlearn it first with feduhb unlearn, or name the new run by --replaced-by"
+        )
+    fit: list[tuple[RunFolder, Request]] = []
+    reasons: list[FeduhbError] = []
+    for new in known:
+        try:
+            fit.append((new, _check_replacing(old, new, unaudited)[0]))
+        except FeduhbError as error:
+            reasons.append(error)
+    if not fit:
+        raise reasons[-1]
+    best = [new for new, leavers in fit if all(other.subtract(leavers) is None for _, other in fit)]
+    if len(best) != 1:
+        names = ", ".join(str(shorten(new.path)) for new, _ in fit)
+        raise RunFolderError(
+            f"several runs could replace {shorten(old.path)}: {names}; name one by --replaced-by"
+        )
+    return best[0]
+
+
+def _check_replacing(
+    old: RunFolder, new: RunFolder, unaudited: str | None
+) -> tuple[Request, tuple[Mapping[str, str], ...]]:
+    """Return what the new run has forgotten and the old one has not, and the audits about it."""
+    here, there, total = shorten(new.path), shorten(old.path), read_forgotten(new)
+    leavers = None if total is None else total.subtract(read_forgotten(old))
+    if leavers is None:
+        raise RequestError(
+            f"{here} has forgotten {total or 'nothing'}, and {there} has forgotten that too, so it does not replace it; "
+            "name a run that feduhb unlearn made from it"
+        )
+    if not new.is_finished():
+        raise RunFolderError(f"{here}, which replaces {there}, has not finished; continue it with --resume")
+    audits = tuple(filter(None, map(_read_audit, (new.path, *_list_between(old, new)))))
+    rest: Request | None = leavers
+    for audit in audits if unaudited is None else ():
+        if rest is not None and audit["verdict"] not in PASSED:
+            raise RunFolderError(
+                f"the audit of {shorten(Path(audit['run']))} says {audit['verdict']!r}, so {there} may still be needed; "
+                "read the reasons in its audit.json, or give yours by --unaudited"
+            )
+        rest = rest and rest.subtract(Request.parse(audit["forgot"]))
+    if rest is not None and unaudited is None:
+        raise RunFolderError(
+            f"{here}, which replaces {there}, has no audit about {rest}; "
+            f"audit it: feduhb audit {here} --original {there}, or give a reason by --unaudited"
+        )
+    return leavers, audits
+
+
+def _list_between(old: RunFolder, new: RunFolder) -> list[Path]:
+    """Return the runs that lie between two runs, each with a request of its own and the audit of that request."""
+    digest, ancestors = digest_config(old.path), read_ancestors(new.path)
+    places = [one.digest for one in ancestors]
+    return [one.path for one in ancestors[: places.index(digest)]] if digest in places else []
+
+
+def _read_audit(folder: Path) -> dict[str, str] | None:
+    """Return what a run's last audit says and covers; None if there is no audit of its weights."""
+    files, path = RunFolder(folder), folder / "audit.json"
+    made, found = files.tombstone() or _read_json(files.result_path), _read_json(path)
+    if not found or found.get("weights_sha256") != made.get("weights_sha256"):
+        return None
+    about = {"verdict": str(found["verdict"]["word"]), "forgot": str(found["forgot"])}
+    return {"run": str(folder), **about, "sha256": _digest_file(path)}
+
+
+def _list_files(folder: Path, patterns: Iterable[str]) -> list[Path]:
+    """Return the entries of a folder that match, in the order of the patterns."""
+    entries = sorted(folder.iterdir())  # glob would leave out links that point to nothing
+    return [path for pattern in patterns for path in entries if path.match(pattern)]
+
+
+def _describe(path: Path) -> dict[str, Any]:
+    """Return name, size and SHA-256 of a file, or of the list of all files in a folder with their digests."""
+    if path.is_symlink():
+        return {"name": path.name, "link": str(path.readlink())}
+    if not path.is_dir():
+        return {"name": path.name, "bytes": path.stat().st_size, "sha256": _digest_file(path)}
+    lines: list[str] = []
+    size = 0
+    for place, folders, files in os.walk(path):
+        for inner in (Path(place, name) for name in (*folders, *files)):
+            name = inner.relative_to(path).as_posix()
+            if inner.is_symlink():
+                lines.append(f"{inner.readlink()} {name}")
+            elif inner.is_file():
+                lines.append(f"{_digest_file(inner)} {name}")
+                size += inner.stat().st_size
+    manifest = "\n".join(sorted(lines))
+    return {
+        "name": path.name, "files": len(lines), "bytes": size, "sha256": hashlib.sha256(manifest.encode()).hexdigest(),
+    }  # fmt: skip
+
+
+def _digest_file(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """Return the content of a JSON file; nothing if it is missing or damaged."""
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return {}
+
+
+def _write(old: RunFolder, tombstone: Mapping[str, Any]) -> None:
+    write_atomically(old.tombstone_path, (json.dumps(tombstone, indent=1) + "\n").encode())
