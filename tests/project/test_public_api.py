@@ -39,7 +39,7 @@ NAMES = {
         "never",
         "open_run",
     ),
-    *("replay", "train", "trimmed_mean", "unlearn", "weighted_mean"),
+    *("replay", "retire", "train", "trimmed_mean", "unlearn", "weighted_mean"),
 }
 
 

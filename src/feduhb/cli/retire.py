@@ -49,7 +49,7 @@ def retire(
 
     Example: feduhb retire runs/first
 
-    The clients' rounds can be run backwards from an old model, so the old model, its checkpoints, its history, its seed and its records are personal data of the leavers. They are deleted. Audits, the lineage and files that feduhb did not write stay.
+    Rounds in which a leaver took no part can be run backwards from the old model. So the old model, its checkpoints, its history, its seed and its records are personal data of the leavers, and they are deleted. Audits, the lineage and files that feduhb did not write stay.
 
     The new run must have ended, and an audit must say that it forgot. The command lists the other runs that still hold the forgotten data: runs that came from the same training, or that have the same data in their config, in the folders beside the known runs. Backups and copies elsewhere are yours to delete.
 
