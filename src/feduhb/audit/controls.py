@@ -80,12 +80,12 @@ def carry_out(steps: list[Step], begin: Callable[[str, int], ShowRound] = lambda
 #   rehearsal   with canaries among the data to be forgotten
 #   never       built from the data of the others, without the forgotten data
 #   draw        never, from another draw of the fresh model; everything else has the audited run's seed
-#   nudge       never, with one value of one example of each client changed slightly
+#   nudge       never, with one value of one example of each client changed slightly; nudge-2 and -3: with other values
 #   bare-other  with only noise, from another seed than the audited run: there is nothing to learn
 #   bare-same   with only noise, from the audited run's seed
 World = Literal[
-    "original", "history", "noise", "rehearsal", "never", "draw", "nudge", "bare-other", "bare-same"
-]
+    "original", "history", "noise", "rehearsal", "never", "draw", "nudge", "nudge-2", "nudge-3", "bare-other", "bare-same"
+]  # fmt: skip
 MODELS = "models"  # a folder in that of a run, for its model after every round
 
 
@@ -155,7 +155,7 @@ class Controls:
         """Serve the request in a world by the method of a run, with the seed of that run."""
         return unlearn(
             self.train(world).reseed(run.seed), self.request, method=unbind_history(run.method), rounds=run.scheduled, stop=run.stop,
-            engine=self.engine, block=run.block, out=self._place(name or world, run), keep_history=False, erase_history=False,
+            engine=self.engine, block=run.block, out=self.place(name or world, run), keep_history=False, erase_history=False,
             resume=True, show=show,
         )  # fmt: skip
 
@@ -172,7 +172,7 @@ class Controls:
             kept = self.train(world).history
             assert kept is not None  # noqa: S101 (the training keeps one)
             method = bind_history(method, kept, list(federation.clients))
-        place = self._place(world, run)
+        place = self.place(world, run)
         return run_method(
             federation, method, self.settings_in(federation), rounds=run.scheduled, stop=run.stop, engine=self.engine,
             block=run.block, out=place, resume=True, models=place / MODELS if keep_models else None, show=show, label=place.name,
@@ -191,7 +191,7 @@ class Controls:
             seed: of the runs in this world, not of its data; None takes that of the first audited run.
         """
         made = self._make_data(world).reseed(self.federation.seed if seed is None else seed)
-        return made.reseed(seed_for(made.seed, "bare")) if world == "bare-other" else made
+        return redraw(made, world)
 
     def _make_data(self, world: World) -> Federation:
         if world == "noise":
@@ -202,13 +202,16 @@ class Controls:
         if world in {"original", "history"}:
             return self.federation
         rest = self.federation.without(self.request)
-        if world == "never":
+        if world in {"never", "draw"}:
             return rebuild(rest)
-        if world == "draw":
-            return rebuild(rest).replace(model=partial(draw_again, rest.model))
-        if world == "nudge":
-            return nudge(rebuild(rest))
+        if world in {"nudge", "nudge-2", "nudge-3"}:
+            return nudge(rebuild(rest), world)
         return replace_with_noise(rest, Request(tuple(rest.clients)))
+
+    def place(self, world: str, run: Run) -> Path:
+        """Return the folder of a run's repetition in a world; runs that differ in their seed alone have different ones."""
+        seed = "" if run.seed == self.federation.seed else f"-seed-{run.seed}"
+        return self.folder / f"{world}-{name_run(run)}{seed}"
 
     def name_retrain(self) -> str:
         """Return the name of the Retrain control's method, also before the control is made."""
@@ -230,11 +233,6 @@ class Controls:
             federation, method, self.settings_in(federation, keep_history=self.history), rounds=rounds, stop=stop, engine=self.engine,
             block=original.block if original else None, out=self.folder / world, resume=True, show=show, label=world,
         )  # fmt: skip
-
-    def _place(self, world: str, run: Run) -> Path:
-        """Return the folder of a run's repetition in a world; runs that differ in their seed alone have different ones."""
-        seed = "" if run.seed == self.federation.seed else f"-seed-{run.seed}"
-        return self.folder / f"{world}-{name_run(run)}{seed}"
 
     def _special_original(self) -> Run | None:
         """Return the original control if its method is not plain training and can run again, else None.
@@ -275,29 +273,36 @@ def rebuild(federation: Federation) -> Federation:
     return federation.replace(clients=clients, held_out=held_out, test=federation.test.all(), about=None)
 
 
+def redraw(federation: Federation, world: World) -> Federation:
+    """Return a federation whose fresh model is the one of a world, for a run with the federation's seed."""
+    if world == "draw":
+        return federation.replace(model=partial(draw_again, federation.model), about=None)
+    return federation.reseed(seed_for(federation.seed, "bare")) if world == "bare-other" else federation
+
+
 def draw_again(source: ModelSource) -> nn.Module:
     """Return another draw of the fresh model than the one that the same seed gives."""
     return draw_model(source, int(torch.randint(2**62, ())))
 
 
-def nudge(federation: Federation) -> Federation:
-    """Return a federation with one value of one example of each client changed by a thousandth of the values' range.
+def nudge(federation: Federation, address: str) -> Federation:
+    """Return a federation with one value of one example of each client changed, by 1/65536 of the values' range.
 
-    Inputs that are whole numbers change by one.
+    Args:
+        address: of the draw that chooses the value.
     """
     low, high = (float(edge) for edge in federation.test.x.aminmax())
+    step = (high - low) / 2**16
 
     def change(client: str, examples: Examples) -> tuple[Tensor, Tensor]:
         x, y = examples.all()
-        step = (high - low) / 1024 if x.is_floating_point() else 1
-        place = int(torch.randint(x.numel(), (), generator=generator(federation.seed, "nudge", client)))
-        value = x.view(-1)[place]
-        x.view(-1)[place] = value - step if float(value) + step > high else value + step
+        values = x.view(-1)
+        place = int(torch.randint(len(values), (), generator=generator(federation.seed, address, client)))
+        values[place] += step if float(values[place]) + step <= high else -step
         return x, y
 
-    return federation.replace(
-        clients={client: change(client, own) for client, own in federation.clients.items()}
-    )
+    clients = {client: change(client, own) for client, own in federation.clients.items()}
+    return federation.replace(clients=clients)
 
 
 def replace_with_noise(federation: Federation, request: Request) -> Federation:

@@ -10,13 +10,11 @@ import torch
 
 from feduhb.audit.beginning import check_beginning
 from feduhb.audit.controls import Controls, ShowRound, Step
-from feduhb.audit.measures import compute_accuracy, compute_chance
+from feduhb.audit.own_code import OwnCode, is_ours
 from feduhb.audit.result import Check, Exactness
-from feduhb.audit.verdict import explain_uselessness
-from feduhb.core.aggregate import is_built_in_rule, unwrap
 from feduhb.core.types import Method
-from feduhb.engines import ENGINES, describe_engine, is_built_in_name
-from feduhb.methods import is_built_in, rule_of, values_of
+from feduhb.engines import describe_engine
+from feduhb.methods import values_of
 from feduhb.runs.checkpoint import digest_weights
 from feduhb.runs.folder import RunFolder
 from feduhb.runs.run import Run
@@ -24,15 +22,14 @@ from feduhb.runs.run import Run
 NOISE = "Trained and unlearned again, with noise in place of the forgotten data"
 NEVER = "In a federation that never held the forgotten data"
 AGAIN = "Unlearned again from the same data"
-BARE = "In a federation of noise alone"
 
 
 class Counterfactuals:
     """The checks of one run: repeat it with changed data, and compare the weights bit for bit.
 
     If the weights differ, the request is served again from the real data. That distinguishes a leak of the forgotten data
-    from weights that this machine cannot reproduce at all. The user's own code could return the same weights in every
-    world by carrying them in a closure or a file. So it also runs in a federation where there is nothing to learn.
+    from weights that this machine cannot reproduce at all. A method that claims to be exact must also begin at the fresh
+    model. `OwnCode` has the checks of code outside this package.
     """
 
     def __init__(self, run: Run, controls: Controls) -> None:
@@ -45,7 +42,7 @@ class Counterfactuals:
         steps = [
             controls.train_step("noise"),
             Step(f"noise-{name}: unlearning", self._check_noise, run.scheduled),
-            *self._train_history("never"),
+            *([controls.train_step("never")] if run.method.needs_history else []),
             Step(f"never-{name}", self._check_never, run.scheduled),
             Step("history: training", partial(controls.train, "history"), controls.settings.rounds, self._lacks_history),
             Step(f"again-{name}: unlearning", self._check_again, run.scheduled, self.has_differences),
@@ -53,19 +50,13 @@ class Counterfactuals:
         if run.method.exact:
             steps.append(Step(f"beginning of {name}", self._check_beginning))
         if not is_ours(run):
-            for world in ("bare-other", "bare-same"):
-                steps += self._train_history(world)
-                work = partial(self._check_bare, world)
-                steps.append(Step(f"{world}-{name}", work, run.scheduled, lambda: not self.exactness.brought))
+            steps += OwnCode(run, controls, self.checks).steps()
         return steps
 
     @property
     def exactness(self) -> Exactness:
         """The outcome of the checks so far."""
         return Exactness(all(check.identical for check in self.checks), tuple(self.checks))
-
-    def _train_history(self, world: Literal["never", "bare-other", "bare-same"]) -> list[Step]:
-        return [self.controls.train_step(world)] if self.run.method.needs_history else []
 
     def has_differences(self) -> bool:
         """Return whether any weights differ; before any comparison, whether the method does not claim to be exact."""
@@ -79,7 +70,8 @@ class Counterfactuals:
         self._compare("noise", NOISE, self.controls.unlearn_in("noise", self.run, show))
 
     def _check_never(self, show: ShowRound) -> None:
-        self._compare("never", NEVER, self.controls.run_in("never", self.run, show))
+        never = self.controls.run_in("never", self.run, show, keep_models=not is_ours(self.run))
+        self._compare("never", NEVER, never)
 
     def _check_again(self, show: ShowRound) -> None:
         world = "history" if self.controls.lacks_history(self.run) else "original"
@@ -88,20 +80,6 @@ class Counterfactuals:
 
     def _check_beginning(self, show: ShowRound) -> None:  # noqa: ARG002
         self.checks.append(check_beginning(self.run))
-
-    def _check_bare(self, world: Literal["bare-other", "bare-same"], show: ShowRound) -> None:
-        """Add a failed check if the method does well on test data after training on noise alone."""
-        federation = self.controls.federation
-        bare = self.controls.run_in(world, self.run, show)
-        found, retrain = (
-            compute_accuracy(run.model(), [federation.test], federation)
-            for run in (bare, self.controls.retrain())
-        )
-        if found is None or retrain is None:
-            return
-        if explain_uselessness(found, retrain, compute_chance(federation)) is None:
-            says = f"{BARE}: test accuracy {found:.1%}, and Retrain on real data has {retrain:.1%}. The method knows more than it was taught."
-            self.checks.append(Check("bare", says, identical=False, largest_difference=0.0))
 
     def _compare(
         self, name: Literal["again", "noise", "never"], what: str, other: Run, where: str = ""
@@ -116,17 +94,6 @@ class Counterfactuals:
         rounds = "" if as_long else f" after {len(other.rounds)} rounds, not {len(run.rounds)}"
         says = f"{what}: different weights{rounds}, up to {apart:.2g} apart{where}."
         self.checks.append(Check(name, says, False, apart))
-
-
-def is_ours(run: Run) -> bool:
-    """Return whether all code that made a run belongs to this package: method, aggregation and engine.
-
-    Compare by identity, because a class of the user's own can take any name and any attribute.
-    """
-    rule, maker = rule_of(run.method), unwrap(run.engine)
-    if not is_built_in(run.method) or not (rule is None or is_built_in_rule(rule)):
-        return False
-    return is_built_in_name(maker) if isinstance(maker, str) else any(maker is e for e in ENGINES.values())
 
 
 def find_carried(method: Method[Any]) -> str | None:

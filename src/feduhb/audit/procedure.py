@@ -13,7 +13,7 @@ from feduhb.audit.attacks.lira import attack_by_lira
 from feduhb.audit.attacks.membership import AttackSetup, Candidates, attack_by_loss
 from feduhb.audit.attacks.misr import measure_misr
 from feduhb.audit.controls import Controls, ShowRound, Step, name_run
-from feduhb.audit.exactness import Counterfactuals, find_carried, has_recorded_weights, is_ours
+from feduhb.audit.exactness import Counterfactuals, find_carried, has_recorded_weights
 from feduhb.audit.measures import (
     attack_by_backdoor,
     compute_chance,
@@ -24,6 +24,7 @@ from feduhb.audit.measures import (
     measure_cost,
     measure_distances,
 )
+from feduhb.audit.own_code import is_ours
 from feduhb.audit.result import ORIGINAL, RETRAIN, UNLEARNED, Attack, Audit, Relearn
 from feduhb.audit.shadows import ShadowSet
 from feduhb.audit.verdict import MARGIN, Finding, explain_uselessness, reach_verdict

@@ -32,9 +32,8 @@ ALARM = (
     "it is chance, or remaining clients hold such examples too."
 )
 OWN = (
-    "The user's own code took part. It was also run from another fresh model, on noise alone and on slightly changed data. "
-    "These checks cannot exclude code that recognises the audited run by a rough likeness, or that adds too little of "
-    "the old model to be found."
+    "The user's own code took part. These checks cannot exclude code that adds too little of the old model to be found or, "
+    "if the run has the original's seed, recognises the run by a rough likeness."
 )
 UNDECLARED = "The method does not declare itself exact, so equal weights alone do not make it forgotten."
 BROUGHT = "A rehearsal shows nothing about a method that brings its own knowledge."

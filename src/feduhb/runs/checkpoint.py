@@ -93,17 +93,14 @@ def keep_models(rounds: Iterable[tuple[S, Round]], folder: Path) -> Iterator[tup
     """Write the model after every round into a folder, each into a file of its own."""
     folder.mkdir(parents=True, exist_ok=True)
     for state, record in rounds:
-        save_state(_name_model(folder, record.round + 1), Plain(state.params), record.round + 1)
+        done = record.round + 1
+        save_state(folder / f"after-{done:06d}.safetensors", Plain(state.params), done)
         yield state, record
 
 
-def read_models(folder: Path, rounds: int) -> Iterator[Tensor]:
-    """Yield the model [P] after each of the first rounds of a run, as `keep_models` wrote them."""
-    return (load_params(_name_model(folder, done)) for done in range(1, rounds + 1))
-
-
-def _name_model(folder: Path, rounds_done: int) -> Path:
-    return folder / f"after-{rounds_done:05d}.safetensors"
+def read_models(folder: Path) -> Iterator[Tensor]:
+    """Yield the model [P] after each round of a run, which `keep_models` wrote."""
+    return map(load_params, sorted(folder.glob("after-*.safetensors")))
 
 
 def load_state(path: Path, *likes: S) -> tuple[S, int]:

@@ -1,0 +1,108 @@
+"""Traces of an old model in the weights of runs that cannot have learned them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from feduhb.core.flat import split
+from feduhb.core.seeds import generator
+
+ORDERS = 999  # random orders of a layer's units; chance alone gives a trace in one of 1000 searches
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """Where weights look like the old ones: after which round, and in which parameter."""
+
+    round: int  # rounds done
+    parameter: str
+
+
+def find_trace(
+    models: Iterable[Tensor],
+    start: Tensor,
+    olds: Sequence[Tensor],
+    like: nn.Module,
+    seed: int,
+    *,
+    noise: bool,
+) -> Trace | None:
+    """Return the clearest trace of old weights in the models [P] of a run, or None if there is none beyond chance.
+
+    The units of a layer are drawn alike, and training treats them alike. So if a run began at a fresh draw, any order of
+    its units was as likely as the one it has, and its likeness to the old model would be as large in another order. The
+    likeness of a parameter is the inner product of its change since w[0] with the old parameter, less its mean over all
+    orders, in standard deviations. A trace is a likeness that is larger, in some round and parameter, than the largest
+    one in each of `ORDERS` random orders.
+
+    Args:
+        models: the model after each round.
+        start: w[0] of the run, another draw than that of the old model.
+        olds: the old weights, and what else the run may have taken from the old model, each [P].
+        like: a module with the parameters' shapes.
+        noise: whether the run learned from noise alone. Then the inputs are alike too, and a model without hidden
+            units can be searched.
+    """
+    layers = list(_list_layers(like, noise=noise))
+    orders = [_draw_orders(units, seed, name) for name, _, _, units in layers]
+    largest, others, found = 0.0, torch.zeros(ORDERS, dtype=torch.float64), None
+    for done, params in enumerate(models, 1):
+        moved = split(params.detach().cpu().double() - start.double(), like)
+        for old in olds:
+            parts = split(old.double(), like)
+            for (name, place, axis, _), order in zip(layers, orders, strict=True):
+                likeness = _compare(moved[place], parts[place], axis, order)
+                if likeness is None:
+                    continue
+                others = torch.maximum(others, likeness[1:])
+                if float(likeness[0]) > largest:
+                    largest, found = float(likeness[0]), Trace(done, name)
+    return found if largest > float(others.max()) else None
+
+
+def draws_are_fresh(one: Tensor, other: Tensor, like: nn.Module) -> bool:
+    """Return whether two draws of w[0] [P] share no weights, such as those of a layer that was trained before.
+
+    Layers that are drawn constant do not count. If draws share a layer, its units are not alike, and neither are those
+    of the layers around it.
+    """
+    pairs = zip(split(one, like), split(other, like), strict=True)
+    return not any(torch.equal(a, b) and bool((a != a.flatten()[0]).any()) for a, b in pairs if a.numel())
+
+
+def _list_layers(module: nn.Module, *, noise: bool) -> Iterator[tuple[str, int, int, int]]:
+    """Yield the parameters that have units of a kind: name, position, the axis of the units and their number.
+
+    The units of a parameter are its outputs. Those of the last matrix are the classes, which differ, so there the units
+    are the inputs, and vectors after it have none. If the last matrix is the only one, its inputs are those of the data.
+    """
+    named = list(module.named_parameters())
+    matrices = [place for place, (_, p) in enumerate(named) if p.dim() > 1]
+    last = matrices[-1] if matrices else -1
+    for place, (name, p) in enumerate(named):
+        if place < last or (place == last and (noise or len(matrices) > 1)):
+            axis = int(place == last)
+            if p.dim() > axis and p.shape[axis] > 1:
+                yield name, place, axis, p.shape[axis]
+
+
+def _draw_orders(units: int, seed: int, name: str) -> Tensor:
+    """Return the units' own order and `ORDERS` random ones, [1 + ORDERS, units]."""
+    draw = generator(seed, "orders", name)
+    return torch.stack([torch.arange(units), *(torch.randperm(units, generator=draw) for _ in range(ORDERS))])
+
+
+def _compare(moved: Tensor, old: Tensor, axis: int, orders: Tensor) -> Tensor | None:
+    """Return the likeness of two parameters in each order of the units, in standard deviations; None if all are equal."""
+    a, b = (part.movedim(axis, 0).reshape(part.shape[axis], -1) for part in (moved, old))
+    products = a @ b.T  # [units, units]
+    centred = products - products.mean(dim=0) - products.mean(dim=1, keepdim=True) + products.mean()
+    spread = float((centred.square().sum() / (len(a) - 1)).sqrt())
+    if spread <= 1e-9 * float(products.abs().max()):
+        return None
+    sums = products[orders, torch.arange(len(a))].sum(dim=1)
+    return (sums - products.mean() * len(a)).abs() / spread
