@@ -66,8 +66,13 @@ def test_an_audit_for_a_person(run):
     ):
         assert part in ended.stdout
     steps = [line for line in ended.stderr.splitlines() if line.startswith("audit ")]
-    assert steps[0] == "audit 1/6  noise: training"
-    assert steps[-1].startswith("audit 6/6  relearning: retrain")
+    assert steps[0] == "audit 1/7  noise: training"
+    assert steps[-1].startswith("audit 7/7  relearning: retrain")
+    said = ended.stderr.splitlines()
+    assert said[0].startswith("Forecast for all forgotten data: ")
+    assert said[1].startswith("Forecast for canaries: ")
+    assert said[2] == steps[0], "the forecast comes first"
+    assert said[1] in " ".join(ended.stdout.split())
     assert not (find_beside(run, "feduhb") / "audit-work").exists()
 
 

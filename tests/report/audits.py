@@ -38,7 +38,20 @@ def attack(
         "margin": 0.05,
         "power": 0.87,
         "models": {"unlearned": roc(unlearned), "original": roc(0.82), "retrain": roc(0.497)},
+        "against_retrain": apart(unlearned - 0.497),
     }
+
+
+def apart(value: float, se: float = 0.01) -> dict[str, Any]:
+    """The audited model's AUC minus Retrain's."""
+    wide, equal = ({"low": value - z * se, "high": value + z * se} for z in (2.576, 1.645))
+    return {"value": value, "se": se, "interval": wide, "equivalence": equal}
+
+
+FORECAST = {
+    "on": "canaries", "clients": 2, "members": 400, "others": 130, "margin": 0.05, "power": 0.21, "wanted": 0.8,
+    "needed_members": 1160, "needed_others": 377, "says": "With 400 canaries the chance is 21%.",
+}  # fmt: skip
 
 
 def stayed(count: int) -> list[dict[str, Any]]:
@@ -97,6 +110,7 @@ def audit(word: str = "forgotten", *, staying: int = 6, **changes: Any) -> dict[
             model: {**spent, "rounds": rounds, "seconds": rounds * 0.15}
             for model, rounds in (("unlearned", 32), ("original", 40), ("retrain", 40))
         },
+        "forecast": [FORECAST],
         "settings": {"draws": 2000, "shadows": 16},
         "versions": {"feduhb": "0.1.0", "torch": "2.13.0"},
         "finished": "2026-11-15T12:00:00+00:00",
@@ -112,6 +126,7 @@ def bare(word: str = "inconclusive") -> dict[str, Any]:
         word,
         exactness=None,
         membership=[],
+        forecast=[],
         misr=None,
         backdoor=None,
         relearn=None,

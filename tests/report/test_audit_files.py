@@ -87,6 +87,22 @@ def test_audits_of_an_earlier_version_are_read(path: Path):
     assert [one.canaries for one in found.membership] == [one.on == "canaries" for one in found.membership]
 
 
+def test_audits_without_a_paired_test_and_a_forecast_are_read(folder: Path):
+    """Version 0.1.0 wrote neither."""
+    told = {key: value for key, value in audit().items() if key != "forecast"}
+    old = [
+        {key: value for key, value in one.items() if key != "against_retrain"} for one in told["membership"]
+    ]
+    found = read_audit(put(folder, {**told, "membership": old}))
+    assert found is not None
+    assert found.forecast == ()
+    assert [one.against_retrain for one in found.membership] == [None] * len(old)
+    assert "AUC(audited) - AUC(Retrain)" not in str(found)
+    assert "AUC(audited) - AUC(Retrain), paired: +0.008 [-0.018, +0.034]" in str(
+        read_audit(put(folder, audit()))
+    )
+
+
 @pytest.mark.parametrize("word", get_args(Word))
 def test_every_verdict_is_known(folder: Path, word: str):
     told = read_audit(put(folder, audit(word)))

@@ -89,7 +89,9 @@ def test_attacks_have_controls_intervals_and_power(two):
         ["unlearned", "caught", "0.700 [0.669, 0.731]"],
     ]
     assert [row[-1] for row in own] == ["", "", "87.0%"]
-    assert own[0][5:8] == ["11.7% [9.7%, 13.7%]", "4.1% [3.1%, 5.1%]", "400 / 130"]
+    assert [row[5] for row in own] == ["", "", "+0.203 [+0.177, +0.229]"]
+    assert own[0][6:9] == ["11.7% [9.7%, 13.7%]", "4.1% [3.1%, 5.1%]", "400 / 130"]
+    assert "FedEraser: With 400 canaries the chance is 21%." in grid.sentences
     assert "within 0.5 ± 0.05" in grid.note
     assert "FedEraser: loss, canaries: the loss attack on canaries says caught" in grid.sentences
 

@@ -24,7 +24,7 @@ from feduhb.runs.checkpoint import digest_weights
 from feduhb.runs.config import KeepHistory, TrainSettings
 from feduhb.runs.folder import RunFolder, disk_errors, write_atomically
 from feduhb.runs.plan import Show
-from feduhb.runs.progress import show_steps
+from feduhb.runs.progress import show_lines, show_steps
 from feduhb.runs.run import Run
 
 WORK = "audit-work"  # a folder for the runs that an audit makes, deleted at its end
@@ -106,6 +106,7 @@ def audit_all(
             made={n: r for n, r in (("original", trained), ("retrain", retrain)) if r is not None},
         )  # fmt: skip
         audits = [RunAudit(run, controls, how) for run in runs]
+        show_lines(show, [one.says for one in audits[0].forecast])
         todo = list_once(one.steps() for one in audits)
 
         def count_left() -> int:

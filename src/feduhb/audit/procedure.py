@@ -10,10 +10,11 @@ from functools import cached_property, partial
 import torch
 
 from feduhb.audit.attacks.lira import attack_by_lira
-from feduhb.audit.attacks.membership import AttackSetup, Candidates, attack_by_loss
+from feduhb.audit.attacks.membership import ALL, CANARIES, REHEARSED, AttackSetup, Candidates, attack_by_loss
 from feduhb.audit.attacks.misr import measure_misr
 from feduhb.audit.controls import Controls, ShowRound, Step, name_run
 from feduhb.audit.exactness import Counterfactuals, find_carried, has_recorded_weights
+from feduhb.audit.forecast import forecast_power
 from feduhb.audit.measures import (
     attack_by_backdoor,
     compute_chance,
@@ -25,7 +26,7 @@ from feduhb.audit.measures import (
     measure_distances,
 )
 from feduhb.audit.own_code import is_ours
-from feduhb.audit.result import ORIGINAL, RETRAIN, UNLEARNED, Attack, Audit, Relearn
+from feduhb.audit.result import ORIGINAL, RETRAIN, UNLEARNED, Attack, Audit, Forecast, Relearn
 from feduhb.audit.shadows import ShadowSet
 from feduhb.audit.verdict import MARGIN, Finding, explain_uselessness, reach_verdict
 from feduhb.data.federation import Federation
@@ -101,6 +102,13 @@ class RunAudit:
                 work, is_needed = partial(self._relearn, model), partial(self._must_relearn, model)
                 steps.append(Step(f"relearning: {model}", work, self.how.relearn, is_needed))
         return steps
+
+    @cached_property
+    def forecast(self) -> tuple[Forecast, ...]:
+        """The power of the attacks on all forgotten data and on the canaries, which is known before they run."""
+        canaries = CANARIES + (REHEARSED if self.rehearsal is not None else "")
+        parts = (ALL, self.candidates), (canaries, self._marked_candidates().canaries)
+        return tuple(forecast_power(part.sizes, self.how.margin, on=on) for on, part in parts if part.members)
 
     @property
     def models(self) -> dict[str, Run]:
@@ -248,6 +256,6 @@ class RunAudit:
             exactness=exactness, membership=tuple(attack for attack, _ in self.attacks), misr=misr,
             backdoor=backdoor[0] if backdoor else None, accuracy=accuracy, clients=measure_clients(models, federation, request),
             distance=measure_distances(models, federation) if has_labels else {}, relearn=self._conclude_relearning(),
-            cost={name: measure_cost(model) for name, model in models.items()}, notes=(*notes, *self.notes), settings=asdict(how),
+            cost={name: measure_cost(model) for name, model in models.items()}, notes=(*notes, *self.notes), forecast=self.forecast, settings=asdict(how),
             versions=versions(), finished=now(), seconds=time.perf_counter() - started,
         )  # fmt: skip

@@ -103,6 +103,22 @@ class Attack:
 
 
 @dataclass(frozen=True, slots=True)
+class Forecast:
+    """The power of the attacks on some examples, which is known before anything is trained."""
+
+    on: str  # which examples, in words
+    clients: int
+    members: int
+    others: int
+    margin: float
+    power: float  # chance that a model that remembers nothing passes the equivalence test
+    wanted: float  # power
+    needed_members: int  # for the wanted power, with the clients' shares and the members' share as they are
+    needed_others: int
+    says: str
+
+
+@dataclass(frozen=True, slots=True)
 class MisrRates:
     """How often an attacker calls an example a member."""
 
@@ -247,6 +263,7 @@ class Audit:
     relearn: Relearn | None
     cost: ByModel[Cost]
     notes: tuple[str, ...] = ()
+    forecast: tuple[Forecast, ...] = ()  # made before the attacks; earlier versions made none
     seeds: Mapping[str, int] = field(default_factory=dict)  # of each model; earlier versions wrote none
     settings: Mapping[str, Any]
     versions: Mapping[str, str]
@@ -339,6 +356,7 @@ def _lines(audit: Audit) -> Iterator[str]:
                 f"[{apart.interval.low:+.3f}, {apart.interval.high:+.3f}]"
             )
         yield _wrap(attack.says)
+    yield from (f"\n{_wrap(one.says, '')}" for one in audit.forecast)
     if audit.misr:
         yield "\nMISR (as in the paper)          " + "  ".join(f"{NAMES[n]:>15}" for n in audit.accuracy)
         for attacker, found in audit.misr.attackers.items():

@@ -92,7 +92,7 @@ def compute_roc(strata: Sequence[Scores]) -> Roc:
     """
     clients = _place(strata)
     found, least, a = _average(clients, 0.25), compute_smallest_error(strata), _shrink_auc(clients)
-    wide, equal = (_extend_logit(found.value, a, found.reach(least, level)) for level in (LEVEL, TOST))
+    wide, equal = (_extend_auc(found.value, a, found.reach(least, level)) for level in (LEVEL, TOST))
     members = torch.cat([s.members.double().cpu() for s in strata if len(s.members) and len(s.others)])
     others = torch.cat([s.others.double().cpu() for s in strata if len(s.members) and len(s.others)])
     (tpr_1, wide_1), (tpr_01, wide_01) = (_share_found(members, others, one_in) for one_in in (100, 1000))
@@ -125,7 +125,8 @@ def compare_aucs(first: Sequence[Scores], second: Sequence[Scores]) -> AucDiffer
 
     The standard error is DeLong's of the difference: as in `compute_roc`, with V_i(first) - V_i(second) for V_i. So an example
     that is hard for both models adds nothing. It is at least 1 / (k + 2), k as in `compute_smallest_error`: models that rank
-    all examples alike do not make the interval a point.
+    all examples alike do not make the interval a point. With h = t se, the interval covers both D ± h and
+    atanh d ± h / (1 - d²), where D is the difference and d = D k / (k + 2).
     """
     sizes = [[(len(s.members), len(s.others)) for s in strata] for strata in (first, second)]
     if sizes[0] != sizes[1]:
@@ -134,8 +135,9 @@ def compare_aucs(first: Sequence[Scores], second: Sequence[Scores]) -> AucDiffer
         )
     pairs = zip(_place(first), _place(second), strict=True)
     clients = [_Placed(one.members - two.members, one.others - two.others) for one, two in pairs]
-    found, least = _average(clients, 1.0), 1 / (_count_pairs(clients) + 2)
-    wide, equal = (_around(found.value, found.reach(least, level), -1.0) for level in (LEVEL, TOST))
+    found, pairs = _average(clients, 1.0), _count_pairs(clients)
+    least, shrunk = 1 / (pairs + 2), found.value * pairs / (pairs + 2)
+    wide, equal = (_extend_skewed(found.value, shrunk, found.reach(least, level)) for level in (LEVEL, TOST))
     return AucDifference(
         found.value, max(found.se, least), wide, equal, _extend_to_population(found.clients, wide, Interval(-1.0, 1.0))
     )  # fmt: skip
@@ -261,11 +263,16 @@ def _around(centre: float, half: float, least: float) -> Interval:
     return Interval(max(least, centre - half), min(1.0, centre + half))
 
 
-def _extend_logit(auc: float, a: float, half: float) -> Interval:
-    """Return the interval that covers auc ± half and logit a ± half / (a (1 - a))."""
-    plain, odds, reach = _around(auc, half, 0.0), math.log(a / (1 - a)), half / (a * (1 - a))
-    low, high = (1 / (1 + math.exp(-max(-500.0, min(500.0, odds + side)))) for side in (-reach, reach))
-    return Interval(min(plain.low, low), max(plain.high, high))
+def _extend_skewed(value: float, shrunk: float, half: float) -> Interval:
+    """Return the interval that covers value ± half and atanh shrunk ± half / (1 - shrunk²), between -1 and 1."""
+    plain, centre, reach = _around(value, half, -1.0), math.atanh(shrunk), half / (1 - shrunk**2)
+    return Interval(min(plain.low, math.tanh(centre - reach)), max(plain.high, math.tanh(centre + reach)))
+
+
+def _extend_auc(auc: float, shrunk: float, half: float) -> Interval:
+    """Return the same for an AUC: 2 AUC - 1 lies between -1 and 1, and its atanh is half the logit of the AUC."""
+    both = _extend_skewed(2 * auc - 1, 2 * shrunk - 1, 2 * half)
+    return Interval((1 + both.low) / 2, (1 + both.high) / 2)
 
 
 def _extend_to_population(found: Sequence[float], these: Interval, bounds: Interval) -> Interval | None:

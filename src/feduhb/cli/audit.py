@@ -64,6 +64,8 @@ def audit(
 
     Every attack also runs on two controls: the original, which it must catch, and Retrain, which it must not catch.
 
+    Before it starts, it prints a forecast: the chance that a model which remembers nothing gets a clear answer from these examples, and how many canaries a chance of 80 % needs.
+
     The audit needs the forgotten data once more, so run it before you delete that data. It writes audit.json into RUN, which feduhb report shows. After a crash, start it again: it continues where it stopped.
     """
     from feduhb.audit.audit import audit_all

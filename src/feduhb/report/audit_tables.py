@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import NamedTuple
 
-from feduhb.audit.result import MODELS, ORIGINAL, RETRAIN, UNLEARNED, Attack, Audit, Roc
+from feduhb.audit.result import MODELS, ORIGINAL, RETRAIN, UNLEARNED, Attack, AucDifference, Audit, Roc
 from feduhb.report.grids import Grid, escape_markdown
 from feduhb.report.runs import RunView, printable
 from feduhb.report.tables import get_verdict
@@ -27,7 +27,8 @@ NOTES = {
     "and guesses which are which. AUC: how often it ranks a pair correctly; 0.5 is a coin, 1 is certainty; in brackets the "
     "99% interval. TPR: the share of members found while wrongly naming 1% (0.1%) of the others. “Not caught” needs the 90% "
     "interval to lie within 0.5 ± {margin}, by an attack that catches the original. Power: how often a model that gives "
-    "nothing away would pass that test.",
+    "nothing away would pass that test. Minus Retrain's: the difference of the two AUCs on the same examples, with its 99% "
+    "interval; “caught” needs both the AUC and this difference to point the same way.",
     "misr": "The paper's score: an attacker that learned on the original model names members. Read each number beside "
     "the one on test data, its rate on examples that nobody trained on.",
     "backdoor": "The share of test images with the trigger that a model gives the backdoor's label. Retrain, which never saw the trigger, is the floor.",
@@ -161,11 +162,19 @@ def _check(audit: Audit) -> Iterator[Row]:
 def _attack(audit: Audit) -> Iterator[Row]:
     for attack in audit.membership:
         found, power = {**CONTROLS, UNLEARNED: attack.verdict}, {UNLEARNED: format_percent(attack.power)}
-        name = name_attack(attack)
+        name, apart = name_attack(attack), {UNLEARNED: _format_difference(attack.against_retrain)}
         for model in MODELS:
-            yield [name, NAMES[model], found[model], *_format_roc(attack.models[model]), power.get(model, "")]
+            area, *rates = _format_roc(attack.models[model])
+            yield [name, NAMES[model], found[model], area, apart.get(model, ""), *rates, power.get(model, "")]
         if attack.self_test:
-            yield [name, "its own shadows", "what it can do", *_format_roc(attack.self_test), ""]
+            area, *rates = _format_roc(attack.self_test)
+            yield [name, "its own shadows", "what it can do", area, "", *rates, ""]
+
+
+def _format_difference(apart: AucDifference | None) -> str:
+    if apart is None:
+        return NOTHING
+    return f"{apart.value:+.3f} [{apart.interval.low:+.3f}, {apart.interval.high:+.3f}]"
 
 
 def _format_roc(roc: Roc) -> Row:
@@ -253,10 +262,23 @@ TABLES = {
     "exactness": Table("Exactness", ["check", "weights", "largest difference"], _check, words=2),
     "attacks": Table(
         "Membership attacks",
-        ["attack", "model", "found", "AUC", "TPR at 1% FPR", "TPR at 0.1% FPR", "members / others", "power"],
+        [
+            "attack",
+            "model",
+            "found",
+            "AUC",
+            "minus Retrain's",
+            "TPR at 1% FPR",
+            "TPR at 0.1% FPR",
+            "members / others",
+            "power",
+        ],
         _attack,
         words=3,
-        said=lambda audit: [f"{name_attack(attack)}: {attack.says}" for attack in audit.membership],
+        said=lambda audit: [
+            *(f"{name_attack(attack)}: {attack.says}" for attack in audit.membership),
+            *(one.says for one in audit.forecast),
+        ],
     ),
     "misr": Table(
         "MISR, as in the paper",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from typing import TYPE_CHECKING
 
 from feduhb.runs.folder import Round
@@ -44,6 +44,13 @@ def show_steps(show: Show, name: str, steps: int | Callable[[], int]) -> Generat
         return show if callable(show) else lambda record: None  # noqa: ARG005
 
     yield step
+
+
+def show_lines(show: Show, lines: Iterable[str]) -> None:
+    """Write lines for a person: for "lines" always, for "auto" on a terminal."""
+    if show == "lines" or (show == "auto" and sys.stderr.isatty()):
+        sys.stderr.write("".join(f"{line}\n" for line in lines))
+        sys.stderr.flush()
 
 
 @contextlib.contextmanager

@@ -47,6 +47,11 @@ class Candidates:
         both = [(c, members, others) for c, members, others in found if len(members) and len(others)]
         return Candidates({c: members for c, members, _ in both}, {c: others for c, _, others in both})
 
+    @property
+    def sizes(self) -> list[tuple[int, int]]:
+        """The numbers of members and others of each client."""
+        return [(len(members), len(self.others[c])) for c, members in self.members.items()]
+
     def all(self, client: ClientId) -> tuple[Tensor, Tensor]:
         """Return a client's examples, members first."""
         both = (self.members[client].all(), self.others[client].all())
