@@ -70,10 +70,15 @@ def confirm(plan: Retirement) -> None:
 
     names = "\n".join(f"  {shorten(place)}" for place in plan.holders)
     typer.echo(f"These runs still hold {plan.leavers} and would be deleted too:\n{names}", err=True)
-    if not sys.stdin.isatty():
+    if not can_ask():
         raise RequestError("nobody can confirm that; add --yes to delete them, or omit --siblings")
     if not typer.confirm("Delete them?", err=True):
         raise RequestError("nothing was deleted; omit --siblings to retire this run alone")
+
+
+def can_ask() -> bool:
+    """Whether a person can answer."""
+    return sys.stdin.isatty()
 
 
 def print_retired(

@@ -109,7 +109,8 @@ def warn_of_shared_seed(method: Method[Any], seed: int, trained: RunFolder | Non
     if trained is None or method.needs_history:
         return
     for path in (trained.path, *(one.path for one in read_ancestors(trained.path))):
-        if (folder := RunFolder(path)).exists() and _Recorded.of(folder).seed == seed:
+        folder = RunFolder(path)
+        if folder.exists() and folder.tombstone() is None and _Recorded.of(folder).seed == seed:
             log.warning(
                 "this run has the seed of %s: the difference of their first sums is the update of the forgotten clients; "
                 "leave seed out, so that every run draws its own",
