@@ -102,6 +102,14 @@ def test_arrays_that_nothing_can_draw_again_are_refused():
         train(model=None)
 
 
+def test_rounds_in_the_place_of_arrays_are_refused():
+    rounds: Any = 40
+    with pytest.raises(
+        ConfigError, match=r"initial_arrays is 40; give the rounds by name: start\(grid, num_rounds=40\)"
+    ):
+        flower.Train(**make_settings()).start(make_grid(FEDERATION), rounds)
+
+
 def change_one(arrays):
     layout = Layout.of(arrays)
     params = layout.flatten(arrays)

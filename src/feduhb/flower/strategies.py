@@ -125,6 +125,10 @@ class OwnLoop(Strategy):
             evaluate_fn: takes (round counted from 1, arrays) and scores the model of a round on the server.
         """
         check_whole("num_rounds", num_rounds)
+        if not isinstance(initial_arrays, ArrayRecord | None):
+            raise ConfigError(
+                f"initial_arrays is {initial_arrays!r}; give the rounds by name: start(grid, num_rounds=40)"
+            )
         if ours := sorted({*(train_config or {})} & {*OURS}):
             raise ConfigError(
                 f"train_config sets {ours[0]}, which the strategy sends itself; set it in the strategy (local, epochs, seed, forget), or rename it"
