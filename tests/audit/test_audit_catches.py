@@ -26,13 +26,18 @@ def memorised():
 def test_a_model_that_memorised_the_leavers_is_caught(memorised):
     trained, retrain = memorised
     found = audit(retrain, trained, retrain=retrain, exactness=False, **QUIET)
-    whole, canaries = found.membership
-    assert (whole.on, canaries.on) == ("all forgotten data", "canaries")
-    for attack in (whole, canaries):
-        assert attack.models["original"].auc >= 0.9
+    kinds = [(attack.attack, attack.on) for attack in found.membership]
+    ways = ["loss", "change of confidence", "change of weights"]
+    assert set(kinds) == {(way, on) for way in ways for on in ("all forgotten data", "canaries")}
+    for attack in found.membership:
+        assert attack.models["original"].auc >= (0.8 if attack.attack == "change of weights" else 0.9)
         assert attack.models["original"].interval.low > 0.8
         assert attack.models["retrain"].interval.low <= 0.5 <= attack.models["retrain"].interval.high
-        assert attack.models["unlearned"] == attack.models["retrain"]
+        if attack.kept is None:
+            assert attack.models["unlearned"] == attack.models["retrain"]
+        else:  # from Retrain to itself nothing changes, and what it reveals beside the original, Retrain reveals
+            assert attack.models["unlearned"].auc == 0.5
+            assert attack.kept.models["unlearned"] == attack.kept.models["retrain"]
 
 
 def test_feduhb_forgets_what_was_memorised(memorised):
@@ -75,7 +80,7 @@ def test_an_exact_retrain_pooled_over_five_seeds_is_equivalent_to_chance():
         federation = load_digits(clients=6, per_client=180, seed=seed)
         trained = feduhb.train(federation, 3, **TRAINED)
         run = feduhb.unlearn(trained, LEAVERS, method="retrain", rounds=3, show=None)
-        [attack] = audit(run, trained, retrain=run, exactness=False, canaries=0, **QUIET).membership
+        attack = audit(run, trained, retrain=run, exactness=False, canaries=0, **QUIET).membership[0]
         found.append(attack.models["unlearned"])
         assert (found[-1].members, found[-1].others) == (270, 270)
     together = pool(found)

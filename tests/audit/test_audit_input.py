@@ -12,6 +12,7 @@ from torch import nn
 
 import feduhb
 from audit.auditing import QUIET, draw_federation
+from feduhb.audit.attacks.before_after import CHANGES
 from feduhb.audit.audit import AuditSettings, audit, audit_all
 from feduhb.audit.result import Audit
 from feduhb.errors import ConfigError, DataError, FeduhbError, RequestError, RunFolderError
@@ -53,7 +54,7 @@ def test_every_kind_of_request(forget):
     )
     assert found.exactness is not None
     assert found.exactness.exact
-    assert {attack.attack for attack in found.membership} == {"loss", "LiRA"}
+    assert {attack.attack for attack in found.membership} == {"loss", "LiRA", *CHANGES}
     rehearsed = any(attack.rehearsal for attack in found.membership)
     noted = any("Forgetting a class was not rehearsed" in note for note in found.notes)
     assert rehearsed is not noted

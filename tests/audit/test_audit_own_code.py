@@ -73,7 +73,7 @@ def test_a_method_that_remembers_is_distinguished_from_one_that_trains(world):
     assert words == {
         "retrain": "forgotten",
         "remembers": "not forgotten",
-        "approximately": "inconclusive",
+        "approximately": "not forgotten",
         "halved": "forgotten",
     }
     checks = [[check.name for check in each.exactness.checks] for each in found if each.exactness]
@@ -84,8 +84,10 @@ def test_a_method_that_remembers_is_distinguished_from_one_that_trains(world):
         ["noise", "never", "bare"],
         [*exact, "draw", "bare", "nudge"],
     ]
-    assert "the same weights after round 1" in found[1].verdict.reasons[-1]
-    assert any("knows more than it was taught" in reason for reason in found[2].verdict.reasons)
+    by_check = [" ".join(check.says for check in each.exactness.checks) for each in found if each.exactness]
+    assert "the same weights after round 1" in by_check[1]
+    assert "knows more than it was taught" in by_check[2]
+    assert all("still knows the forgotten data" in each.verdict.reasons[0] for each in found[1:3])
     assert found[3].verdict.reasons[-1] == OWN
 
 
@@ -137,7 +139,7 @@ def test_an_aggregation_and_an_engine_that_remember(world):
 
 
 def test_an_approximate_run_whose_weights_were_exchanged_is_not_a_success(tmp_path):
-    """FedEraser's name on the original's weights: a rehearsal of FedEraser shows nothing about them."""
+    """FedEraser's name on the original's weights: a rehearsal shows nothing about them, but the comparison with Retrain does."""
     trained = feduhb.train(load_digits(), ROUNDS, out=tmp_path / "run", keep_history=True, **TRAINED)
     eraser = feduhb.unlearn(trained, LEAVERS, method="federaser", erase_history=False, show=None)
     fake = replace(eraser, state=Plain(trained.params * (1 + 1e-6)))
@@ -146,7 +148,7 @@ def test_an_approximate_run_whose_weights_were_exchanged_is_not_a_success(tmp_pa
     assert [check.identical for check in honest.exactness.checks] == [False, False, True]
     assert found.exactness is not None
     assert found.exactness.unexplained
-    assert found.verdict.word == "inconclusive"
+    assert found.verdict.word == "not forgotten"
 
 
 def test_what_is_ours(world):

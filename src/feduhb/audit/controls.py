@@ -23,8 +23,9 @@ from feduhb.data.canaries import Canaries, plant_canaries
 from feduhb.data.federation import Examples, Federation
 from feduhb.data.request import Request
 from feduhb.engines import EngineMaker
-from feduhb.methods import is_built_in, is_retrain, settings_of
+from feduhb.methods import is_built_in, is_retrain, settings_of, values_of
 from feduhb.methods.replay import bind_history, unbind_history
+from feduhb.runs.checkpoint import digest_weights
 from feduhb.runs.config import KeepHistory, TrainSettings
 from feduhb.runs.folder import Round
 from feduhb.runs.run import Run, adapt_method
@@ -109,6 +110,7 @@ class Controls:
     made: dict[str, Run] = field(default_factory=dict)  # by name; at first the controls that the user gave
     shadows: dict[str, ShadowSet] = field(default_factory=dict)  # by name
     relearned: dict[str, int | None] = field(default_factory=dict)  # rounds, by the weights' digest
+    continued: dict[str, Run] = field(default_factory=dict)  # after one more round, by the weights' digest
     steps: dict[str, Step] = field(default_factory=dict)  # by name
 
     def retrain(self, show: ShowRound | None = None) -> Run:
@@ -259,7 +261,8 @@ def name_run(run: Run) -> str:
 def _name_method(method: Method[Any], scheduled: int, stop: StopRule) -> str:
     about: tuple[Any, ...] = (dict(settings_of(method)), scheduled, getattr(stop, "__name__", repr(stop)))
     if not is_built_in(method):  # it may have the name of a built-in method
-        about += (type(method).__module__, type(method).__qualname__)
+        carried = (digest_weights(v) for v in values_of(method).values() if isinstance(v, Tensor))
+        about += (type(method).__module__, type(method).__qualname__, *carried)
     return f"{method.name}-{sha256(repr(about).encode()).hexdigest()[:8]}"
 
 

@@ -157,6 +157,14 @@ def count_relearning_rounds(
     return None
 
 
+def continue_training(run: Run) -> Run:
+    """Return a run after one more round of FedAvg with its clients."""
+    method, clients = adapt_method("retrain", run.settings), list(run.federation.clients)
+    start = Plain(run.params.clone())
+    [(state, _)] = rounds_of(method, run.make_engine(), clients, start, rounds=1)
+    return replace(run, state=state)
+
+
 def _list_plain(original: Run, request: Request) -> list[Examples]:
     """Return the forgotten examples that are not canaries."""
     gone = original.federation.forgotten(request).values()

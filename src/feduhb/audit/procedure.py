@@ -9,6 +9,7 @@ from functools import cached_property, partial
 
 import torch
 
+from feduhb.audit.attacks.before_after import attack_by_change, explain_pair
 from feduhb.audit.attacks.lira import attack_by_lira
 from feduhb.audit.attacks.membership import ALL, CANARIES, REHEARSED, AttackSetup, Candidates, attack_by_loss
 from feduhb.audit.attacks.misr import measure_misr
@@ -19,6 +20,7 @@ from feduhb.audit.measures import (
     attack_by_backdoor,
     compute_chance,
     compute_relearning_goal,
+    continue_training,
     count_relearning_rounds,
     measure_accuracies,
     measure_clients,
@@ -189,6 +191,17 @@ class RunAudit:
             read = {one: one.read() for one in dict.fromkeys(self.shadows.values())}
             shadows = {model: read[one] for model, one in self.shadows.items()}
             self.attacks += attack_by_lira(marked, shadows, margin)
+        for one in [setup] if marked is setup else [setup, marked]:
+            later = {name: self._continue(one.models[name]) for name in (ORIGINAL, RETRAIN)}
+            self.attacks += attack_by_change(one, later, margin, self.notes)
+        self.notes += explain_pair([attack for attack, _ in self.attacks])
+
+    def _continue(self, run: Run) -> Run:
+        """Return a control after one more round, which the audits of several runs share."""
+        continued, key = self.controls.continued, digest_weights(run.params)
+        if key not in continued:
+            continued[key] = continue_training(run)
+        return continued[key]
 
     @cached_property
     def _digests(self) -> dict[str, str]:

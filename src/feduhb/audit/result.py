@@ -82,6 +82,14 @@ class AucDifference:
 
 
 @dataclass(frozen=True, slots=True)
+class Kept:
+    """What the original reveals of the forgotten examples to somebody who keeps it beside another model."""
+
+    models: ByModel[Roc]  # "original": beside itself one round later, where nothing was removed
+    against_retrain: AucDifference  # beside the audited model, minus beside Retrain
+
+
+@dataclass(frozen=True, slots=True)
 class Attack:
     """A membership attack on the three models."""
 
@@ -100,6 +108,7 @@ class Attack:
     against_retrain: AucDifference | None = (
         None  # the audited model's AUC minus Retrain's; earlier versions wrote none
     )
+    kept: Kept | None = None  # of an attack that compares two models
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,6 +364,10 @@ def _lines(audit: Audit) -> Iterator[str]:
                 f"  AUC(audited) - AUC(Retrain), paired: {apart.value:+.3f} "
                 f"[{apart.interval.low:+.3f}, {apart.interval.high:+.3f}]"
             )
+        if attack.kept is not None:
+            beside = {**NAMES, ORIGINAL: "itself one round later"}
+            pairs = (f"{beside[name]} AUC {roc.auc:.3f}" for name, roc in attack.kept.models.items())
+            yield f"  Original kept beside: {', '.join(pairs)}"
         yield _wrap(attack.says)
     yield from (f"\n{_wrap(one.says, '')}" for one in audit.forecast)
     if audit.misr:

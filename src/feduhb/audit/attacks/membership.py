@@ -130,7 +130,11 @@ def compute_confidences(model: nn.Module, examples: Examples, loss: Loss) -> Ten
     nearly normally distributed, unlike the loss. Reference: Carlini et al. 2022.
     """
     x, y = examples.all()
-    given = compute_outputs(model, x)
+    return to_confidences(compute_outputs(model, x), y, loss)
+
+
+def to_confidences(given: Tensor, y: Tensor, loss: Loss) -> Tensor:
+    """Return the confidences φ [n] of `compute_confidences` from a model's outputs."""
     labels = y.dim() == 1 and not y.is_floating_point() and given.dim() == 2 and given.shape[1] > 1
     if not labels:
         return -_losses(given, y, loss)

@@ -1,0 +1,188 @@
+"""The attack that unlearning invites: compare two models, by their answers and by their weights.
+
+Whoever has the model before and the model after can rank examples by how much better the one knows them than the other. The
+original knew the forgotten examples, so this finds them even if the method is exact: the *pair* of models leaks. That is why
+the attack asks two questions.
+
+- Does the audited model know the forgotten examples? Compare it with Retrain, which never saw them. If the audited model did
+  not see them either, then they and held-out examples are exchangeable for both models, and no comparison of the two can
+  distinguish them, however good or bad the two models are. The answer counts for the verdict.
+- What does the original reveal if somebody keeps it? Compare it with the audited model, and with Retrain: so much any honest
+  forgetting reveals. This does not count, because it depends on how well the new model predicts. It is a reason to delete
+  the original.
+
+Reference: Chen et al. 2021, "When machine unlearning jeopardizes privacy".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from feduhb.audit.attacks.membership import (
+    AttackSetup,
+    Candidates,
+    Models,
+    compute_confidences,
+    judge,
+    to_confidences,
+)
+from feduhb.audit.result import ORIGINAL, RETRAIN, UNLEARNED, Attack, Kept
+from feduhb.audit.statistics import Scores, compare_aucs, compute_roc
+from feduhb.audit.verdict import Finding
+from feduhb.core.flat import flatten, split
+from feduhb.core.types import Loss
+from feduhb.data.federation import Examples
+from feduhb.engines.scoring import CPU_CHUNK
+from feduhb.errors import ModelError
+
+Change = Callable[[nn.Module, nn.Module, Examples, Loss], Tensor]  # of two models, for each example
+Strata = dict[str, list[Scores]]  # by model
+
+
+def attack_by_change(
+    setup: AttackSetup, later: Models, margin: float, notes: list[str]
+) -> list[tuple[Attack, Finding]]:
+    """Attack all forgotten data (except in a rehearsal) and the canaries by what changed between two models.
+
+    Args:
+        later: Retrain and the original, each after one more round with its clients. Between a model and itself one round
+            later, nothing was forgotten: these pairs are the controls that must not be caught.
+        notes: takes the reason if the weights of this model cannot be compared.
+    """
+    whole, canaries = setup.candidates, setup.candidates.canaries
+    found: list[tuple[Attack, Finding]] = []
+    for part, is_wanted in ((whole, not setup.rehearsal), (canaries, True)):
+        for name, change in CHANGES.items() if is_wanted and part.members else ():
+            try:
+                known, revealed = _score_pairs(setup.models, later, part, change)
+            except ModelError as error:
+                notes += [str(error)] if str(error) not in notes else []
+                continue
+            rocs = {model: compute_roc(scores) for model, scores in revealed.items()}
+            kept = Kept(rocs, compare_aucs(revealed[UNLEARNED], revealed[RETRAIN]))
+            attack, finding = judge(setup, name, known, margin, canaries=part is canaries)
+            found.append((replace(attack, kept=kept, says=f"{attack.says} {_describe(kept)}"), finding))
+    return found
+
+
+def explain_pair(attacks: Sequence[Attack]) -> list[str]:
+    """Return a sentence on why the original must go, with the AUC of the attack that shows it best, if one does."""
+    telling = [(a.kept.models, a) for a in attacks if a.kept is not None and _reveals(a.kept)]
+    if not telling:
+        return []
+    models, attack = max(telling, key=lambda one: one[0][UNLEARNED].auc)
+    says = (
+        f"The original and this model together reveal which examples were forgotten: {attack.attack} on {attack.on}, AUC "
+        f"{models[UNLEARNED].auc:.3f}; the original and Retrain, {models[RETRAIN].auc:.3f}. No method can prevent that while the "
+        "original exists: retire it (feduhb retire)."
+    )
+    return [says]
+
+
+def score_changes(
+    before: nn.Module, after: nn.Module, candidates: Candidates, change: Change, loss: Loss
+) -> list[Scores]:
+    """Return how much more the second model's knowledge of each example changed than its difficulty explains.
+
+        δ_i - c φ_i,   c = Σ (φ_i - mean φ) δ_i / Σ (φ_i - mean φ)²
+
+    δ is the change, φ the first model's confidence, and the sums run over the client's members and others together. An
+    example on which the first model happens to be sure loses confidence on average, whatever was forgotten; c takes that
+    out. On the demo's canaries this raises the AUC for the original and Retrain from 0.71 to 0.92.
+    """
+    found: list[Scores] = []
+    for client, members in candidates.members.items():
+        both = members, candidates.others[client]
+        deltas = torch.cat([change(before, after, side, loss) for side in both])
+        hardness = torch.cat([compute_confidences(before, side, loss) for side in both])
+        hardness -= hardness.mean()
+        size = float(hardness.square().sum())
+        scores = deltas - hardness * (float(hardness @ deltas) / size if size else 0.0)
+        found.append(Scores(*scores.split([len(side) for side in both])))
+    return found
+
+
+def compare_answers(before: nn.Module, after: nn.Module, examples: Examples, loss: Loss) -> Tensor:
+    """Return φ(after) - φ(before) for each example, [n] in float64; φ as in `compute_confidences`."""
+    return compute_confidences(after, examples, loss) - compute_confidences(before, examples, loss)
+
+
+def compare_weights(before: nn.Module, after: nn.Module, examples: Examples, loss: Loss) -> Tensor:
+    """Return (∇φ(v) + ∇φ(w))'(w - v) / 2 for each example, from the weights v before and w after, [n] in float64.
+
+    This is how far the difference of the weights raises the confidence φ, by the slopes at both ends. The slope at one end
+    alone would also find what only that model knows: between two trainings on the same data, where nothing was forgotten,
+    it has an AUC of 0.8 on the demo's canaries. No example's gradient is stored: the slope is a derivative
+    in one direction.
+    """
+    v, w = flatten(before), flatten(after)
+    slopes = [_compute_slopes(model, w - v, examples, loss) for model in (before, after)]
+    return (slopes[0] + slopes[1]) / 2
+
+
+CHANGES: Mapping[str, Change] = {
+    "change of confidence": compare_answers,
+    "change of weights": compare_weights,
+}
+
+
+def _score_pairs(
+    models: Models, later: Models, candidates: Candidates, change: Change
+) -> tuple[Strata, Strata]:
+    """Return how much better than Retrain each model knows the examples, and how much better than each the original does."""
+    modules, onward = ({name: run.model() for name, run in some.items()} for some in (models, later))
+    loss, retrain, original = models[RETRAIN].federation.loss, modules[RETRAIN], modules[ORIGINAL]
+    afters = {UNLEARNED: modules[UNLEARNED], ORIGINAL: original, RETRAIN: onward[RETRAIN]}
+    known = {name: score_changes(retrain, after, candidates, change, loss) for name, after in afters.items()}
+    befores = {UNLEARNED: modules[UNLEARNED], ORIGINAL: onward[ORIGINAL]}
+    revealed = {name: score_changes(one, original, candidates, change, loss) for name, one in befores.items()}
+    return known, {**revealed, RETRAIN: known[ORIGINAL]}
+
+
+def _compute_slopes(model: nn.Module, direction: Tensor, examples: Examples, loss: Loss) -> Tensor:
+    """Return the derivative of φ along a direction [P] of the weights for each example, [n] in float64."""
+    towards = split(direction, model)
+    chunks = zip(*(part.split(CPU_CHUNK) for part in examples.all()), strict=True)
+    try:
+        slopes = [_compute_slope(model, towards, x, y, loss) for x, y in chunks]
+    except (RuntimeError, NotImplementedError) as error:
+        raise ModelError(
+            f"The weights were not compared: torch cannot differentiate this model twice, or its loss ({str(error).splitlines()[0]})."
+        ) from error
+    return torch.cat([torch.zeros(0).double(), *slopes])
+
+
+def _compute_slope(model: nn.Module, towards: Sequence[Tensor], x: Tensor, y: Tensor, loss: Loss) -> Tensor:
+    """Return dφ/dz'J d, with the outputs z, their derivatives J by the weights, and the direction d.
+
+    J d is the derivative of the linear map u -> d'J'u, so that backward passes alone give it for a whole batch.
+    """
+    weights = list(model.parameters())
+    with torch.enable_grad():
+        z = model(x)
+        u = torch.zeros_like(z, requires_grad=True)
+        pulled = torch.autograd.grad(z, weights, u, create_graph=True, materialize_grads=True)
+        mapped = torch.stack([(one * d).sum() for one, d in zip(pulled, towards, strict=True)]).sum()
+        [moved] = torch.autograd.grad(mapped, u, materialize_grads=True)  # [n, k]
+        given = z.detach().requires_grad_()
+        [steep] = torch.autograd.grad(to_confidences(given, y, loss).sum(), given)
+    return (steep.double() * moved.double()).flatten(1).sum(dim=1)
+
+
+def _reveals(kept: Kept) -> bool:
+    """Return whether the original reveals more beside the audited model than by chance, and than if nothing was removed."""
+    return kept.models[UNLEARNED].interval.low > max(0.5, kept.models[ORIGINAL].auc)
+
+
+def _describe(kept: Kept) -> str:
+    models, apart = kept.models, kept.against_retrain
+    verb = "reveals" if _reveals(kept) else "does not clearly reveal"
+    return (
+        f"Kept beside this model, the original {verb} the forgotten examples: AUC {models[UNLEARNED].auc:.3f}; beside Retrain "
+        f"{models[RETRAIN].auc:.3f} (difference {apart.value:+.3f}, 99 % interval {apart.interval.low:+.3f} to "
+        f"{apart.interval.high:+.3f}); beside itself one round later {models[ORIGINAL].auc:.3f}."
+    )
