@@ -30,6 +30,7 @@ def find_trace(
     seed: int,
     *,
     noise: bool,
+    orders: int = ORDERS,
 ) -> Trace | None:
     """Return the clearest trace of old weights in the models [P] of a run, or None if there is none beyond chance.
 
@@ -37,7 +38,7 @@ def find_trace(
     its units was as likely as the one it has, and its likeness to the old model would be as large in another order. The
     likeness of a parameter is the inner product of its change since w[0] with the old parameter, less its mean over all
     orders, in standard deviations. A trace is a likeness that is larger, in some round and parameter, than the largest
-    one in each of `ORDERS` random orders.
+    one in each of n random orders, which happens by chance with probability 1 / (n + 1).
 
     Args:
         models: the model after each round.
@@ -46,15 +47,16 @@ def find_trace(
         like: a module with the parameters' shapes.
         noise: whether the run learned from noise alone. Then the inputs are alike too, and a model without hidden
             units can be searched.
+        orders: n.
     """
     layers = list(_list_layers(like, noise=noise))
-    orders = [_draw_orders(units, seed, name) for name, _, _, units in layers]
-    largest, others, found = 0.0, torch.zeros(ORDERS, dtype=torch.float64), None
+    drawn = [_draw_orders(units, orders, seed, name) for name, _, _, units in layers]
+    largest, others, found = 0.0, torch.zeros(orders, dtype=torch.float64), None
     for done, params in enumerate(models, 1):
         moved = split(params.detach().cpu().double() - start.double(), like)
         for old in olds:
             parts = split(old.double(), like)
-            for (name, place, axis, _), order in zip(layers, orders, strict=True):
+            for (name, place, axis, _), order in zip(layers, drawn, strict=True):
                 likeness = _compare(moved[place], parts[place], axis, order)
                 if likeness is None:
                     continue
@@ -77,28 +79,34 @@ def draws_are_fresh(one: Tensor, other: Tensor, like: nn.Module) -> bool:
 def _list_layers(module: nn.Module, *, noise: bool) -> Iterator[tuple[str, int, int, int]]:
     """Yield the parameters that have units of a kind: name, position, the axis of the units and their number.
 
-    The units of a parameter are its outputs. Those of the last matrix are the classes, which differ, so there the units
-    are the inputs, and vectors after it have none. If the last matrix is the only one, its inputs are those of the data.
+    The units of a parameter are its outputs. Those of the last matrix are the classes, which differ. So its units are the
+    outputs of the matrix before it, of which each may have several inputs of the last matrix, as a flattened channel has.
+    If the last matrix is the only one, its units are the inputs of the data. Vectors after it have no units.
     """
     named = list(module.named_parameters())
     matrices = [place for place, (_, p) in enumerate(named) if p.dim() > 1]
-    last = matrices[-1] if matrices else -1
     for place, (name, p) in enumerate(named):
-        if place < last or (place == last and (noise or len(matrices) > 1)):
-            axis = int(place == last)
-            if p.dim() > axis and p.shape[axis] > 1:
-                yield name, place, axis, p.shape[axis]
+        if not matrices or place > matrices[-1]:
+            return
+        if place < matrices[-1]:
+            axis, units = 0, p.shape[0] if p.dim() else 1
+        elif len(matrices) > 1:
+            axis, units = 1, named[matrices[-2]][1].shape[0]
+        else:
+            axis, units = 1, p.shape[1] if noise else 1
+        if units > 1 and p.shape[axis] % units == 0:
+            yield name, place, axis, units
 
 
-def _draw_orders(units: int, seed: int, name: str) -> Tensor:
-    """Return the units' own order and `ORDERS` random ones, [1 + ORDERS, units]."""
+def _draw_orders(units: int, count: int, seed: int, name: str) -> Tensor:
+    """Return the units' own order and some random ones, [1 + count, units]."""
     draw = generator(seed, "orders", name)
-    return torch.stack([torch.arange(units), *(torch.randperm(units, generator=draw) for _ in range(ORDERS))])
+    return torch.stack([torch.arange(units), *(torch.randperm(units, generator=draw) for _ in range(count))])
 
 
 def _compare(moved: Tensor, old: Tensor, axis: int, orders: Tensor) -> Tensor | None:
     """Return the likeness of two parameters in each order of the units, in standard deviations; None if all are equal."""
-    a, b = (part.movedim(axis, 0).reshape(part.shape[axis], -1) for part in (moved, old))
+    a, b = (part.movedim(axis, 0).reshape(orders.shape[1], -1) for part in (moved, old))
     products = a @ b.T  # [units, units]
     centred = products - products.mean(dim=0) - products.mean(dim=1, keepdim=True) + products.mean()
     spread = float((centred.square().sum() / (len(a) - 1)).sqrt())
