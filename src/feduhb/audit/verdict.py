@@ -211,7 +211,8 @@ def _weigh(
     if caught := [f.says for f in findings if f.verdict == "caught"]:
         if exact and not own_code:
             return Verdict("inconclusive", (*checked, ALARM, *caught))
-        return Verdict("not forgotten", tuple(caught))
+        failed = [c.says for c in exactness.checks if not c.identical] if exactness and claims_exact else []
+        return Verdict("not forgotten", (*caught, *failed))
     if claims_exact and exactness and not exact and (brought or not unexplained):
         return Verdict("not forgotten", ("The method calls itself exact, but it is not.", *checked))
     if waste is not None:
