@@ -154,7 +154,7 @@ def unlearn(
     if resume and out and chosen.needs_history and RunFolder(Path(out)).is_replayed():
         finish_replay(RunFolder(Path(out)), chosen, str(total), erasure, REPORTER, Advice())
         return open_run(out, run.original, method=chosen)
-    chosen = _prepare_method(chosen, run, request, remaining)
+    chosen = prepare_method(chosen, run, request, remaining)
     if keep_history is None:
         keep_history = run.settings.keep_history if out is not None and not chosen.needs_history else False
     maker = run.engine if engine is None else engine
@@ -190,7 +190,7 @@ def compare(
     remaining = run.federation.without(request)
     for method in chosen:  # raise an error before the first method trains
         made = adapt_method(method, run.settings) if isinstance(method, str) else check_method(method)
-        _prepare_method(made, run, request, remaining)
+        prepare_method(made, run, request, remaining)
     found: dict[str, Run] = {}
     for method in chosen:
         plain = method if isinstance(method, str) else method.name
@@ -330,7 +330,7 @@ def _choose_clients(
     return lambda round: sample_clients(federation.seed, round, clients, count), count
 
 
-def _prepare_method(method: Method[Any], run: Run, request: Request, remaining: Federation) -> Method[Any]:
+def prepare_method(method: Method[Any], run: Run, request: Request, remaining: Federation) -> Method[Any]:
     """Return the method, with the run's history if it replays one; raise an error if it cannot serve the request."""
     if not method.needs_history:
         rule, everyone = rule_of(method), len(remaining.clients)

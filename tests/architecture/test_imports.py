@@ -25,7 +25,7 @@ OTHERS = {  # packages that are not ours
     "engines": {"torch"},
     "runs": {"torch", "safetensors", "rich", "pydantic", "tomli_w"},
     "api": {"torch"},
-    "audit": {"torch", "numpy", "scipy", "sklearn", "threadpoolctl"},
+    "audit": {"cloudpickle", "torch", "numpy", "scipy", "sklearn", "threadpoolctl"},
     "flower": {"torch", "numpy", "safetensors", "tomli_w", "flwr", "cryptography"},
     "report": {"jinja2", "markupsafe", "matplotlib", "rich"},
 }

@@ -23,11 +23,11 @@ def main() -> None:
     folder, count = Path(sys.argv[1]), int(sys.argv[2])
 
     import feduhb
-    from feduhb import api
-    from feduhb.audit import shadows
+    from feduhb.audit import controls, shadows
     from feduhb.audit.audit import audit
+    from feduhb.runs.folder import RunFolder
 
-    spread, execute = shadows.spread, api.execute
+    spread, run_apart = shadows.spread, controls.run_apart
 
     def counted(function: Any, jobs: Any, workers: int) -> Any:
         def noted() -> Any:
@@ -40,12 +40,12 @@ def main() -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
             yield said
 
-    def told(plan: Any) -> Any:
-        if plan.folder is not None and not plan.folder.is_finished():
-            say(plan.folder.path.name)
-        return execute(plan)
+    def told(job: Any, *more: Any) -> Any:
+        if not RunFolder(job.out).is_finished():
+            say(job.out.name)
+        return run_apart(job, *more)
 
-    shadows.spread, api.execute = counted, told
+    shadows.spread, controls.run_apart = counted, told
     original, retrain = (feduhb.open_run(folder / name) for name in ("original", "retrain"))
     audit(retrain, original, out=folder / "audit", shadows=6, relearn=0, canaries=0.5, show=None)
 

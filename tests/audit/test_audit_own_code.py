@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar, cast
 
 import pytest
@@ -23,7 +25,18 @@ from feduhb.methods.retrain import Plain
 
 pytestmark = pytest.mark.slow
 
-DRAWER: dict[str, torch.Tensor] = {}  # where a method's code finds what no field of it holds
+
+class Drawer:
+    """Where a method's code finds what no field of it holds: in files, which a fresh process can read too."""
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return torch.load(Path(os.environ["DRAWER"]) / name)
+
+    def __setitem__(self, name: str, value: torch.Tensor) -> None:
+        torch.save(value, Path(os.environ["DRAWER"]) / name)
+
+
+DRAWER = Drawer()
 
 
 class Remembers(Keeps):
@@ -55,7 +68,8 @@ class Halved(feduhb.Retrain):
 
 
 @pytest.fixture(scope="module")
-def world():
+def world(tmp_path_factory):
+    os.environ["DRAWER"] = str(tmp_path_factory.mktemp("drawer"))
     trained = feduhb.train(load_digits(), ROUNDS, **TRAINED)
     DRAWER["weights"] = trained.params * (1 + 1e-6)  # its very bits would be seen at once
     return trained, unlearned(trained, "retrain")

@@ -103,6 +103,7 @@ def audit_all(
             federation=first.original.reseed(first.seed), request=get_request(first), settings=first.settings, original_seed=seed,
             engine=first.engine, block=first.block,
             history=_choose_history(runs, trained), canaries=how.canaries, folder=folder,
+            hidden=_list_folders([*runs, *filter(None, (trained, retrain))], folder),
             made={n: r for n, r in (("original", trained), ("retrain", retrain)) if r is not None},
         )  # fmt: skip
         audits = [RunAudit(run, controls, how) for run in runs]
@@ -136,6 +137,14 @@ def _begin_at(run: Run, trained: Run) -> Run:
             f"the original control has forgotten {before} and the audited run {now or 'nothing'}; give the run before the request as the original"
         )
     return replace(run, original=trained.federation, forgot=now.subtract(before))
+
+
+def _list_folders(runs: Sequence[Run], work: Path) -> tuple[Path, ...]:
+    """Return the folders in which a method could find an old model: of these runs, of those they came from, and the work folder."""
+    found = [
+        path for run in runs for path in (run.folder, *(one.path for one in run.earlier)) if path is not None
+    ]
+    return tuple(dict.fromkeys(path.resolve() for path in (*found, work)))
 
 
 def _choose_history(runs: Sequence[Run], trained: Run | None) -> KeepHistory:

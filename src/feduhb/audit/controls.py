@@ -15,19 +15,24 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from feduhb.api import run_method, unlearn
+from feduhb.api import prepare_method, run_method
+from feduhb.audit.apart import run_apart, write_job
+from feduhb.audit.recipes import CannotRebuild
 from feduhb.core.flat import ModelSource, draw_model
 from feduhb.core.seeds import generator, seed_for
 from feduhb.core.types import Method
 from feduhb.data.canaries import Canaries, plant_canaries
 from feduhb.data.federation import Examples, Federation
 from feduhb.data.request import Request
-from feduhb.engines import EngineMaker
+from feduhb.engines import EngineMaker, name_engine
 from feduhb.methods import is_built_in, is_retrain, settings_of, values_of
-from feduhb.methods.replay import bind_history, unbind_history
-from feduhb.runs.checkpoint import digest_weights
-from feduhb.runs.config import KeepHistory, TrainSettings
-from feduhb.runs.folder import Round
+from feduhb.methods.replay import bind_history, get_history, unbind_history
+from feduhb.methods.retrain import Plain
+from feduhb.runs.checkpoint import digest_weights, load_params
+from feduhb.runs.config import KeepHistory, TrainSettings, upgrade
+from feduhb.runs.folder import Round, RunFolder
+from feduhb.runs.history import DiskHistory
+from feduhb.runs.lineage import Ancestor
 from feduhb.runs.run import Run, adapt_method
 from feduhb.stopping import StopRule, never
 
@@ -107,6 +112,15 @@ class Controls:
     history: KeepHistory  # which history the trainings keep, for methods that need one
     canaries: float = 0.0  # share of the forgotten examples that a rehearsal mislabels
     folder: Path
+    hidden: tuple[
+        Path, ...
+    ] = ()  # folders of the old runs, out of reach of the runs here where the system allows it
+    not_rebuilt: dict[str, str] = field(
+        default_factory=dict
+    )  # why a method ran in this process, by `name_run`
+    in_reach: dict[str, str] = field(
+        default_factory=dict
+    )  # why the old runs were in a method's reach, by `name_run`
     made: dict[str, Run] = field(default_factory=dict)  # by name; at first the controls that the user gave
     shadows: dict[str, ShadowSet] = field(default_factory=dict)  # by name
     relearned: dict[str, int | None] = field(default_factory=dict)  # rounds, by the weights' digest
@@ -119,10 +133,9 @@ class Controls:
         If the audit makes it, it has the seed of the first audited run.
         """
         if "retrain" not in self.made:
-            self.made["retrain"] = unlearn(
-                self.train("original").reseed(self.federation.seed), self.request, method=self._retrain_method(),
-                rounds=self.settings.rounds, stop=never, engine=self.engine, block=self.block, keep_history=False, erase_history=False,
-                out=self.folder / "retrain", resume=True, show=show,
+            self.made["retrain"] = self._serve(
+                self.train("original").reseed(self.federation.seed), self._retrain_method(), self.folder / "retrain", show,
+                rounds=self.settings.rounds, stop=never, block=self.block,
             )  # fmt: skip
         return self.made["retrain"]
 
@@ -155,10 +168,9 @@ class Controls:
         self, world: World, run: Run, show: ShowRound | None = None, *, name: str | None = None
     ) -> Run:
         """Serve the request in a world by the method of a run, with the seed of that run."""
-        return unlearn(
-            self.train(world).reseed(run.seed), self.request, method=unbind_history(run.method), rounds=run.scheduled, stop=run.stop,
-            engine=self.engine, block=run.block, out=self.place(name or world, run), keep_history=False, erase_history=False,
-            resume=True, show=show,
+        return self._serve(
+            self.train(world).reseed(run.seed), unbind_history(run.method), self.place(name or world, run), show,
+            rounds=run.scheduled, stop=run.stop, block=run.block, audited=run,
         )  # fmt: skip
 
     def run_in(
@@ -174,10 +186,9 @@ class Controls:
             kept = self.train(world).history
             assert kept is not None  # noqa: S101 (the training keeps one)
             method = bind_history(method, kept, list(federation.clients))
-        place = self.place(world, run)
-        return run_method(
-            federation, method, self.settings_in(federation), rounds=run.scheduled, stop=run.stop, engine=self.engine,
-            block=run.block, out=place, resume=True, models=place / MODELS if keep_models else None, show=show, label=place.name,
+        return self._run(
+            federation, method, self.place(world, run), show, settings=self.settings_in(federation), rounds=run.scheduled,
+            stop=run.stop, block=run.block, audited=run, models=keep_models,
         )  # fmt: skip
 
     def settings_in(self, federation: Federation, *, keep_history: KeepHistory = False) -> TrainSettings:
@@ -231,9 +242,77 @@ class Controls:
         method, rounds, stop = self._retrain_method(), self.settings.rounds, never
         if (special := self._special_original()) is not None:
             method, rounds, stop = special.method, special.scheduled, special.stop
-        return run_method(
-            federation, method, self.settings_in(federation, keep_history=self.history), rounds=rounds, stop=stop, engine=self.engine,
-            block=original.block if original else None, out=self.folder / world, resume=True, show=show, label=world,
+        return self._run(
+            federation, method, self.folder / world, show, settings=self.settings_in(federation, keep_history=self.history),
+            rounds=rounds, stop=stop, block=original.block if original else None,
+        )  # fmt: skip
+
+    def _serve(
+        self,
+        trained: Run,
+        method: Method[Any],
+        out: Path,
+        show: ShowRound | None,
+        *,
+        rounds: int,
+        **more: Any,
+    ) -> Run:
+        """Serve the request to a run by a method, without erasing a history."""
+        remaining = trained.federation.without(self.request)
+        ancestors = () if trained.folder is None else (Ancestor.at(trained.folder), *trained.earlier)
+        return self._run(
+            remaining, prepare_method(method, trained, self.request, remaining), out, show, rounds=method.rounds or rounds,
+            settings=replace(trained.settings, engine=name_engine(self.engine), keep_history=False), original=trained.original,
+            forgot=self.request, ancestors=ancestors, **more,
+        )  # fmt: skip
+
+    def _run(
+        self,
+        federation: Federation,
+        method: Method[Any],
+        out: Path,
+        show: ShowRound | None,
+        *,
+        settings: TrainSettings,
+        rounds: int,
+        stop: StopRule,
+        block: int | None,
+        original: Federation | None = None,
+        forgot: Request | None = None,
+        ancestors: tuple[Ancestor, ...] = (),
+        audited: Run | None = None,
+        models: bool = False,
+    ) -> Run:
+        """Run a method in a fresh process, or in this one if it cannot be made again there.
+
+        Args:
+            audited: the run whose method this is; None for a control.
+            models: keep the model after every round, in the folder `MODELS` of the new run.
+        """
+        history = get_history(method)
+        more = {
+            "rounds": rounds, "block": block, "forgot": forgot, "ancestors": ancestors, "models": out / MODELS if models else None,
+        }  # fmt: skip
+        try:
+            place = history.folder if isinstance(history, DiskHistory) else None
+            job = write_job(
+                federation, unbind_history(method), stop, self.engine, settings=settings, out=out, history=place, **more
+            )  # fmt: skip
+            in_reach = run_apart(job, self.hidden, show)
+        except CannotRebuild as reason:
+            if audited is not None:
+                self.not_rebuilt.setdefault(name_run(audited), str(reason))
+            return run_method(
+                federation, method, settings, stop=stop, original=original, engine=self.engine, out=out, resume=True, show=show,
+                label=out.name, **more,
+            )  # fmt: skip
+        if audited is not None and in_reach is not None:
+            self.in_reach.setdefault(name_run(audited), in_reach)
+        files = RunFolder(out)
+        return Run(
+            federation=federation, original=original or federation, settings=settings, method=method,
+            state=Plain(load_params(files.state_path)), rounds=tuple(files.rounds()), forgot=forgot, earlier=ancestors, folder=out,
+            engine=self.engine, block=upgrade(files.config()).get("block"), scheduled=rounds, stop=stop,
         )  # fmt: skip
 
     def _special_original(self) -> Run | None:

@@ -8,12 +8,14 @@ from typing import Any, Literal
 
 import torch
 
+from feduhb.audit.apart import FailedRunError
 from feduhb.audit.beginning import check_beginning
 from feduhb.audit.controls import Controls, ShowRound, Step
 from feduhb.audit.own_code import OwnCode, is_ours
 from feduhb.audit.result import Check, Exactness
 from feduhb.core.types import Method
 from feduhb.engines import describe_engine
+from feduhb.errors import FeduhbError, StorageError
 from feduhb.methods import values_of
 from feduhb.runs.checkpoint import digest_weights
 from feduhb.runs.folder import RunFolder
@@ -47,11 +49,31 @@ class Counterfactuals:
             Step("history: training", partial(controls.train, "history"), controls.settings.rounds, self._lacks_history),
             Step(f"again-{name}: unlearning", self._check_again, run.scheduled, self.has_differences),
         ]  # fmt: skip
+        begin = Step(f"beginning of {name}", self._check_beginning)
         if run.method.exact:
-            steps.append(Step(f"beginning of {name}", self._check_beginning))
+            steps.append(begin)
         if not is_ours(run):
             steps += OwnCode(run, controls, self.checks).steps()
-        return steps
+        here = {begin, *controls.steps.values()}  # without the audited method, or in this process
+        return [step if step in here else self._guard(step) for step in steps]
+
+    def _guard(self, step: Step) -> Step:
+        """Return a step that adds a failed check if the method fails in it. After that, no guarded step is needed."""
+
+        def work(show: ShowRound) -> None:
+            try:
+                step.work(show)
+            except FeduhbError as error:
+                if not is_fault_of_method(error, self.run):
+                    raise
+                where = "" if self.controls.in_reach else " where the old run is out of reach"
+                says = f"The method failed in a fresh process{where} ({step.name}): {error}"
+                self.checks.append(Check("failed", says, False, 0.0))
+
+        def is_needed() -> bool:
+            return step.is_needed() and not any(check.name == "failed" for check in self.checks)
+
+        return Step(step.name, work, step.rounds, is_needed)
 
     @property
     def exactness(self) -> Exactness:
@@ -94,6 +116,11 @@ class Counterfactuals:
         rounds = "" if as_long else f" after {len(other.rounds)} rounds, not {len(run.rounds)}"
         says = f"{what}: different weights{rounds}, up to {apart:.2g} apart{where}."
         self.checks.append(Check(name, says, False, apart))
+
+
+def is_fault_of_method(error: FeduhbError, run: Run) -> bool:
+    """Return whether a run's method may have caused an error in a fresh process, and not this package or the disk."""
+    return isinstance(error, FailedRunError) or not (isinstance(error, StorageError) or is_ours(run))
 
 
 def find_carried(method: Method[Any]) -> str | None:

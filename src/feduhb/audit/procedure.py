@@ -14,7 +14,7 @@ from feduhb.audit.attacks.lira import attack_by_lira
 from feduhb.audit.attacks.membership import ALL, CANARIES, REHEARSED, AttackSetup, Candidates, attack_by_loss
 from feduhb.audit.attacks.misr import measure_misr
 from feduhb.audit.controls import Controls, ShowRound, Step, name_run
-from feduhb.audit.exactness import Counterfactuals, find_carried, has_recorded_weights
+from feduhb.audit.exactness import Counterfactuals, find_carried, has_recorded_weights, is_fault_of_method
 from feduhb.audit.forecast import forecast_power
 from feduhb.audit.measures import (
     attack_by_backdoor,
@@ -32,7 +32,7 @@ from feduhb.audit.result import ORIGINAL, RETRAIN, UNLEARNED, Attack, Audit, For
 from feduhb.audit.shadows import ShadowSet
 from feduhb.audit.verdict import MARGIN, Finding, explain_uselessness, reach_verdict
 from feduhb.data.federation import Federation
-from feduhb.errors import ConfigError
+from feduhb.errors import ConfigError, FeduhbError
 from feduhb.runs.checkpoint import digest_weights
 from feduhb.runs.folder import now, versions
 from feduhb.runs.run import Run
@@ -177,7 +177,15 @@ class RunAudit:
 
     def _rehearse(self, show: ShowRound) -> None:
         """Serve the request in the rehearsal too. An exact run does not need it: it would give the same weights."""
-        self.rehearsed = self.controls.unlearn_in("rehearsal", self.run, show)
+        try:
+            self.rehearsed = self.controls.unlearn_in("rehearsal", self.run, show)
+        except FeduhbError as error:
+            if not is_fault_of_method(error, self.run):
+                raise
+            self.notes.append(
+                f"The erasure could not be rehearsed: the method failed in a fresh process: {error}"
+            )
+            self.rehearsal, self.shadows = None, {}
 
     def _attack(self, show: ShowRound) -> None:  # noqa: ARG002
         margin = self.how.margin
@@ -241,6 +249,17 @@ class RunAudit:
             names = ", ".join(missing)
             self.notes.append(f"Membership was attacked without {names}: no held-out data to compare with.")
 
+    def _explain_process(self) -> str | None:
+        """Return why the method ran in this process, or None. Note if it could reach the old runs in a fresh one."""
+        name = name_run(self.run)
+        if (reason := self.controls.in_reach.get(name)) is not None:
+            self.notes.append(
+                f"The old run was within reach of the repeated runs, because this system does not hide it from them ({reason}). "
+                "A method that reads its files could pass these checks."
+            )
+        why = self.controls.not_rebuilt.get(name)
+        return why and f"The method could not be repeated in a fresh process: {why}."
+
     def conclude(self, notes: tuple[str, ...], started: float) -> Audit:
         """Measure the models; return the audit with its verdict. ``started`` is the time when the steps began."""
         run, models, how = self.run, self.models, self.how
@@ -260,8 +279,9 @@ class RunAudit:
         is_original = {name: torch.equal(params[name], params[ORIGINAL]) for name in (UNLEARNED, RETRAIN)}
         is_copy = is_original[UNLEARNED] and not is_original[RETRAIN]
         verdict = reach_verdict(
-            run.method.exact, exactness, findings, waste, copied=is_copy, own_code=not is_ours(run)
-        )
+            run.method.exact, exactness, findings, waste, copied=is_copy, own_code=not is_ours(run),
+            not_rebuilt=self._explain_process(),
+        )  # fmt: skip
         return Audit(
             method=run.method.name, exact=run.method.exact, forgot=str(request), seed=run.seed,
             seeds={name: model.seed for name, model in models.items()},

@@ -158,7 +158,7 @@ class BackdoorAttack:
 class Check:
     """One check of exactness: a run repeated in another world and compared, or the method's beginning."""
 
-    name: Literal["again", "noise", "never", "beginning", "draw", "bare", "nudge"]
+    name: Literal["again", "noise", "never", "failed", "beginning", "draw", "bare", "nudge"]
     says: str
     identical: (
         bool  # whether the check was passed; for the first three: the weights are the same, bit for bit
@@ -176,7 +176,7 @@ class Exactness:
     @property
     def unexplained(self) -> bool:
         """Whether the recorded procedure does not give the audited weights."""
-        return any(check.name == "again" and not check.identical for check in self.checks)
+        return any(check.name in {"again", "failed"} and not check.identical for check in self.checks)
 
     @property
     def brought(self) -> bool:
