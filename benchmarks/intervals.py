@@ -8,8 +8,9 @@ of an audit. Four tables:
 - coverage: how often the 99 % interval contains the truth. For these clients the truth is the mean of their own AUCs; for
   other clients it is the mean over all clients that could have been drawn.
 - the same for the paired difference between two models.
-- verdicts on a model that remembers nothing, and on one that remembers a little; beside them the share that would be caught
-  by a rule without the paired test: the 99 % interval lies above 0.5 and above Retrain's AUC, or below both.
+- verdicts on a model that remembers nothing (AUC 0.50), on one that remembers a little (0.57), and on one at the margin (0.55),
+  which must not often be "not caught"; beside them the share that would be caught by a rule without the paired test: the 99 %
+  interval lies above 0.5 and above Retrain's AUC, or below both.
 - the forecast power, and how often a model that remembers nothing really passes the test of equivalence.
 """
 
@@ -26,11 +27,12 @@ import torch
 from feduhb.audit.forecast import forecast_power
 from feduhb.audit.result import ORIGINAL, RETRAIN, UNLEARNED, AucDifference, Interval, Roc
 from feduhb.audit.statistics import Scores, compare_aucs, compute_roc, is_equivalent
-from feduhb.audit.verdict import judge_membership
+from feduhb.audit.verdict import MARGIN, judge_membership
 from feduhb.core.seeds import generator
 
 ATTACKS = 2000  # simulated, for each line
 KNOWN, LITTLE = 1.0, 0.25  # standard deviations between members and others: AUCs of 0.76 and 0.57
+EDGE = math.sqrt(2) * NormalDist().inv_cdf(0.5 + MARGIN)  # an AUC that lies at the margin
 PHI = NormalDist()
 
 
@@ -71,7 +73,7 @@ PAIRED = tuple(
 JUDGED = tuple(
     Case(sizes, known, alike=alike)
     for sizes in (((172, 57),), ((345, 115),) * 2)
-    for known in (0.0, LITTLE)
+    for known in (0.0, LITTLE, EDGE)
     for alike in (0.0, 0.5, 0.9)
 )
 FORECAST = (

@@ -113,9 +113,12 @@ def test_not_caught_needs_both_controls_and_equivalence(unlearned, original, ret
     }
     said = judge(models, margin)
     if said.verdict == "not caught":
+        apart, error = abs(unlearned[0] - retrain[0]), math.hypot(unlearned[1], retrain[1])
+        assert error > unlearned[1]  # independent errors: the AUC alone is the sharper test
         assert abs(unlearned[0] - 0.5) + 1.645 * unlearned[1] <= margin + 1e-9
         assert original[0] - 2.576 * original[1] > 0.5 + margin
         assert abs(retrain[0] - 0.5) <= 2.576 * retrain[1] + 1e-9
+        assert apart <= 2.576 * error + 1e-9 or apart + 1.645 * error <= margin + 1e-9
     if said.verdict == "caught":
         assert retrain[0] - 2.576 * retrain[1] <= 0.5
         assert abs(unlearned[0] - 0.5) > 1.645 * unlearned[1] - 1e-9
@@ -142,9 +145,12 @@ def make_difference(value: float, se: float) -> AucDifference:
         ((0.54, 0.03), (0.06, 0.01), "inconclusive"),  # not even the 90 % interval is above 0.5
         ((0.58, 0.03), (0.04, 0.03), "inconclusive"),  # above 0.5, but not clearly above Retrain's
         ((0.58, 0.03), (0.06, 0.03), "caught"),  # by 99 % above 0.5, by 90 % above Retrain's
-        ((0.505, 0.01), (0.08, 0.01), "inconclusive"),  # near 0.5, and yet unlike Retrain's
-        ((0.505, 0.01), (0.03, 0.01), "not caught"),  # unlike Retrain's by less than the margin
+        ((0.505, 0.01), (0.12, 0.02), "inconclusive"),  # near 0.5, and yet unlike Retrain's
         ((0.505, 0.01), (0.08, 0.04), "not caught"),
+        ((0.505, 0.03), (0.01, 0.01), "not caught"),  # too few examples to be near 0.5, but near Retrain's
+        ((0.505, 0.03), (0.03, 0.01), "not caught"),  # unlike Retrain's by less than the margin
+        ((0.505, 0.03), (0.04, 0.01), "inconclusive"),
+        ((0.59, 0.03), (0.01, 0.01), "inconclusive"),  # near Retrain's, but not near 0.5
     ],
 )
 def test_the_paired_test_counts(auc, apart, found):

@@ -19,7 +19,8 @@ def forecast_power(
     """Return the power of a membership attack, and how many examples would give it the power ``wanted``.
 
     Power is the chance that a model which remembers nothing is found to be equivalent to chance, see `is_equivalent`. It
-    depends on counts alone, so it is known before anything is trained. The standard error is Mann and Whitney's:
+    depends on counts alone, so it is known before anything is trained. An audit may have more: if the audited model and
+    Retrain rank examples alike, their paired difference is the sharper test. The standard error is Mann and Whitney's:
 
         se² = Σ w_c² (m + n + 1) / (12 m n) / (Σ w_c)²,   w_c = m n / (m + n)
 
@@ -58,12 +59,12 @@ def forecast_power(
         needed_members=needed[0], needed_others=needed[1],
         says=f"Forecast for {on}: {members:,} members against {others:,} held-out examples of {len(both)} "
         f"client{'s'[: len(both) != 1]}. A model that remembers nothing passes the test of equivalence to 0.5 ± {margin:g} "
-        f"with a chance of {power:.0%}. {_advise(times, needed, wanted)}",
+        f"with a chance of {power:.0%}, or more if Retrain scores examples alike. {_advise(times, needed, wanted)}",
     )  # fmt: skip
 
 
 def _advise(times: float, needed: tuple[int, int], wanted: float) -> str:
-    counts = f"A chance of {wanted:.0%} needs {needed[0]:,} against {needed[1]:,}"
+    counts = f"A chance of {wanted:.0%} needs at most {needed[0]:,} against {needed[1]:,}"
     if times <= 1:
         return f"{counts}: there are enough."
     return f"{counts}, or {math.ceil(times)} audits like this one, of other seeds and data, pooled."

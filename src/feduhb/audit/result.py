@@ -120,7 +120,7 @@ class Forecast:
     members: int
     others: int
     margin: float
-    power: float  # chance that a model that remembers nothing passes the equivalence test
+    power: float  # chance, at least, that a model that remembers nothing passes the equivalence test
     wanted: float  # power
     needed_members: int  # for the wanted power, with the clients' shares and the members' share as they are
     needed_others: int

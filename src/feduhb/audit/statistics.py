@@ -91,10 +91,13 @@ def compute_roc(strata: Sequence[Scores]) -> Roc:
     True positives: see `_share_found`. References: DeLong et al. 1988; Satterthwaite 1946.
     """
     clients = _place(strata)
-    found, least, a = _average(clients, 0.25), compute_smallest_error(strata), _shrink_auc(clients)
+    found = _average(clients, 0.25)
+    a = _shrink_auc(clients, found.value)
+    least = _bound_error(clients, a)
     wide, equal = (_extend_auc(found.value, a, found.reach(least, level)) for level in (LEVEL, TOST))
-    members = torch.cat([s.members.double().cpu() for s in strata if len(s.members) and len(s.others)])
-    others = torch.cat([s.others.double().cpu() for s in strata if len(s.members) and len(s.others)])
+    counted = [s for s in strata if len(s.members) and len(s.others)]
+    members = torch.cat([s.members for s in counted]).double().cpu()
+    others = torch.cat([s.others for s in counted]).double().cpu()
     (tpr_1, wide_1), (tpr_01, wide_01) = (_share_found(members, others, one_in) for one_in in (100, 1000))
     return Roc(
         found.value, max(found.se, least), wide, equal, tpr_1, wide_1, tpr_01, wide_01, len(members), len(others),
@@ -111,13 +114,7 @@ def compute_smallest_error(strata: Sequence[Scores]) -> float:
     pairs that use each example once. At A = 1/2 it is Mann and Whitney's error. Reference: Hanley and McNeil 1982.
     """
     clients = _place(strata)
-    a = _shrink_auc(clients)
-    one, two = a / (2 - a) - a * a, 2 * a * a / (1 + a) - a * a
-    total = 0.0
-    for client in clients:
-        m, n = len(client.members), len(client.others)
-        total += client.weight**2 * (a * (1 - a) + (m - 1) * one + (n - 1) * two) / (m * n)
-    return math.sqrt(total) / sum(client.weight for client in clients)
+    return _bound_error(clients, _shrink_auc(clients, _average(clients, 0.25).value))
 
 
 def compare_aucs(first: Sequence[Scores], second: Sequence[Scores]) -> AucDifference:
@@ -246,10 +243,20 @@ def _count_pairs(clients: Sequence[_Placed]) -> int:
     return sum(min(len(client.members), len(client.others)) for client in clients)
 
 
-def _shrink_auc(clients: Sequence[_Placed]) -> float:
+def _shrink_auc(clients: Sequence[_Placed], auc: float) -> float:
     """Return the AUC after one more won and one more lost pair."""
     pairs = _count_pairs(clients)
-    return (pairs * _average(clients, 0.25).value + 1) / (pairs + 2)
+    return (pairs * auc + 1) / (pairs + 2)
+
+
+def _bound_error(clients: Sequence[_Placed], a: float) -> float:
+    """Return Hanley and McNeil's standard error for an AUC of ``a``."""
+    one, two = a / (2 - a) - a * a, 2 * a * a / (1 + a) - a * a
+    total = 0.0
+    for client in clients:
+        m, n = len(client.members), len(client.others)
+        total += client.weight**2 * (a * (1 - a) + (m - 1) * one + (n - 1) * two) / (m * n)
+    return math.sqrt(total) / sum(client.weight for client in clients)
 
 
 def _student(freedom: float, level: float) -> float:

@@ -61,9 +61,10 @@ def judge_membership(
 
     Caught: the AUC is above 0.5 and above Retrain's on the same examples, or below both; each by its 90 % interval, and at
     least one of the two by its 99 % interval. A model that treats the forgotten data unlike unseen data in either way gives
-    it away. Not caught: two one-sided tests at 5 % find the AUC within 0.5 ± margin, the attack catches the original by more
-    than the margin, and the AUC does not clearly differ from Retrain's by more than the margin. If Retrain's interval lies
-    below 0.5, the forgotten data is harder than the data it is compared with, and an AUC near 0.5 shows nothing.
+    it away. Not caught: two one-sided tests at 5 % find the AUC within 0.5 ± margin, or its difference from Retrain's within
+    ± margin, whichever has the smaller standard error; the attack catches the original by more than the margin; and the other
+    of the two does not contradict. If Retrain's interval lies below 0.5, the forgotten data is harder than the data it is
+    compared with, and an AUC near 0.5 shows nothing.
 
     Args:
         against_retrain: the audited model's AUC minus Retrain's, paired.
@@ -94,18 +95,28 @@ def judge_membership(
     if original.interval.low <= 0.5 + margin:
         says = f"The attack does not clearly catch the original either (AUC {_format_auc(original)}), so its failure shows nothing."
         return Finding("no power here", says)
-    power = compute_power(found.se, margin)
-    if is_equivalent(found, margin):
-        if _excludes(against_retrain.interval, 0.0) and not _is_within(against_retrain.equivalence, margin):
-            says = f"{auc}, is equivalent to 0.5 ± {margin:g}, but it clearly differs from Retrain's on the same examples ({apart})."
-            return Finding("inconclusive", says)
-        caught = f"The same attack catches the original (AUC {_format_auc(original)}); power {power:.0%}."
-        return Finding("not caught", f"{auc}, is equivalent to 0.5 ± {margin:g} ({apart}). {caught}")
-    says = (
-        f"{auc}, is neither clearly different from 0.5 and from Retrain's ({apart}) nor shown to lie within 0.5 ± {margin:g}. "
-        f"With this many examples, a model that remembers nothing passes that test with a chance of {power:.0%}."
-    )
-    return Finding("inconclusive", says)
+    power = compute_power(min(found.se, against_retrain.se), margin)
+    if not _is_equivalent(found, against_retrain, margin):
+        says = (
+            f"{auc}, is neither clearly different from 0.5 and from Retrain's ({apart}) nor shown to be equivalent to one of them "
+            f"within {margin:g}. With this many examples, a model that remembers nothing passes that test with a chance of {power:.0%}."
+        )
+        return Finding("inconclusive", says)
+    if _excludes(found.interval, 0.5) or (
+        _excludes(against_retrain.interval, 0.0) and not _is_within(against_retrain.equivalence, margin)
+    ):
+        says = (
+            f"{auc}, and its difference from Retrain's on the same examples ({apart}) contradict each other."
+        )
+        return Finding("inconclusive", says)
+    what = "Retrain's" if against_retrain.se < found.se else "0.5"
+    caught = f"The same attack catches the original (AUC {_format_auc(original)}); power {power:.0%}."
+    return Finding("not caught", f"{auc}, is equivalent to {what} within {margin:g} ({apart}). {caught}")
+
+
+def _is_equivalent(found: Roc, apart: AucDifference, margin: float) -> bool:
+    """Return what the sharper of two tests says: the AUC is equivalent to 0.5, or to Retrain's on the same examples."""
+    return _is_within(apart.equivalence, margin) if apart.se < found.se else is_equivalent(found, margin)
 
 
 def _find_side(found: Roc, apart: AucDifference) -> int:

@@ -93,7 +93,7 @@ def judge(
     on = (CANARIES if canaries else ALL) + (REHEARSED if setup.rehearsal else "")
     found = Attack(
         attack=attack, on=on, verdict=finding.verdict, says=finding.says, margin=margin,
-        power=compute_power(rocs[UNLEARNED].se, margin), models=rocs, self_test=self_test,
+        power=compute_power(min(rocs[UNLEARNED].se, apart.se), margin), models=rocs, self_test=self_test,
         canaries=canaries, rehearsal=setup.rehearsal, against_retrain=apart,
     )  # fmt: skip
     return found, replace(finding, says=f"{attack[0].upper()}{attack[1:]} on {on}. {finding.says}")
