@@ -7,6 +7,7 @@ import torch
 
 import feduhb
 from audit.auditing import LEAVERS, ROUNDS, TRAINED, load_digits
+from feduhb.audit.attacks.before_after import CHANGES, score_changes
 from feduhb.audit.attacks.lira import Shadows, compute_all_confidences
 from feduhb.audit.attacks.membership import Candidates, score_losses
 from feduhb.audit.attacks.misr import compute_misr
@@ -54,6 +55,15 @@ def test_the_loss_attack(world):
     trained, _ = world
     candidates = Candidates.of(trained.federation, Request(LEAVERS))
     strata = score_losses(trained.model(), candidates, trained.federation.loss)
+    assert compute_roc(strata).auc > 0.8  # there is something to leak
+    check_at_chance([compute_roc(shuffle(strata, seed)) for seed in range(PERMUTATIONS)])
+
+
+@pytest.mark.parametrize("change", CHANGES.values())
+def test_the_comparison_of_two_models(world, change):
+    trained, retrain = world
+    candidates = Candidates.of(trained.federation, Request(LEAVERS))
+    strata = score_changes(retrain.model(), trained.model(), candidates, change, trained.federation.loss)
     assert compute_roc(strata).auc > 0.8  # there is something to leak
     check_at_chance([compute_roc(shuffle(strata, seed)) for seed in range(PERMUTATIONS)])
 

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
+import torch
+from torch import Tensor
 
 import feduhb
 from audit.auditing import LEAVERS, QUIET, ROUNDS, TRAINED, load_digits
+from feduhb.audit.attacks.before_after import CHANGES
 from feduhb.audit.audit import audit
+from feduhb.audit.result import Attack
 from feduhb.audit.statistics import compute_power, is_equivalent, pool
+from feduhb.core.flat import flatten
+from feduhb.methods.retrain import Plain
 
 pytestmark = pytest.mark.slow
 
@@ -52,6 +60,63 @@ def test_feduhb_forgets_what_was_memorised(memorised):
     assert gone is not None
     assert before is not None
     assert gone < 0.2 < 0.5 < before  # wrong labels that nobody can guess
+
+
+def climb(trained: feduhb.Run, steps: int, size: float) -> Tensor:
+    """Return the original's weights after gradient ascent on the forgotten data: what some call unlearning."""
+    gone = [trained.federation.clients[client].all() for client in LEAVERS]
+    x, y = (torch.cat(parts) for parts in zip(*gone, strict=True))
+    model = trained.model()
+    descent = torch.optim.SGD(model.parameters(), size, maximize=True)
+    for _ in range(steps):
+        descent.zero_grad()
+        trained.federation.loss(model(x), y).backward()
+        descent.step()
+    return flatten(model)
+
+
+def find_outcomes(memorised: tuple[feduhb.Run, feduhb.Run], weights: Tensor) -> dict[str, Attack]:
+    """Audit weights in the place of Retrain's; return the attacks on all forgotten data by name."""
+    trained, retrain = memorised
+    run = replace(retrain, state=Plain(weights))
+    found = audit(run, trained, retrain=retrain, exactness=False, **QUIET)
+    return {attack.attack: attack for attack in found.membership if not attack.canaries}
+
+
+@pytest.mark.parametrize("steps", [1, 5])
+def test_gradient_ascent_leaves_a_trace_that_the_change_shows(memorised, steps):
+    found = find_outcomes(memorised, climb(memorised[0], steps, 0.1))
+    for name in CHANGES:
+        assert found[name].verdict == "caught"
+        assert found[name].models["unlearned"].interval.low > 0.6
+
+
+@pytest.mark.parametrize("share", [0.1, -0.1])
+def test_a_tenth_of_the_original_is_caught_by_the_change_before_the_loss(memorised, share):
+    """The weights lie a tenth of the way from Retrain to the original, or as far on the other side."""
+    trained, retrain = memorised
+    found = find_outcomes(memorised, share * trained.params + (1 - share) * retrain.params)
+    assert found["loss"].verdict != "caught"
+    for name in CHANGES:
+        assert found[name].verdict == "caught"
+        assert (found[name].models["unlearned"].auc > 0.5) == (share > 0)
+
+
+def test_an_exact_run_is_not_caught_although_the_original_beside_it_reveals_who_left(memorised):
+    trained, retrain = memorised
+    run = feduhb.unlearn(trained, LEAVERS, method="feduhb", rounds=ROUNDS, show=None)
+    found = audit(run, trained, retrain=retrain, exactness=False, margin=0.1, **QUIET)
+    compared = [attack for attack in found.membership if attack.kept]
+    assert len(compared) == 4
+    for attack in compared:
+        assert attack.verdict == "not caught"
+        assert attack.kept is not None
+        beside = attack.kept.models
+        assert beside["retrain"] == attack.models["original"]  # one comparison, read both ways
+        assert beside["retrain"].interval.low > 0.8
+        assert beside["original"].auc < 0.65 < beside["retrain"].interval.low  # nothing was removed
+        assert "beside itself one round later" in attack.says
+    assert any("retire it (feduhb retire)" in note for note in found.notes)
 
 
 def test_a_backdoor_is_caught_and_its_erasure_seen():

@@ -167,7 +167,7 @@ def _compute_slope(model: nn.Module, towards: Sequence[Tensor], x: Tensor, y: Te
         u = torch.zeros_like(z, requires_grad=True)
         pulled = torch.autograd.grad(z, weights, u, create_graph=True, materialize_grads=True)
         mapped = torch.stack([(one * d).sum() for one, d in zip(pulled, towards, strict=True)]).sum()
-        [moved] = torch.autograd.grad(mapped, u, materialize_grads=True)  # [n, k]
+        [moved] = torch.autograd.grad(mapped, u)  # [n, k]
         given = z.detach().requires_grad_()
         [steep] = torch.autograd.grad(to_confidences(given, y, loss).sum(), given)
     return (steep.double() * moved.double()).flatten(1).sum(dim=1)
