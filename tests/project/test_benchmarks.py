@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,8 +15,9 @@ import numpy as np
 import pytest
 import torch
 
+from feduhb.audit.result import Interval
+from feduhb.audit.statistics import compute_auc, compute_roc
 from feduhb.audit.verdict import judge_membership
-from feduhb.core.seeds import generator
 from feduhb.report.drawing import new_figure
 from feduhb.runs.folder import Round
 
@@ -336,26 +338,40 @@ def test_a_bar_shows_how_many_seeds_got_there(bench):
 
 
 def test_simulated_attacks_are_judged_as_an_audit_judges_them(bench):
-    """A model that knows what Retrain does not is caught, on both sides of 0.5."""
     intervals = bench("intervals")
-    words = intervals.count_alarms(1, 40, 40, 0.0, attacks=3)
-    assert "caught 0.0% of 3" in words
-    assert "the 99 % interval misses 0.5 in 0.0%" in words
-    models, apart = intervals.audit_models(0, 1, 200, 200, 0.0)
+    case = intervals.Case(((60, 40),) * 2, 0.0, alike=0.5)
+    models, apart = intervals.audit_models(case, 0)
     assert models["original"].auc > 0.6 > models["retrain"].auc
     assert apart.value == pytest.approx(models["unlearned"].auc - models["retrain"].auc)
     assert judge_membership(models, apart).verdict != "caught"
-    assert not intervals.misses_half(models["unlearned"])
+    assert not intervals.is_caught_unpaired(models)
+    for name in (models["original"], replace(models["original"], interval=Interval(0.1, 0.2))):
+        assert intervals.is_caught_unpaired({**models, "unlearned": name})
+    words = intervals.count_verdicts(case, attacks=3)
+    assert words.startswith(
+        "verdicts, 2 x 60:40, AUC 0.50, alike 0.50: caught 0.0% (without the paired test 0.0%)"
+    )
+    assert "forecast, 2 x 60:40, AUC 0.50: power 0.0%, simulated 0.0%" in intervals.check_forecast(
+        case.sizes, attacks=3
+    )
 
 
-def test_models_that_are_alike_score_alike(bench):
+def test_the_truth_of_simulated_attacks_is_known(bench):
+    """With many examples, the AUC of each leaver is near its truth; scores of two models are as alike as asked for."""
     intervals = bench("intervals")
-    one = generator(0, "alike")
-    common = torch.randn(4000, generator=one)
-    for alike in (0.0, 0.5, 1.0):
-        first, second = (intervals._mix(common, alike, one) for _ in range(2))
-        assert float(torch.corrcoef(torch.stack([first, second]))[0, 1]) == pytest.approx(alike, abs=0.05)
-        assert float(first.std()) == pytest.approx(1, abs=0.05)
+    case = intervals.Case(((4000, 4000),) * 2, 0.5, apart=0.6, alike=0.5, wide=2.0)
+    (first, second), truth = intervals.attack_models(case, 2, [case.known, 0.0])
+    found, mean = compute_roc(first), intervals.average_truth(case, truth)
+    assert [compute_auc([one]) for one in first] == pytest.approx(truth, abs=0.03)
+    assert abs(truth[0] - truth[1]) > 0.01
+    assert found.auc == pytest.approx(mean, abs=0.02)
+    assert compute_auc(second) == pytest.approx(0.5, abs=0.02)
+    both = torch.stack([first[0].others, second[0].others])
+    assert float(torch.corrcoef(both)[0, 1]) == pytest.approx(0.5, abs=0.05)
+    assert intervals.holds(found.interval, mean)
+    assert not intervals.holds(found.interval, 0.99)
+    assert "99 % interval 100.0%" in intervals.measure_coverage(intervals.Case(((30, 20),) * 2), attacks=3)
+    assert "difference, 30:20" in intervals.measure_difference(intervals.Case(((30, 20),)), attacks=3)
 
 
 def test_pages_hold_the_results_beside_them(bench):
