@@ -35,6 +35,19 @@ def runs(made, tmp_path) -> Path:
     return shutil.copytree(made, tmp_path / "runs")
 
 
+@pytest.fixture(scope="module")
+def chained(made, tmp_path_factory) -> Path:
+    """The same runs, and the run "c", which served a second request from "b"."""
+    place = shutil.copytree(made, tmp_path_factory.mktemp("chained") / "runs")
+    unlearn(feduhb.open_run(place / "b", federation()), "c02", place / "c")
+    return place
+
+
+@pytest.fixture
+def chain(chained, tmp_path) -> Path:
+    return shutil.copytree(chained, tmp_path / "runs")
+
+
 def invoke(*arguments: object) -> tuple[int, str]:
     """Run a command; return its exit status and what it printed."""
     ended = CliRunner().invoke(app, [str(a) for a in arguments])
@@ -87,22 +100,20 @@ def test_a_retired_run_cannot_be_opened_and_says_which_run_replaced_it(runs):
 def test_the_new_run_opens_and_takes_the_next_request_without_a_warning(runs, capsys):
     feduhb.retire(runs / "a")
     opened = feduhb.open_run(runs / "b", federation("c00", "c02", "c03"))
-    third = unlearn(opened, "c02", runs / "c")
+    third = unlearn(opened, "c02", runs / "c", audited=False)
     assert "no longer exists" not in capsys.readouterr().err
     assert [one.path.name for one in third.earlier] == ["b", "a"]
     assert read_ancestors(runs / "c")[1].is_retired
-    (tombstone,) = feduhb.retire(runs / "b", replaced_by=third)
+    (tombstone,) = feduhb.retire(runs / "b", replaced_by=third, unaudited="a test")
     assert tombstone["leavers"] == "c02"
     assert tombstone["holding"] == ["../a-compare/retrain"]
     assert (runs / "b" / "audit.json").exists(), "the evidence of the first request stays"
 
 
-def test_an_ancestor_is_retired_after_the_run_between(runs):
+def test_an_ancestor_is_retired_after_the_run_between(chain):
     """The audit of the run between, which stays, covers the first request."""
-    second = feduhb.open_run(runs / "b", federation())
-    unlearn(second, "c02", runs / "c")
-    feduhb.retire(runs / "b")
-    (tombstone,) = feduhb.retire(runs / "a")
+    feduhb.retire(chain / "b")
+    (tombstone,) = feduhb.retire(chain / "a")
     assert tombstone["replaced_by"]["run"] == "../c"
     assert tombstone["leavers"] == "c01,c02"
     assert [(a["run"], a["forgot"]) for a in tombstone["audits"]] == [("../c", "c02"), ("../b", LEAVER)]
@@ -144,11 +155,10 @@ def test_it_refuses_while_the_new_run_is_not_finished_and_audited(runs, how):
         assert [a["verdict"] for a in tombstone["audits"]] == (["inconclusive"] if how == "bad" else [])
 
 
-def test_an_audit_of_another_request_does_not_count(runs):
-    unlearn(feduhb.open_run(runs / "b", federation()), "c02", runs / "c")
-    (runs / "b" / "audit.json").unlink()
+def test_an_audit_of_another_request_does_not_count(chain):
+    (chain / "b" / "audit.json").unlink()
     with pytest.raises(RunFolderError, match=r"c, which replaces .*a, has no audit about c01"):
-        feduhb.retire(runs / "a", replaced_by=runs / "c")
+        feduhb.retire(chain / "a", replaced_by=chain / "c")
 
 
 def test_it_refuses_a_run_that_nothing_replaces(runs, made):
@@ -171,10 +181,10 @@ def test_it_refuses_a_run_that_nothing_replaces(runs, made):
 
 def test_of_two_runs_that_could_replace_it_one_must_be_named(runs):
     trained = feduhb.open_run(runs / "a", federation())
-    unlearn(trained, "c02", runs / "b2")
+    unlearn(trained, "c02", runs / "b2", audited=False)
     with pytest.raises(RunFolderError, match=r"several runs could replace .*a: .*b, .*b2; name one"):
-        feduhb.retire(runs / "a")
-    (tombstone,) = feduhb.retire(runs / "a", replaced_by=runs / "b2")
+        feduhb.retire(runs / "a", unaudited="a test")
+    (tombstone,) = feduhb.retire(runs / "a", replaced_by=runs / "b2", unaudited="a test")
     assert tombstone["holding"] == ["../a-compare/retrain", "../b"], "these have not forgotten c02"
 
 

@@ -21,7 +21,7 @@ STAY = {"retired.json", "later.json", ".lock"}
 @pytest.fixture(scope="module")
 def made(tmp_path_factory) -> Path:
     place = tmp_path_factory.mktemp("killed")
-    unlearn(train(place / "old"), LEAVER, place / "new")
+    unlearn(train(place / "old"), LEAVER, place / "new", audited=False)
     train(place / "again")
     for name in OLD:  # what an audit that was killed leaves
         shutil.copytree(place / name / "history", place / name / "audit-work" / "history")
@@ -29,7 +29,9 @@ def made(tmp_path_factory) -> Path:
 
 
 def retire(commands: Commands, place: Path, kill_at: int = 0):
-    return commands.feduhb("retire", place / "old", "--siblings", "--yes", kill_at=kill_at)
+    return commands.feduhb(
+        "retire", place / "old", "--siblings", "--yes", "--unaudited", "a test", kill_at=kill_at
+    )
 
 
 def check(place: Path, made: Path) -> None:
