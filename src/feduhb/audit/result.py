@@ -160,10 +160,14 @@ class Check:
 
     name: Literal["again", "noise", "never", "failed", "beginning", "draw", "bare", "nudge"]
     says: str
-    identical: (
-        bool  # whether the check was passed; for the first three: the weights are the same, bit for bit
-    )
+    identical: bool  # whether it was passed; for the first three, whether the weights have the same bits
     largest_difference: float  # of any weight
+
+    @property
+    def outcome(self) -> str:
+        """The outcome in one word."""
+        words = ("passed", "failed") if self.name in OF_METHOD else ("identical", "different")
+        return words[0] if self.identical else words[1]
 
 
 @dataclass(frozen=True, slots=True)
