@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 APART = 0.27  # between models, where rows are 1 apart
 COLOURS = {ORIGINAL: dr.GREY, RETRAIN: dr.VERMILLION}
 MARKS = {ORIGINAL: "s", RETRAIN: "D", UNLEARNED: "o"}
-INTERVALS = "Thin: 99% interval; thick: 90%. “Not caught” needs the thick part to lie in the band."
+INTERVALS = "Thin: 99% interval; thick: 90%. “Not caught”: the thick part lies in the band, or the AUC is as near to Retrain's."
 WORSE, BETTER = dr.VERMILLION, dr.BLUE
 CLIENT_KEYS = [
     Key(name, dr.Stroke(colour), "o")

@@ -27,7 +27,8 @@ NOTES = {
     "attacks": "An attacker sees examples that the leavers trained on, and examples of theirs that nobody trained on, "
     "and guesses which are which. AUC: how often it ranks a pair correctly; 0.5 is a coin, 1 is certainty; in brackets the "
     "99% interval. TPR: the share of members found while wrongly naming 1% (0.1%) of the others. “Not caught” needs the 90% "
-    "interval to lie within 0.5 ± {margin}, by an attack that catches the original. Power: how often a model that gives "
+    "interval to lie within 0.5 ± {margin}, or that of the difference from Retrain's within ± {margin} if it is the sharper test, "
+    "by an attack that catches the original. Power: how often a model that gives "
     "nothing away would pass that test. Minus Retrain's: the difference of the two AUCs on the same examples, with its 99% "
     "interval; “caught” needs both the AUC and this difference to point the same way.",
     "misr": "The paper's score: an attacker that learned on the original model names members. Read each number beside "
