@@ -54,6 +54,18 @@ FORECAST = {
 }  # fmt: skip
 
 
+def comparison(name: str = "change of confidence", on: str = "canaries") -> dict[str, Any]:
+    """An attack that compares two models, with what the original reveals if it is kept."""
+    apart = {
+        "value": -0.05,
+        "se": 0.02,
+        "interval": {"low": -0.1, "high": 0.0},
+        "equivalence": {"low": -0.08, "high": -0.02},
+    }
+    kept = {"unlearned": roc(0.86), "original": roc(0.49), "retrain": roc(0.91)}
+    return attack(name, on) | {"kept": {"models": kept, "against_retrain": apart}}
+
+
 def stayed(count: int) -> list[dict[str, Any]]:
     """Remaining clients: the more to the back, the more they gained."""
     rows: list[dict[str, Any]] = []

@@ -10,7 +10,7 @@ from feduhb.report.audit_tables import make_grids, to_latex, to_markdown
 from feduhb.report.runs import RunView, read_runs
 from feduhb.report.tables import list_json_rows, make_rows
 from feduhb.report.words import NOTHING, list_notes
-from report.audits import attack, audit, bare, put
+from report.audits import attack, audit, bare, comparison, put
 from report.folders import rivals, series, write
 
 EVERY = [
@@ -44,6 +44,21 @@ def test_every_part_has_its_make_rows(two):
     for grid in make_grids(two).values():
         assert grid.note
         assert all(len(row) == len(grid.headers) for row in grid.rows), grid.title
+
+
+def test_what_the_original_reveals_if_it_is_kept(tmp_path: Path):
+    grid = make_grids(one(tmp_path, membership=[attack(), comparison()]))["kept"]
+    assert [row[1:5] for row in grid.rows] == [
+        ["change of confidence, canaries", "itself one round later", "0.490 [0.459, 0.521]", ""],
+        ["change of confidence, canaries", "Retrain", "0.910 [0.879, 0.941]", ""],
+        [
+            "change of confidence, canaries",
+            "the unlearned model",
+            "0.860 [0.829, 0.891]",
+            "-0.050 [-0.100, +0.000]",
+        ],
+    ]
+    assert "does not count for the verdict" in grid.note
 
 
 def test_runs_without_an_audit_are_in_none(two):

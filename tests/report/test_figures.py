@@ -19,7 +19,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
 from feduhb.report import draw_figures
-from feduhb.report.audit_charts import chart_attacks, chart_attacks_by_kind, chart_clients
+from feduhb.report.audit_charts import chart_attacks, chart_attacks_by_kind, chart_clients, chart_kept
 from feduhb.report.audit_tables import describe_changes, list_changes
 from feduhb.report.charts import Chart, Series, compose
 from feduhb.report.curves import chart_backdoor, chart_movement, chart_score
@@ -36,7 +36,7 @@ from feduhb.report.drawing import (
     spread_apart,
 )
 from feduhb.report.runs import RunView, read_runs
-from report.audits import attack, audit, bare, put, read, stayed
+from report.audits import attack, audit, bare, comparison, put, read, stayed
 from report.folders import rivals, series, story, write
 from report.looking import legible, written
 
@@ -154,7 +154,7 @@ def test_every_attack_has_its_panel_and_every_run_its_verdict(
 ):
     charts = chart_attacks_by_kind(audited, choose_strokes(audited))
     assert [chart.title for chart in charts] == [
-        "Loss attack on all forgotten data", "Loss attack on canaries", "LiRA attack on canaries",
+        "Loss, all forgotten data", "Loss, canaries", "LiRA, canaries",
     ]  # fmt: skip
     figure = figures["audit"]
     assert {"no power here", "not caught", "inconclusive", "caught", "original", "Retrain"} <= set(
@@ -185,6 +185,23 @@ def test_the_page_draws_an_attack_on_each_row():
     assert [key.sign for key in chart.keys] == ["■", "◆", "●"], "not by colour alone"
     assert chart_attacks(read(bare()), BLUE) is None
     assert chart_clients(read(bare()), "FedUHB") is None
+
+
+def test_the_page_draws_what_the_original_reveals_if_it_is_kept():
+    chart = _need(chart_kept(read(audit(membership=[attack(), comparison()])), BLUE))
+    assert [dot.x[0] for dot in chart.series] == [0.49, 0.91, 0.86]
+    assert [key.name for key in chart.keys] == ["itself one round later", "Retrain", "the unlearned model"]
+    assert chart.notes[0][0] == "Thin: 99% interval; thick: 90%.", "no band, since this is not a test"
+    assert chart_kept(read(audit()), BLUE) is None
+
+
+def test_more_than_three_attacks_stand_in_two_rows(tmp_path: Path):
+    kinds = [attack(on="all forgotten data"), comparison(on="all forgotten data"), attack(), comparison()]
+    folder = put(write(tmp_path / "u", "feduhb", series(4)), audit(membership=kinds))
+    figure = draw_figures(read_runs([folder]))["audit"]
+    legible(figure)
+    tops = [round(axes.get_position().y0, 2) for axes in figure.axes]
+    assert tops[0] == tops[1] > tops[2] == tops[3]
 
 
 def test_clients_stand_from_loss_to_gain(figures: dict[str, Figure]):

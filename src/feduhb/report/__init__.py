@@ -6,6 +6,7 @@ The modules listed here are public: other reports are made with the same tables 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -82,10 +83,17 @@ def draw_figures(views: Sequence[RunView]) -> dict[str, Figure]:
         "stop-map": compose([stop_map.chart_map(found) for found in maps], width=6.6, height=5.0),
         "lambda": compose(scales, width=4.9, height=3.3),
         "beta": compose(betas, width=[4.8, 4.8, 3.4][-len(betas) :] if betas else 1, height=3.2),
-        "audit": compose(attacks, width=4.6, height=1.2 + 0.72 * len(audited)),
+        "audit": compose(
+            attacks, width=4.6, height=1.2 + 0.72 * len(audited), columns=_choose_columns(len(attacks))
+        ),
         "clients": compose(clients, width=8.6, height=2.6, columns=1),
     }
     return {name: figure for name, figure in drawn.items() if figure is not None}
+
+
+def _choose_columns(panels: int) -> int:
+    """Return how many panels stand side by side: all of up to three, else half of them."""
+    return panels if panels <= 3 else math.ceil(panels / 2)
 
 
 __all__ = [

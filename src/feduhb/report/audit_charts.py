@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from feduhb.audit.result import MODELS, ORIGINAL, RETRAIN, UNLEARNED, Attack, Audit
+from feduhb.audit.result import MODELS, ORIGINAL, RETRAIN, UNLEARNED, Attack, Audit, Roc
 from feduhb.report import drawing as dr
-from feduhb.report.audit_tables import NAMES, describe_changes, list_audited, list_changes, name_attack
+from feduhb.report.audit_tables import (
+    BESIDE,
+    NAMES,
+    describe_changes,
+    list_audited,
+    list_changes,
+    name_attack,
+)
 from feduhb.report.charts import BAND, Chart, Key, Series
 from feduhb.report.runs import RunView, printable
 from feduhb.report.words import format_percent, format_points
@@ -19,7 +26,8 @@ if TYPE_CHECKING:
 APART = 0.27  # between models, where rows are 1 apart
 COLOURS = {ORIGINAL: dr.GREY, RETRAIN: dr.VERMILLION}
 MARKS = {ORIGINAL: "s", RETRAIN: "D", UNLEARNED: "o"}
-INTERVALS = "Thin: 99% interval; thick: 90%. “Not caught”: the thick part lies in the band, or the AUC is as near to Retrain's."
+THIN = "Thin: 99% interval; thick: 90%."
+INTERVALS = f"{THIN} “Not caught”: the thick part lies in the band, or the AUC is as near to Retrain's."
 WORSE, BETTER = dr.VERMILLION, dr.BLUE
 CLIENT_KEYS = [
     Key(name, dr.Stroke(colour), "o")
@@ -36,58 +44,77 @@ NAMED_AN_INCH, LEVEL_AN_INCH = (
 
 
 class AttackRow(NamedTuple):
-    """An attack, and the label and colour that stand for it."""
+    """The AUC of three models, and the label and colour that stand for them."""
 
     label: str
-    attack: Attack
+    models: Mapping[str, Roc]
     colour: str
+    verdict: str = ""
+    margin: float = 0.0  # of the band around 0.5; 0: no band
 
 
 def chart_attacks(audit: Audit, colour: str) -> Chart | None:
     """Describe the AUC of every attack of one audit."""
-    rows = [AttackRow(name_attack(attack), attack, colour) for attack in audit.membership]
+    rows = [_make_row(name_attack(attack), attack, colour) for attack in audit.membership]
     return _chart_auc("AUC by attack and model", rows) if rows else None
 
 
+def chart_kept(audit: Audit, colour: str) -> Chart | None:
+    """Describe what the original reveals if it is kept beside each model, by every attack that compares two models."""
+    kept = [(name_attack(attack), attack.kept.models) for attack in audit.membership if attack.kept]
+    rows = [AttackRow(name, models, colour) for name, models in kept]
+    return _chart_auc("AUC of the original, kept beside each model", rows, names=BESIDE) if rows else None
+
+
 def chart_attacks_by_kind(views: Sequence[RunView], looks: dr.Looks) -> list[Chart]:
-    """Describe the AUC of every run, a chart for each kind of attack, all on one scale."""
-    kinds: dict[tuple[str, bool, bool], list[AttackRow]] = {}
+    """Describe the AUC of every run, a chart for each kind of attack, all on one scale, the canaries last."""
+    kinds: dict[tuple[bool, bool, str], list[AttackRow]] = {}
+    titles: dict[tuple[bool, bool, str], str] = {}
     for view, audit in list_audited(views):
         for attack in audit.membership:
-            kind = attack.attack, attack.canaries, attack.rehearsal
-            kinds.setdefault(kind, []).append(AttackRow(view.label, attack, looks[view.label].colour))
+            kind = attack.canaries, attack.rehearsal, attack.attack
+            kinds.setdefault(kind, []).append(_make_row(view.label, attack, looks[view.label].colour))
+            titles[kind] = printable(f"{attack.attack[:1].upper()}{attack.attack[1:]}, {attack.on}")
     every = [row for rows in kinds.values() for row in rows]
-    charts: list[Chart] = []
-    for rows in kinds.values():
-        attack = rows[0].attack
-        name = printable(f"{attack.attack[:1].upper()}{attack.attack[1:]} attack on {attack.on}")
-        charts.append(_chart_auc(name, rows, every, noted=not charts))
-    return charts
+    ordered = sorted(kinds, key=lambda kind: kind[:2])
+    return [
+        _chart_auc(titles[kind], kinds[kind], every, noted=not place) for place, kind in enumerate(ordered)
+    ]
+
+
+def _make_row(label: str, attack: Attack, colour: str) -> AttackRow:
+    return AttackRow(label, attack.models, colour, attack.verdict, attack.margin)
 
 
 def _chart_auc(
-    title: str, rows: Sequence[AttackRow], every: Sequence[AttackRow] = (), *, noted: bool = True
+    title: str,
+    rows: Sequence[AttackRow],
+    every: Sequence[AttackRow] = (),
+    *,
+    noted: bool = True,
+    names: Mapping[str, str] = NAMES,
 ) -> Chart:
     """Describe AUC with its intervals and the band that "not caught" needs, on a scale that holds every row."""
-    intervals = [row.attack.models[model].interval for row in every or rows for model in MODELS]
+    intervals = [row.models[model].interval for row in every or rows for model in MODELS]
     low = min(0.44, *(each.low for each in intervals)) - 0.02
     high = max(0.56, *(each.high for each in intervals)) + 0.02
     heights = {model: offset for offset, model in zip((-APART, 0.0, APART), MODELS, strict=True)}
 
     def draw(axes: Axes) -> None:
         edge = {"markeredgecolor": dr.GROUND, "markeredgewidth": 0.9}
-        for place, (_, attack, own) in enumerate(rows):
-            edges = 0.5 - attack.margin, 0.5 + attack.margin
-            axes.fill_betweenx([place - 0.46, place + 0.46], *edges, color=BAND, linewidth=0, zorder=0)
-            for model, roc in ((model, attack.models[model]) for model in MODELS):
-                colour, height = COLOURS.get(model, own), place + heights[model]
+        for place, row in enumerate(rows):
+            if row.margin:
+                edges = 0.5 - row.margin, 0.5 + row.margin
+                axes.fill_betweenx([place - 0.46, place + 0.46], *edges, color=BAND, linewidth=0, zorder=0)
+            for model, roc in ((model, row.models[model]) for model in MODELS):
+                colour, height = COLOURS.get(model, row.colour), place + heights[model]
                 for bounds, width in ((roc.interval, 1.1), (roc.equivalence, 3.2)):
                     ends = [bounds.low, bounds.high]
                     axes.plot(ends, [height] * 2, color=colour, linewidth=width, zorder=2)
                 axes.plot(
                     [roc.auc], [height], marker=MARKS[model], markersize=7, color=colour, zorder=3, **edge
                 )
-            dr.write_text(axes, attack.verdict, (1, place), (5, 0), dr.INK, within=("axes fraction", "data"))
+            dr.write_text(axes, row.verdict, (1, place), (5, 0), dr.INK, within=("axes fraction", "data"))
         axes.axvline(0.5, color=dr.SOFT, linewidth=0.9, zorder=1)
         dr.style_axes(axes)
         axes.grid(visible=False, axis="y")
@@ -98,15 +125,15 @@ def _chart_auc(
         axes.set_xlabel("AUC: 0.5 is a coin, 1 is certainty", color=dr.SOFT, size=dr.SMALL)
 
     series = [
-        Series(f"{row.label}: {NAMES[model]}", COLOURS.get(model, row.colour), [roc.auc], [place + heights[model]],
+        Series(f"{row.label}: {names[model]}", COLOURS.get(model, row.colour), [roc.auc], [place + heights[model]],
                [f"AUC {roc.auc:.3f} [{roc.interval.low:.3f}, {roc.interval.high:.3f}]"])
         for place, row in enumerate(rows)
-        for model, roc in ((model, row.attack.models[model]) for model in MODELS)
+        for model, roc in ((model, row.models[model]) for model in MODELS)
     ]  # fmt: skip
     own = {row.colour for row in every or rows}
     unlearned = own.pop() if len(own) == 1 else dr.INK
-    keys = [Key(NAMES[model], dr.Stroke(COLOURS.get(model, unlearned)), MARKS[model]) for model in MODELS]
-    notes = [(INTERVALS, dr.SOFT)] if noted else []
+    keys = [Key(names[model], dr.Stroke(COLOURS.get(model, unlearned)), MARKS[model]) for model in MODELS]
+    notes = [(INTERVALS if rows[0].margin else THIN, dr.SOFT)] if noted else []
     return Chart(title, draw, series, notes, keys, height=0.8 + 0.66 * len(rows))
 
 

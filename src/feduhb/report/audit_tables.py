@@ -17,6 +17,7 @@ Row = list[str]
 Audited = tuple[RunView, Audit]
 
 NAMES = {ORIGINAL: "original", RETRAIN: "Retrain", UNLEARNED: "unlearned"}
+BESIDE = {ORIGINAL: "itself one round later", RETRAIN: "Retrain", UNLEARNED: "the unlearned model"}
 CONTROLS = {ORIGINAL: "must be caught", RETRAIN: "must not be caught"}
 NOTES = {
     "verdicts": "Every audit asks three models the same questions: the original, which knew the data; Retrain, "
@@ -31,6 +32,9 @@ NOTES = {
     "by an attack that catches the original. Power: how often a model that gives "
     "nothing away would pass that test. Minus Retrain's: the difference of the two AUCs on the same examples, with its 99% "
     "interval; “caught” needs both the AUC and this difference to point the same way.",
+    "kept": "Somebody who keeps the original beside another model compares the two, example by example. The original knew the "
+    "forgotten examples, so the pair reveals them even if the other model has forgotten. Beside Retrain: what any honest forgetting "
+    "reveals. Beside itself one round later: nothing was removed. This does not count for the verdict; it is a reason to retire the original.",
     "misr": "The paper's score: an attacker that learned on the original model names members. Read each number beside "
     "the one on test data, its rate on examples that nobody trained on.",
     "backdoor": "The share of test images with the trigger that a model gives the backdoor's label. Retrain, which never saw the trigger, is the floor.",
@@ -172,6 +176,15 @@ def _attack(audit: Audit) -> Iterator[Row]:
             yield [name, "its own shadows", "what it can do", area, "", *rates, ""]
 
 
+def _keep(audit: Audit) -> Iterator[Row]:
+    for attack in audit.membership:
+        if attack.kept:
+            apart = {UNLEARNED: _format_difference(attack.kept.against_retrain)}
+            for model in MODELS:
+                area, *rates = _format_roc(attack.kept.models[model])
+                yield [name_attack(attack), BESIDE[model], area, apart.get(model, ""), *rates]
+
+
 def _format_difference(apart: AucDifference | None) -> str:
     if apart is None:
         return NOTHING
@@ -280,6 +293,20 @@ TABLES = {
             *(f"{name_attack(attack)}: {attack.says}" for attack in audit.membership),
             *(one.says for one in audit.forecast),
         ],
+    ),
+    "kept": Table(
+        "The original, if somebody keeps it",
+        [
+            "attack",
+            "beside",
+            "AUC",
+            "minus Retrain's",
+            "TPR at 1% FPR",
+            "TPR at 0.1% FPR",
+            "members / others",
+        ],
+        _keep,
+        words=2,
     ),
     "misr": Table(
         "MISR, as in the paper",

@@ -10,7 +10,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from feduhb.report import words
-from feduhb.report.audit_charts import chart_attacks, chart_clients
+from feduhb.report.audit_charts import chart_attacks, chart_clients, chart_kept
 from feduhb.report.audit_tables import list_audited, make_grids
 from feduhb.report.charts import Chart, follow_scheme
 from feduhb.report.curves import chart_backdoor, chart_movement, chart_score, chart_sweep, find_sweep
@@ -104,6 +104,7 @@ def _show_audit(view: RunView, place: int, colour: str) -> dict[str, Any]:
     assert audit is not None  # noqa: S101 (only audited runs come here)
     charts = {
         "attacks": (f"auc-{place}", chart_attacks(audit, colour)),
+        "kept": (f"kept-{place}", chart_kept(audit, colour)),
         "clients": (f"clients-{place}", chart_clients(audit, view.label)),
     }
     grids = [
