@@ -92,7 +92,7 @@ def score_changes(
 
     δ is the change, φ the first model's confidence, and the sums run over the client's members and others together. An
     example on which the first model happens to be sure loses confidence on average, whatever was forgotten; c takes that
-    out. On the demo's canaries this raises the AUC for the original and Retrain from 0.71 to 0.92.
+    out. On canaries of mnist-5k this raises the AUC for the original and Retrain from 0.71 to 0.92.
     """
     found: list[Scores] = []
     for client, members in candidates.members.items():
@@ -116,7 +116,7 @@ def compare_weights(before: nn.Module, after: nn.Module, examples: Examples, los
 
     This is how far the difference of the weights raises the confidence φ, by the slopes at both ends. The slope at one end
     alone would also find what only that model knows: between two trainings on the same data, where nothing was forgotten,
-    it has an AUC of 0.8 on the demo's canaries. No example's gradient is stored: the slope is a derivative
+    it has an AUC of 0.8 on canaries of mnist-5k. No example's gradient is stored: the slope is a derivative
     in one direction.
     """
     v, w = flatten(before), flatten(after)
