@@ -38,7 +38,14 @@ from feduhb.runs.config import (  # fmt: skip
 from feduhb.runs.execute import execute, finish_replay
 from feduhb.runs.folder import HISTORY, RunFolder
 from feduhb.runs.history import DiskHistory
-from feduhb.runs.lineage import Ancestor, Erasure, explain_revival, find_histories
+from feduhb.runs.lineage import (
+    SHARED_SEED,
+    Ancestor,
+    Erasure,
+    explain_revival,
+    explain_shared_seed,
+    find_histories,
+)
 from feduhb.runs.loop import Participants
 from feduhb.runs.plan import Advice, Plan, Reporter, Show
 from feduhb.runs.run import Run, adapt_method, open_run
@@ -155,6 +162,8 @@ def unlearn(
         finish_replay(RunFolder(Path(out)), chosen, str(total), erasure, REPORTER, Advice())
         return open_run(out, run.original, method=chosen)
     chosen = prepare_method(chosen, run, request, remaining)
+    if not chosen.needs_history and (shared := _explain_shared_seed(run)):
+        print_notice(shared)
     if keep_history is None:
         keep_history = run.settings.keep_history if out is not None and not chosen.needs_history else False
     maker = run.engine if engine is None else engine
@@ -359,6 +368,15 @@ def prepare_method(method: Method[Any], run: Run, request: Request, remaining: F
             f"the history of {run.folder} does not start at the fresh model of its seed; train again with --keep-history"
         )
     return bind_history(method, history, list(remaining.clients))
+
+
+def _explain_shared_seed(run: Run) -> str | None:
+    """Return a warning if the runs over connected clients share a seed; None if each draws its own, and in a simulation."""
+    if not run.federation.is_remote or run.federation.draws_seeds:
+        return None
+    if run.folder is None:
+        return f"this run has the seed of the run that it replaces: {SHARED_SEED}"
+    return explain_shared_seed(run.seed, (run.folder, *(one.path for one in run.earlier)))
 
 
 def _plan_erasure(run: Run, request: Request, total: Request) -> Erasure:

@@ -12,7 +12,7 @@ import feduhb
 from federations import ragged
 from feduhb import flower
 from feduhb.core.flat import flatten
-from feduhb.errors import ConfigError, ModelError, RunFolderError
+from feduhb.errors import ConfigError, HistoryError, ModelError, RunFolderError
 from feduhb.flower.wire import Layout
 from feduhb.runs.checkpoint import digest_weights
 from feduhb.runs.folder import RunFolder
@@ -242,7 +242,7 @@ def connect(grid, **more):
     return flower.connected(grid, FEDERATION.test, FEDERATION.model, partitions=NAMES, timeout=5, **more)
 
 
-def test_every_run_over_connected_clients_draws_its_own_seed_too(tmp_path):
+def test_every_run_over_connected_clients_draws_its_own_seed_too(tmp_path, capsys):
     """A resumed run keeps its seed, and a replay keeps that of the training."""
     grid, how = make_grid(FEDERATION), {"epochs": 1, "batch_size": 8, "lr": 0.05, "show": None}
     far = connect(grid)
@@ -263,9 +263,41 @@ def test_every_run_over_connected_clients_draws_its_own_seed_too(tmp_path):
     again = feduhb.train(far, 3, **{**kept, "engine": far.engine}, resume=True)
     assert again.seed == trained.seed
     assert feduhb.open_run(tmp_path / "exact", connect(grid)).seed == exact.seed
+    assert "the seed of" not in capsys.readouterr().err
 
 
-def test_connected_clients_share_a_seed_that_is_given():
-    far = connect(make_grid(FEDERATION), seed=7)
-    trained = feduhb.train(far, 1, engine=far.engine, epochs=1, show=None)
+def test_a_strategy_replays_a_training_over_connected_clients(tmp_path):
+    """Its folder has no digest of the start, but its history has the start itself."""
+    grid, first = make_grid(FEDERATION), tmp_path / "first"
+    far, how = connect(grid), {"epochs": 1, "batch_size": 8, "lr": 0.05, "show": None}
+    trained = feduhb.train(far, 3, engine=far.engine, out=first, keep_history=True, **how)
+    replayed = feduhb.unlearn(trained, ["bee"], method="federaser", erase_history=False, show=None)
+    other = nn.Sequential(nn.Flatten(), nn.Linear(FEDERATION.test.x[0].numel(), 4)).double()
+    with pytest.raises(
+        RunFolderError, match=rf"{first} started from other weights than seed {trained.seed} draws"
+    ):
+        flower.FedEraser("bee", **make_settings(trained=first, model=other)).start(grid)
+    outcome = flower.FedEraser("bee", **make_settings(trained=first)).start(grid)
+    assert outcome.seed == trained.seed
+    assert torch.equal(outcome.params, replayed.params)
+
+
+def test_a_training_over_connected_clients_without_a_history_is_not_replayed(tmp_path):
+    far = connect(make_grid(FEDERATION))
+    feduhb.train(far, 2, engine=far.engine, epochs=1, out=tmp_path / "first", show=None)
+    with pytest.raises(HistoryError, match="there is no history in"):
+        flower.FedEraser("bee", **make_settings(trained=tmp_path / "first")).start(make_grid(FEDERATION))
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_connected_clients_share_a_seed_that_is_given_and_the_unlearning_warns(stored, tmp_path, capsys):
+    """A replay must have the training's seed, and another seed reveals nothing, so both are silent."""
+    far, out = connect(make_grid(FEDERATION), seed=7), tmp_path / "first" if stored else None
+    trained = feduhb.train(far, 2, engine=far.engine, epochs=1, out=out, keep_history=stored, show=None)
+    if stored:
+        feduhb.unlearn(trained, ["bee"], method="federaser", erase_history=False, show=None)
+        feduhb.unlearn(trained.reseed(8), ["bee"], rounds=1, erase_history=False, show=None)
+    assert "the seed of" not in capsys.readouterr().err
     assert trained.seed == feduhb.unlearn(trained, ["bee"], rounds=1, show=None).seed == 7
+    old = out or "the run that it replaces"
+    assert f"this run has the seed of {old}: the difference of their first sums is" in capsys.readouterr().err

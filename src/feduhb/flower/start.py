@@ -22,8 +22,9 @@ from feduhb.errors import ConfigError, RunFolderError
 from feduhb.flower.messages import log
 from feduhb.flower.wire import Layout, MalformedError, fresh_arrays, get_source
 from feduhb.runs.checkpoint import digest_weights
-from feduhb.runs.folder import RunFolder
-from feduhb.runs.lineage import read_ancestors
+from feduhb.runs.folder import HISTORY, RunFolder
+from feduhb.runs.history import DiskHistory
+from feduhb.runs.lineage import explain_shared_seed, read_ancestors
 
 DRAW = "let the strategy draw the fresh model: strategy = FedUHB(..., model=Net); strategy.start(grid, num_rounds=40)"
 
@@ -43,16 +44,22 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class _Recorded:
-    """The seed and the digest of w[0] that a run folder records."""
+    """The seed and the digest of w[0] that a run folder records.
+
+    `feduhb.train` writes no digest; then the history has w[0]. None if there is no history either.
+    """
 
     path: Path
     seed: int
-    digest: str
+    digest: str | None
 
     @classmethod
     def of(cls, folder: RunFolder) -> _Recorded:
-        config = folder.config()
-        return cls(folder.path, int(config.get("seed", 0)), str(config.get("flower", {}).get("start")))
+        config, history = folder.config(), DiskHistory(folder.path / HISTORY)
+        digest = config.get("flower", {}).get("start")
+        if digest is None and 0 in history.rounds:
+            digest = digest_weights(history.params(0))
+        return cls(folder.path, int(config.get("seed", 0)), digest)
 
 
 def choose_start(
@@ -96,7 +103,7 @@ def choose_start(
             f"the initial arrays are not the fresh model that seed {seed} draws, so they may hold what another run learned; {DRAW}"
         )
     start = Start(seed, drawn)
-    if recorded is not None and digest_weights(start.params) != recorded.digest:
+    if recorded is not None and recorded.digest not in {None, digest_weights(start.params)}:
         raise RunFolderError(
             f"{recorded.path} started from other weights than seed {seed} draws; give the model that it trained. If it was "
             "started by an earlier version, pass the same arrays again: strategy.start(grid, initial_arrays)"
@@ -108,14 +115,9 @@ def warn_of_shared_seed(method: Method[Any], seed: int, trained: RunFolder | Non
     """Warn if an exact run has the seed of a run that it replaces: its first sum would reveal the forgotten update."""
     if trained is None or method.needs_history:
         return
-    for path in (trained.path, *(one.path for one in read_ancestors(trained.path))):
-        folder = RunFolder(path)
-        if folder.exists() and folder.tombstone() is None and _Recorded.of(folder).seed == seed:
-            log.warning(
-                "this run has the seed of %s: the difference of their first sums is the update of the forgotten clients; "
-                "leave seed out, so that every run draws its own",
-                path,
-            )
+    before = (trained.path, *(one.path for one in read_ancestors(trained.path)))
+    if (warning := explain_shared_seed(seed, before)) is not None:
+        log.warning("%s", warning)
 
 
 def _find_recorded(

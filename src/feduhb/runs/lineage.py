@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
@@ -23,6 +23,10 @@ from feduhb.runs.folder import HISTORY, RunFolder, update_atomically, write_atom
 from feduhb.runs.history import DiskHistory
 
 EARLIER, LATER = "earlier.json", "later.json"
+SHARED_SEED = (
+    "the difference of their first sums is the update of the forgotten clients; leave seed out, so that every run "
+    "draws its own"
+)
 PATIENCE = 10.0  # seconds to wait for another process that uses a run folder
 
 
@@ -75,6 +79,18 @@ def write_ancestors(folder: Path, ancestors: Sequence[Ancestor]) -> None:
     path, text = folder / EARLIER, json.dumps(found, indent=2) + "\n"
     if found and not (path.exists() and path.read_text(encoding="utf-8") == text):
         write_atomically(path, text.encode())
+
+
+def explain_shared_seed(seed: int, folders: Iterable[Path]) -> str | None:
+    """Return a warning for an exact run over real clients if a run that it replaces has its seed; None if none has.
+
+    A run that was retired does not count: its sums are deleted.
+    """
+    for path in folders:
+        folder = RunFolder(path)
+        if folder.exists() and folder.tombstone() is None and int(folder.config().get("seed", 0)) == seed:
+            return f"this run has the seed of {path}: {SHARED_SEED}"
+    return None
 
 
 def read_forgotten(folder: RunFolder) -> Request | None:
