@@ -11,6 +11,7 @@ from unittest import mock
 import pytest
 import torch
 
+from feduhb.audit import apart
 from killing import Commands
 
 
@@ -26,6 +27,7 @@ def no_waiting_for_the_disk():
     """The kernel keeps what a killed process wrote, so fsync proves nothing here."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda _: None)
+        patch.setattr(apart, "START", f"import os; os.fsync = lambda _: None; {apart.START}")
         yield
 
 

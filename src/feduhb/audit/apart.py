@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import importlib
+import gc
 import json
 import os
 import pickle
@@ -42,10 +42,9 @@ from feduhb.runs.lineage import Ancestor
 from feduhb.runs.workers import receive, send
 from feduhb.stopping import StopRule
 
-START = "import sys; sys.path[:] = sys.argv[2:]; from feduhb.audit.apart import main; main(sys.argv[1])"
+START = "import sys; sys.path[:] = sys.argv[1:]; from feduhb.audit.apart import main; main()"
 FORKS = sys.platform == "linux"
 NO_JOB = 99  # the exit status of a child to which nobody listens any more
-SLOW = "torch._dynamo"  # every optimiser imports it; a child that has to do so itself loses a second
 
 
 class FailedRunError(FeduhbError):
@@ -130,7 +129,7 @@ class Mother:
     def __init__(self) -> None:
         self.owner = os.getpid()
         self._process = subprocess.Popen(  # noqa: S603 (our own module)
-            [sys.executable, "-c", START, SLOW if SLOW in sys.modules else "", *_list_paths()],
+            [sys.executable, "-c", START, *_list_paths()],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd=Path.cwd().anchor,  # not in a hidden folder
@@ -223,18 +222,16 @@ def _ask(
 # What follows runs in the other processes.
 
 
-def main(preload: str) -> None:
-    """Fork a child for every job, until the process that started this one ends.
-
-    Args:
-        preload: a module that children will need; empty for none.
-    """
+def main() -> None:
+    """Fork a child for every job, until the process that started this one ends."""
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # print to standard error, because standard output carries the answers
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches this process too; its parent will end it
     torch.set_num_threads(1)  # a child hangs if threads have computed something before the fork
-    if preload:
-        importlib.import_module(preload)
+    torch.optim.SGD(
+        [torch.zeros(1, requires_grad=True)], lr=1.0
+    )  # the first optimiser takes a second to import
+    gc.freeze()  # children then share more of this process's memory
     while FORKS:
         child = os.fork()
         if child == 0:
