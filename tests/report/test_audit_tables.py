@@ -10,7 +10,7 @@ from feduhb.report.audit_tables import make_grids, to_latex, to_markdown
 from feduhb.report.runs import RunView, read_runs
 from feduhb.report.tables import list_json_rows, make_rows
 from feduhb.report.words import NOTHING, list_notes
-from report.audits import attack, audit, bare, comparison, put
+from report.audits import attack, audit, bare, comparison, make_checks, put
 from report.folders import rivals, series, write
 
 EVERY = [
@@ -44,6 +44,22 @@ def test_every_part_has_its_make_rows(two):
     for grid in make_grids(two).values():
         assert grid.note
         assert all(len(row) == len(grid.headers) for row in grid.rows), grid.title
+
+
+def test_only_checks_that_compare_weights_say_identical_and_how_far_apart(tmp_path: Path):
+    """A method that must give other weights from another draw passes; its weights are not identical."""
+    names = ("noise", "never", "beginning", "draw", "bare", "nudge", "failed")
+    exactness = make_checks(*names, failed=("never", "nudge", "failed"))
+    grid = make_grids(one(tmp_path, exactness=exactness))["exactness"]
+    assert [row[2:] for row in grid.rows] == [
+        ["identical", "0"],
+        ["different", "0.25"],
+        ["passed", "0"],
+        ["passed", NOTHING],
+        ["passed", NOTHING],
+        ["failed", NOTHING],
+        ["failed", NOTHING],
+    ]
 
 
 def test_what_the_original_reveals_if_it_is_kept(tmp_path: Path):

@@ -14,7 +14,7 @@ from feduhb.report.grids import Grid
 from feduhb.report.page import SIGNS, Number, Section, render_page, render_report
 from feduhb.report.runs import read_runs
 from feduhb.report.words import format_number, headline
-from report.audits import attack, audit, bare, put
+from report.audits import attack, audit, bare, make_checks, put
 from report.folders import rivals, series, story, write
 from report.reading import first_screen, points, words
 
@@ -151,6 +151,19 @@ def test_an_audit_shows_its_parts(document: str):
     assert document.count('aria-label="different">✗<') == 1
     card = said[said.index("FedUHB, asked to forget") : said.index("FedEraser, asked to forget")]
     assert card.count("noise in place of the data") == 1, "a reason that is a check stands once"
+
+
+def test_the_signs_of_checks_are_read_aloud_as_what_they_mean(tmp_path: Path):
+    exactness = make_checks("noise", "draw", "nudge", failed=("nudge",))
+    folder = put(write(tmp_path / "u", "feduhb", series(4)), audit(exactness=exactness))
+    page = render_report(read_runs([folder]))
+    signs = re.findall(r'aria-label="(\w+)">([✓✗])</span> (what \w+ found)', page)
+    assert signs == [
+        ("identical", "✓", "what noise found"),
+        ("passed", "✓", "what draw found"),
+        ("failed", "✗", "what nudge found"),
+    ]
+    assert "to the last bit" not in words(page[page.index("<h4>Exactness") :][:40])
 
 
 def test_the_limits_are_stated(document: str):

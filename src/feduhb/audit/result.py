@@ -17,6 +17,7 @@ from feduhb.errors import RunFolderError
 FILE = "audit.json"  # in the folder of an audited run
 UNLEARNED, ORIGINAL, RETRAIN = "unlearned", "original", "retrain"
 MODELS = (ORIGINAL, RETRAIN, UNLEARNED)
+COMPARED = ("again", "noise", "never")  # checks that two runs have equal weights
 OF_METHOD = ("beginning", "draw", "bare", "nudge")  # checks of what a method does, not of equal weights
 NAMES = {UNLEARNED: "audited", ORIGINAL: "original", RETRAIN: "Retrain"}
 
@@ -166,7 +167,7 @@ class Check:
     @property
     def outcome(self) -> str:
         """The outcome in one word."""
-        words = ("passed", "failed") if self.name in OF_METHOD else ("identical", "different")
+        words = ("identical", "different") if self.name in COMPARED else ("passed", "failed")
         return words[0] if self.identical else words[1]
 
 

@@ -7,7 +7,17 @@ from dataclasses import dataclass
 from statistics import median
 from typing import NamedTuple
 
-from feduhb.audit.result import MODELS, ORIGINAL, RETRAIN, UNLEARNED, Attack, AucDifference, Audit, Roc
+from feduhb.audit.result import (
+    COMPARED,
+    MODELS,
+    ORIGINAL,
+    RETRAIN,
+    UNLEARNED,
+    Attack,
+    AucDifference,
+    Audit,
+    Roc,
+)
 from feduhb.report.grids import Grid, escape_markdown
 from feduhb.report.runs import RunView, printable
 from feduhb.report.tables import get_verdict
@@ -161,7 +171,8 @@ def _judge(audit: Audit) -> Iterator[Row]:
 
 def _check(audit: Audit) -> Iterator[Row]:
     for check in audit.exactness.checks if audit.exactness else ():
-        yield [check.says, check.outcome, f"{check.largest_difference:.3g}"]
+        is_measured = check.name in (*COMPARED, "beginning")
+        yield [check.says, check.outcome, f"{check.largest_difference:.3g}" if is_measured else NOTHING]
 
 
 def _attack(audit: Audit) -> Iterator[Row]:
