@@ -1,6 +1,6 @@
 """Count the false alarms of the checks of the user's own code, and how little of an old model they find.
 
-    python benchmarks/false_alarms.py        # about fifteen minutes of one core
+    python benchmarks/false_alarms.py        # about five minutes of one core
 
 Honest methods outside the package unlearn small federations of digits, each with another seed. Every alarm is a false one.
 Then the models of the runs on noise are mixed with a share of the original's weights, to see how little is found.
@@ -31,7 +31,7 @@ from feduhb.methods.retrain import Plain
 from feduhb.runs.checkpoint import read_models
 from feduhb.runs.run import Run
 
-SEEDS, ROUNDS, EPOCHS = 15, 6, 2
+SEEDS, ROUNDS, EPOCHS = 10, 6, 2
 FEW = 9  # orders, for which one search in ten should give an alarm
 LEAVERS = Request(("c00", "c01"))
 SHARES = (0.01, 0.02, 0.05, 0.1, 0.2)  # of the original's weights

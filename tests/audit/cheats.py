@@ -162,7 +162,7 @@ class Average(Late):
 
     __slots__ = ()
     name: ClassVar[str] = "average"
-    turn: ClassVar[int] = 8
+    turn: ClassVar[int] = 6
 
     def use(self, params: Tensor) -> Tensor:
         return (read(self.file) + params) / 2

@@ -22,7 +22,7 @@ from feduhb.runs.run import Run
 
 pytestmark = pytest.mark.slow
 
-ROUNDS, EPOCHS = 8, 4
+ROUNDS, EPOCHS = 6, 2
 
 
 def make_model() -> nn.Module:
@@ -33,7 +33,7 @@ class World:
     """The original, whose weights the cheats hide, and Retrain."""
 
     def __init__(self, folder: Path, **changes: Any) -> None:
-        federation = load_digits(model=make_model, per_client=60, **changes)
+        federation = load_digits(model=make_model, per_client=40, **changes)
         self.original = feduhb.train(federation, ROUNDS, **{**TRAINED, "epochs": EPOCHS, "lr": 0.3})
         self.retrain = self.unlearn("retrain")
         self.file = hide(self.original.params * (1 + 1e-6), folder)  # its very bits would be seen at once

@@ -50,19 +50,19 @@ def find_trace(
         orders: n.
     """
     layers = list(_list_layers(like, noise=noise))
-    drawn = [_draw_orders(units, orders, seed, name) for name, _, _, units in layers]
+    drawn = [_draw_orders(layer, orders, seed) for layer in layers]
     largest, others, found = 0.0, torch.zeros(orders, dtype=torch.float64), None
     for done, params in enumerate(models, 1):
         moved = split(params.detach().cpu().double() - start.double(), like)
         for old in olds:
             parts = split(old.double(), like)
-            for (name, place, axis, _), order in zip(layers, drawn, strict=True):
-                likeness = _compare(moved[place], parts[place], axis, order)
+            for layer, order in zip(layers, drawn, strict=True):
+                likeness = _compare(moved[layer.place], parts[layer.place], layer.axis, order)
                 if likeness is None:
                     continue
                 others = torch.maximum(others, likeness[1:])
                 if float(likeness[0]) > largest:
-                    largest, found = float(likeness[0]), Trace(done, name)
+                    largest, found = float(likeness[0]), Trace(done, layer.name)
     return found if largest > float(others.max()) else None
 
 
@@ -76,31 +76,45 @@ def draws_are_fresh(one: Tensor, other: Tensor, like: nn.Module) -> bool:
     return not any(torch.equal(a, b) and bool((a != a.flatten()[0]).any()) for a, b in pairs if a.numel())
 
 
-def _list_layers(module: nn.Module, *, noise: bool) -> Iterator[tuple[str, int, int, int]]:
-    """Yield the parameters that have units of a kind: name, position, the axis of the units and their number.
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """A parameter that has units of a kind, along one axis."""
 
-    The units of a parameter are its outputs. Those of the last matrix are the classes, which differ. So its units are the
-    outputs of the matrix before it, of which each may have several inputs of the last matrix, as a flattened channel has.
-    If the last matrix is the only one, its units are the inputs of the data. Vectors after it have no units.
+    name: str
+    place: int  # among the parameters
+    axis: int
+    units: int
+    made_by: str  # the parameter whose outputs the units are; parameters with the same units change their order together
+
+
+def _list_layers(module: nn.Module, *, noise: bool) -> Iterator[_Layer]:
+    """Yield the parameters that have units.
+
+    The units of a parameter are its outputs, and those of a vector are the outputs of the matrix before it. The outputs of
+    the last matrix are the classes, which differ. So its units are the outputs of the matrix before it, of which each may
+    have several inputs of the last matrix, as a flattened channel has. If the last matrix is the only one, its units are
+    the inputs of the data. Vectors after it have no units.
     """
     named = list(module.named_parameters())
     matrices = [place for place, (_, p) in enumerate(named) if p.dim() > 1]
+    made_by = "inputs"
     for place, (name, p) in enumerate(named):
         if not matrices or place > matrices[-1]:
             return
         if place < matrices[-1]:
             axis, units = 0, p.shape[0] if p.dim() else 1
+            made_by = name if p.dim() > 1 else made_by
         elif len(matrices) > 1:
             axis, units = 1, named[matrices[-2]][1].shape[0]
         else:
             axis, units = 1, p.shape[1] if noise else 1
         if units > 1 and p.shape[axis] % units == 0:
-            yield name, place, axis, units
+            yield _Layer(name, place, axis, units, made_by)
 
 
-def _draw_orders(units: int, count: int, seed: int, name: str) -> Tensor:
+def _draw_orders(layer: _Layer, count: int, seed: int) -> Tensor:
     """Return the units' own order and some random ones, [1 + count, units]."""
-    draw = generator(seed, "orders", name)
+    draw, units = generator(seed, "orders", layer.made_by, layer.units), layer.units
     return torch.stack([torch.arange(units), *(torch.randperm(units, generator=draw) for _ in range(count))])
 
 
