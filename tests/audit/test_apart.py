@@ -409,3 +409,16 @@ def test_models_of_any_kind_travel(tmp_path):
     found = audit(run, canaries=0, out=tmp_path, **QUIET)
     assert list_checks(found) == {"noise": True, "never": True, "beginning": True}
     assert not any("fresh process" in reason for reason in found.verdict.reasons)
+
+
+@pytest.mark.slow
+def test_where_processes_are_not_forked_every_job_starts_one(federation, tmp_path, monkeypatch):
+    apart.stop_mother()
+    monkeypatch.setattr(apart, "FORKS", False)
+    never_fork = "import main; import sys; sys.modules['feduhb.audit.apart'].FORKS = False; main()"
+    assert "import main; main()" in apart.START
+    monkeypatch.setattr(apart, "START", apart.START.replace("import main; main()", never_fork))
+    seen = []
+    run_apart(make_job(federation, Mine(epochs=1), tmp_path / "out"), [], seen.append)
+    assert len(seen) == 3
+    assert not apart.MOTHERS

@@ -211,12 +211,14 @@ def _ask(
             "deterministic": torch.are_deterministic_algorithms_enabled(),
         },
     }
-    mother = start_mother()
+    is_reusable = False
     try:
-        return mother.ask(json.dumps(setting).encode(), packed, show=show)
-    except BaseException:  # such as Ctrl-C, or an error of `show`
-        stop_mother()
-        raise
+        answer = start_mother().ask(json.dumps(setting).encode(), packed, show=show)
+        is_reusable = FORKS
+    finally:
+        if not is_reusable:  # it does one job only, or there was an error, such as Ctrl-C
+            stop_mother()
+    return answer
 
 
 # What follows runs in the other processes.
@@ -242,6 +244,7 @@ def main() -> None:
         _say(answers, "ended", status=code)
     if (code := _work(answers)) != NO_JOB:
         _say(answers, "ended", status=code)
+    _end(code)
 
 
 def _say(answers: IO[bytes], said: str, text: str = "", **more: Any) -> None:
