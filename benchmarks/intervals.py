@@ -1,13 +1,13 @@
 """Simulate attacks to check an audit's intervals, its verdicts and its forecast.
 
-    python benchmarks/intervals.py        # six minutes of one core
+    python benchmarks/intervals.py        # five minutes of one core
 
 Scores are drawn from normal distributions, so that the true AUC of every client is known. The functions under test are those
 of an audit. Four tables:
 
 - coverage: how often the 99 % interval contains the truth. For these clients the truth is the mean of their own AUCs; for
   other clients it is the mean over all clients that could have been drawn.
-- the same for the paired difference between two models.
+- the same for the paired difference between two models, and for five audits that are pooled.
 - verdicts on a model that remembers nothing (AUC 0.50), on one that remembers a little (0.57), and on one at the margin (0.55),
   which must not often be "not caught"; beside them the share that would be caught by a rule without the paired test: the 99 %
   interval lies above 0.5 and above Retrain's AUC, or below both.
@@ -26,11 +26,12 @@ import torch
 
 from feduhb.audit.forecast import forecast_power
 from feduhb.audit.result import ORIGINAL, RETRAIN, UNLEARNED, AucDifference, Interval, Roc
-from feduhb.audit.statistics import Scores, compare_aucs, compute_roc, is_equivalent
+from feduhb.audit.statistics import Scores, compare_aucs, compute_roc, is_equivalent, pool, pool_differences
 from feduhb.audit.verdict import MARGIN, judge_membership
 from feduhb.core.seeds import generator
 
 ATTACKS = 2000  # simulated, for each line
+SEEDS = 5  # audits that are pooled
 KNOWN, LITTLE = 1.0, 0.25  # standard deviations between members and others: AUCs of 0.76 and 0.57
 EDGE = math.sqrt(2) * NormalDist().inv_cdf(0.5 + MARGIN)  # an AUC that lies at the margin
 PHI = NormalDist()
@@ -75,6 +76,12 @@ JUDGED = tuple(
     for sizes in (((172, 57),), ((345, 115),) * 2)
     for known in (0.0, LITTLE, EDGE)
     for alike in (0.0, 0.5, 0.9)
+)
+POOLED = tuple(
+    Case(sizes, known, apart, 0.5)
+    for sizes in (((172, 57),), ((43, 14),) * 2)
+    for known in (0.0, 1.0)
+    for apart in (0.0, 0.3)
 )
 FORECAST = (
     ((345, 115),) * 2,
@@ -152,6 +159,31 @@ def measure_difference(case: Case, attacks: int = ATTACKS) -> str:
     )
 
 
+def measure_pool(case: Case, pools: int = ATTACKS // SEEDS) -> str:
+    """Return a line about the pooled AUCs and differences of five audits, each with leavers and examples of its own."""
+    held = apart = other = 0
+    middle = PHI.cdf(case.known / math.sqrt(1 + case.wide**2 + case.apart**2))
+    for number in range(pools):
+        rocs: list[Roc] = []
+        differences: list[AucDifference] = []
+        truth: list[float] = []
+        for seed in range(SEEDS):
+            (first, second), own = attack_models(case, SEEDS * number + seed, [case.known, 0.0])
+            rocs.append(compute_roc(first))
+            differences.append(compare_aucs(first, second))
+            truth.append(average_truth(case, own))
+        both, weights = pool_differences(differences), [one.se**-2 for one in differences]
+        mean = sum(w * (t - 0.5) for w, t in zip(weights, truth, strict=True)) / sum(weights)
+        together = pool(rocs)
+        held += holds(together.interval, sum(truth) / SEEDS)
+        other += holds(together.population, middle)
+        apart += holds(both.interval, mean)
+    return (
+        f"pooled over {SEEDS} audits, {case}: 99 % interval of the AUC {held / pools:.1%}, for other audits {other / pools:.1%}, "
+        f"of the difference {apart / pools:.1%}"
+    )
+
+
 def audit_models(case: Case, number: int) -> tuple[dict[str, Roc], AucDifference]:
     """Attack the audited model, Retrain and the original, and compare the first two."""
     strata, _ = attack_models(case, number, [case.known, 0.0, KNOWN])
@@ -188,6 +220,8 @@ def main() -> None:
         print(measure_coverage(case), flush=True)
     for case in PAIRED:
         print(measure_difference(case), flush=True)
+    for case in POOLED:
+        print(measure_pool(case), flush=True)
     for case in JUDGED:
         print(count_verdicts(case), flush=True)
     for sizes in FORECAST:

@@ -359,9 +359,9 @@ def test_differences_between_clients_widen_only_the_interval_for_other_clients()
 
 
 def made(area: float, se: float, **more: object) -> Roc:
-    z, wide = PHI.inv_cdf(0.95) * se, Interval(0.0, 0.1)
-    plain = Roc(area, se, Interval(0, 1), Interval(area - z, area + z), 0.0, wide, 0.0, wide, 100, 100)
-    return replace(plain, **more)
+    wide, equal = (Interval(area - z * se, area + z * se) for z in (PHI.inv_cdf(0.995), PHI.inv_cdf(0.95)))
+    some = Interval(0.0, 0.1)
+    return replace(Roc(area, se, wide, equal, 0.0, some, 0.0, some, 100, 100), **more)
 
 
 @pytest.mark.parametrize(
@@ -405,13 +405,14 @@ def test_power_by_hand():
 
 
 def test_pooling_by_hand():
-    """Errors 0.01 and 0.02 weigh 4 : 1."""
-    found = pool([made(0.5, 0.01), made(0.6, 0.02)])
+    """400 against 400 examples weigh four times as much as 100 against 100."""
+    found = pool([made(0.5, 0.01, members=400, others=400), made(0.6, 0.02)])
     assert found.auc == pytest.approx(0.52)
-    assert found.se == pytest.approx(1 / math.sqrt(10_000 + 2_500))
+    assert found.se == pytest.approx(math.hypot(0.8 * 0.01, 0.2 * 0.02))
     assert found.interval.high == pytest.approx(0.52 + PHI.inv_cdf(0.995) * found.se)
     assert found.equivalence.low == pytest.approx(0.52 - PHI.inv_cdf(0.95) * found.se)
-    assert (found.members, found.others) == (200, 200)
+    assert (found.members, found.others) == (500, 500)
+    assert found.population == Interval(0.0, 1.0)
 
 
 def test_pooled_true_positives_by_hand():
@@ -442,12 +443,16 @@ def test_several_seeds_together_decide_what_one_cannot():
 
 def test_pooled_differences_by_hand():
     """Errors 0.01 and 0.02 weigh 4 : 1; the spread of 0.1 and 0.0 says nearly nothing about other audits."""
-    wide = Interval(-1, 1)
-    found = pool_differences([AucDifference(0.1, 0.01, wide, wide), AucDifference(0.0, 0.02, wide, wide)])
+
+    def differ(value: float, se: float) -> AucDifference:
+        wide, equal = (Interval(value - z * se, value + z * se) for z in (2.5, 1.5))
+        return AucDifference(value, se, wide, equal)
+
+    found = pool_differences([differ(0.1, 0.01), differ(0.0, 0.02)])
     assert found.value == pytest.approx(0.08)
     assert found.se == pytest.approx(1 / math.sqrt(12_500))
-    assert found.interval.low == pytest.approx(0.08 - PHI.inv_cdf(0.995) * found.se)
-    assert found.equivalence.high == pytest.approx(0.08 + PHI.inv_cdf(0.95) * found.se)
+    assert found.interval.low == pytest.approx(0.08 - 2.5 * found.se)
+    assert found.equivalence.high == pytest.approx(0.08 + 1.5 * found.se)
     assert found.population == Interval(-1.0, 1.0)
     with refused(DataError, "there are no audits to pool"):
         pool_differences([])

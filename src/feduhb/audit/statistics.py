@@ -153,29 +153,35 @@ def compute_power(se: float, margin: float = 0.05) -> float:
 def pool(found: Sequence[Roc]) -> Roc:
     """Combine independent audits of one kind, such as of several seeds with data of their own.
 
-        AUC = Σ (AUC_i / se_i²) / Σ (1 / se_i²),   se = 1 / sqrt(Σ (1 / se_i²)),   intervals AUC ± z se
+        AUC = Σ s_i AUC_i,   se = sqrt(Σ s_i² se_i²),   s_i ∝ m_i n_i / (m_i + n_i)
 
-    True positives are means over the members, TPR = Σ s_i TPR_i with s_i the share of all members. Their interval
-    reaches sqrt(Σ s_i² (TPR_i - low_i)²) below, and likewise with high_i above (Zou and Donner 2008). Intervals are about
-    the mean of these audits; the population's is about other audits, from the spread of the AUC_i as in `compute_roc`.
+    Its interval reaches sqrt(Σ s_i² (AUC_i - low_i)²) below, and likewise with high_i above (Zou and Donner 2008). So does that
+    of true positives, whose s_i is the share of all members. The weights are counts, not 1 / se_i², because an AUC near 1
+    has a small error, which would favour audits that were high by luck. Intervals are about the mean of these audits; the
+    population's is about other audits, from the spread of the AUC_i as in `compute_roc`.
     """
-    area, se = _pool_means([(one.auc, one.se) for one in found])
-    count = sum(one.members for one in found)
-    shares = [one.members / count for one in found]
-    tpr_1, wide_1 = _combine_shares(shares, [(one.tpr_1, one.tpr_1_interval) for one in found])
-    tpr_01, wide_01 = _combine_shares(shares, [(one.tpr_01, one.tpr_01_interval) for one in found])
-    others = sum(one.others for one in found)
-    wide, equal = (_around(area, NORMAL.inv_cdf((1 + level) / 2) * se, 0.0) for level in (LEVEL, TOST))
-    population = _extend_to_population([one.auc for one in found], wide, Interval(0.0, 1.0))
-    return Roc(area, se, wide, equal, tpr_1, wide_1, tpr_01, wide_01, count, others, population)
+    _check_audits(found)
+    members, others = [one.members for one in found], [one.others for one in found]
+    weights = _normalise([m * n / (m + n) for m, n in zip(members, others, strict=True)])
+    areas = [one.auc for one in found]
+    area, wide = _combine(weights, areas, [one.interval for one in found])
+    _, equal = _combine(weights, areas, [one.equivalence for one in found])
+    se = math.hypot(*(w * one.se for w, one in zip(weights, found, strict=True)))
+    shares = _normalise(members)
+    tpr_1, wide_1 = _combine(shares, [one.tpr_1 for one in found], [one.tpr_1_interval for one in found])
+    tpr_01, wide_01 = _combine(shares, [one.tpr_01 for one in found], [one.tpr_01_interval for one in found])
+    population = _extend_to_population(areas, wide, Interval(0.0, 1.0))
+    return Roc(area, se, wide, equal, tpr_1, wide_1, tpr_01, wide_01, sum(members), sum(others), population)
 
 
 def pool_differences(found: Sequence[AucDifference]) -> AucDifference:
-    """Combine the paired tests of independent audits, as `pool` combines their AUCs."""
-    value, se = _pool_means([(one.value, one.se) for one in found])
-    wide, equal = (_around(value, NORMAL.inv_cdf((1 + level) / 2) * se, -1.0) for level in (LEVEL, TOST))
-    population = _extend_to_population([one.value for one in found], wide, Interval(-1.0, 1.0))
-    return AucDifference(value, se, wide, equal, population)
+    """Combine the paired tests of independent audits, as `pool` combines their AUCs, but with s_i ∝ 1 / se_i²."""
+    _check_audits(found)
+    weights, values = _normalise([1 / one.se**2 for one in found]), [one.value for one in found]
+    value, wide = _combine(weights, values, [one.interval for one in found], least=-1.0)
+    _, equal = _combine(weights, values, [one.equivalence for one in found], least=-1.0)
+    se = math.hypot(*(w * one.se for w, one in zip(weights, found, strict=True)))
+    return AucDifference(value, se, wide, equal, _extend_to_population(values, wide, Interval(-1.0, 1.0)))
 
 
 def compute_difference(hit: Tensor, floor: Tensor, *, level: float = 0.99) -> Difference:
@@ -314,19 +320,22 @@ def _share_found(members: Tensor, others: Tensor, one_in: int) -> tuple[float, I
     return int((members > line[n // one_in]).sum()) / m, Interval(low, high)
 
 
-def _pool_means(found: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Return the mean by inverse variance and its standard error."""
+def _check_audits(found: Sequence[object]) -> None:
     if not found:
         raise DataError("there are no audits to pool; give at least one")
-    total = sum(1 / se**2 for _, se in found)
-    return sum(value / se**2 for value, se in found) / total, 1 / math.sqrt(total)
 
 
-def _combine_shares(
-    shares: Sequence[float], found: Sequence[tuple[float, Interval]]
+def _normalise(weights: Sequence[float]) -> list[float]:
+    return [weight / sum(weights) for weight in weights]
+
+
+def _combine(
+    shares: Sequence[float], values: Sequence[float], wide: Sequence[Interval], least: float = 0.0
 ) -> tuple[float, Interval]:
-    """Combine shares and their intervals, each side by the root of the sum of squares."""
-    mean = sum(s * value for s, (value, _) in zip(shares, found, strict=True))
-    below = math.hypot(*(s * (value - wide.low) for s, (value, wide) in zip(shares, found, strict=True)))
-    above = math.hypot(*(s * (wide.high - value) for s, (value, wide) in zip(shares, found, strict=True)))
-    return mean, Interval(max(0.0, mean - below), min(1.0, mean + above))
+    """Return a weighted mean and its interval, each side by the root of the sum of squares, within ``least`` and 1."""
+    mean = sum(s * value for s, value in zip(shares, values, strict=True))
+    below, above = (
+        math.hypot(*(s * (value - end) for s, value, end in zip(shares, values, ends, strict=True)))
+        for ends in ([one.low for one in wide], [one.high for one in wide])
+    )
+    return mean, Interval(max(least, mean - below), min(1.0, mean + above))
