@@ -104,11 +104,12 @@ def test_siblings_are_listed_and_deleted_only_after_a_yes(run, monkeypatch):
     unlearn(run)
     alone = ("retire", run, "--unaudited", "no data")
     said = invoke(*alone, "--siblings", code=2)
-    assert "These runs still hold c01 and would be deleted too:\n  runs/copy\n" in said
+    assert "These folders hold c01 and would be deleted too:\n  runs/copy\n" in said
     assert "nobody can confirm that; add --yes to delete them, or omit --siblings" in said
     assert RunFolder(run).is_finished()
     said = invoke(*alone)
-    assert "these runs still hold c01: runs/copy; to retire them too, repeat with --siblings" in said
+    words = "these folders still hold c01: runs/copy; to delete them too: feduhb retire runs/first --siblings"
+    assert words in said
     assert RunFolder(Path("runs/copy")).is_finished()
     monkeypatch.setattr(sys.modules["feduhb.cli.retire"], "can_ask", lambda: True)
     ended = CliRunner().invoke(app, [*map(str, alone), "--siblings"], input="n\n")
@@ -128,4 +129,33 @@ def test_a_person_is_told_what_is_left(run):
     said = invoke("retire", run, "--unaudited", "no data")
     assert "  only links were deleted, not what they point to: audit-work -> /nowhere\n" in said
     assert "  left, because feduhb did not write it: exported.pt\n" in said
-    assert "runs/second/audit-work holds models that know c01; delete it" in said
+    words = "these folders still hold c01: runs/second/audit-work; to delete them too: feduhb retire runs/first --siblings"
+    assert words in said
+    answer = json.loads(invoke("retire", run, "--json"))
+    assert answer["holding"] == [str(Path("runs/second/audit-work").resolve())]
+    assert "deleted runs/second/audit-work, whose models knew c01" in invoke(
+        "retire", run, "--siblings", "--yes"
+    )
+    assert not Path("runs/second/audit-work").exists()
+
+
+def test_unlearn_names_the_command_that_takes_siblings_along(run):
+    shutil.copytree(run, "runs/copy")
+    said = unlearn(run, "--retire", "--unaudited", "no data")
+    assert said.endswith("runs/copy; to delete them too: feduhb retire runs/first --siblings\n")
+    invoke("retire", run, "--siblings", "--yes")
+    assert not Path("runs/copy/state.safetensors").exists()
+
+
+def test_a_run_that_may_hold_the_leaver_is_deleted_only_if_named(run):
+    Path("config.toml").write_text(CONFIG.replace("seed = 4", "seed = 5"))  # other examples for c01
+    invoke("train", "config.toml", "--out", "runs/else")
+    unlearn(run)
+    said = invoke("retire", run, "--unaudited", "no data", "--siblings", "--yes")
+    assert "these folders may hold c01, because a client of that name took part: runs/else; " in said
+    assert said.endswith("look at each, and if it does: feduhb retire runs/first --also runs/else\n")
+    answer = json.loads(invoke("retire", run, "--siblings", "--yes", "--json"))
+    assert (answer["holding"], answer["may_hold"]) == ([], [str(Path("runs/else").resolve())])
+    assert RunFolder(Path("runs/else")).is_finished()
+    assert "retired runs/else: " in invoke("retire", run, "--also", "runs/else")
+    assert not Path("runs/else/state.safetensors").exists()

@@ -7,7 +7,7 @@ import pytest
 import feduhb
 from federations import ragged
 from feduhb import flower
-from feduhb.errors import RunFolderError
+from feduhb.errors import RequestError, RunFolderError
 from flower.gridding import make_grid
 
 pytestmark = pytest.mark.slow
@@ -81,3 +81,14 @@ def test_a_retired_folder_takes_no_new_run(runs):
     ):
         with pytest.raises(RunFolderError, match="was retired on"):
             start()
+
+
+def test_another_training_of_the_same_clients_may_hold_the_leaver(runs):
+    """The server has no data to compare, so the clients' ids decide, and a person."""
+    flower.Train(**make_settings(runs / "second")).start(make_grid(FEDERATION), num_rounds=1)
+    (tombstone,) = feduhb.retire(runs / "a", unaudited=WHY, siblings=True)
+    assert (tombstone["holding"], tombstone["may_hold"]) == ([], ["../second"])
+    with pytest.raises(RequestError, match=r"b did not come from .*second"):
+        feduhb.retire(runs / "second", replaced_by=runs / "b", unaudited=WHY)
+    feduhb.retire(runs / "a", also=[runs / "second"])
+    assert not (runs / "second" / "state.safetensors").exists()

@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 import feduhb
@@ -15,7 +16,9 @@ from feduhb.cli import app
 from feduhb.errors import ConfigError, RequestError, RunFolderError
 from feduhb.runs.folder import RunFolder
 from feduhb.runs.lineage import Ancestor, read_ancestors
-from runs.retiring import LEAVER, federation, read_files, train, unlearn
+from feduhb.runs.retire import plan_retirement
+from feduhb.runs.siblings import list_data
+from runs.retiring import LEAVER, draw, federation, read_files, train, unlearn
 
 KEPT = {"retired.json", "later.json", ".lock"}
 
@@ -46,6 +49,14 @@ def chained(made, tmp_path_factory) -> Path:
 @pytest.fixture
 def chain(chained, tmp_path) -> Path:
     return shutil.copytree(chained, tmp_path / "runs")
+
+
+def train_other(folder: Path, *names: str) -> Path:
+    """Train other data with another seed; by default a client has the leaver's name."""
+    clients = {name: draw(f"other {name}", 20) for name in names or (LEAVER, "zz")}
+    other = feduhb.Federation(clients, draw("other", 20), torch.nn.Linear(6, 3), seed=77)
+    feduhb.train(other, 1, epochs=1, out=folder, show=None)
+    return folder
 
 
 def invoke(*arguments: object) -> tuple[int, str]:
@@ -179,6 +190,32 @@ def test_it_refuses_a_run_that_nothing_replaces(runs, made):
     }
 
 
+def test_it_refuses_a_run_that_has_only_a_clients_name_in_common(runs, tmp_path):
+    other = train_other(tmp_path / "elsewhere" / "other")
+    before = read_files(other)
+    with pytest.raises(
+        RequestError, match=r"b did not come from .*other and was not trained on the same data"
+    ):
+        feduhb.retire(other, replaced_by=runs / "b")
+    assert read_files(other) == before
+
+
+def test_a_second_training_on_the_same_data_is_replaced_too(runs):
+    train(runs / "again", rounds=1)
+    (tombstone,) = feduhb.retire(runs / "again", replaced_by=runs / "b")
+    assert (tombstone["leavers"], tombstone["replaced_by"]["run"]) == (LEAVER, "../b")
+
+
+def test_it_refuses_a_new_run_that_knows_what_the_old_one_had_forgotten(runs):
+    trained = feduhb.open_run(runs / "a", federation())
+    unlearn(trained, "c02", runs / "b2", audited=False, erase_history=False)
+    words = r"b2 has forgotten c02, and .*b has not, so it would bring c02 back; name a run that has forgotten c01,c02"
+    before = read_files(runs)
+    with pytest.raises(RequestError, match=words):
+        feduhb.retire(runs / "b2", replaced_by=runs / "b")
+    assert read_files(runs) == before
+
+
 def test_of_two_runs_that_could_replace_it_one_must_be_named(runs):
     trained = feduhb.open_run(runs / "a", federation())
     unlearn(trained, "c02", runs / "b2", audited=False)
@@ -222,6 +259,136 @@ def test_siblings_are_listed_and_taken_along(runs):
         assert not [*(runs / name).rglob("*.safetensors")]
     assert {name: read_files(runs / name) for name in free} == free
     assert feduhb.retire(runs / "a", siblings=True) == [tombstone], "none is left"
+
+
+def test_a_run_with_a_leavers_name_may_hold_it_and_is_deleted_only_if_named(runs):
+    """The copy of the leaver's data differs by one example here, and elsewhere may be somebody else's."""
+    changed = federation()
+    x, y = changed.clients[LEAVER].all()
+    changed = changed.replace(clients={**changed.clients, LEAVER: (x[1:], y[1:])})
+    feduhb.train(changed, 1, epochs=1, out=runs / "changed", show=None)
+    train_other(runs / "other")
+    before = read_files(runs / "other")
+    first = feduhb.retire(runs / "a", siblings=True)
+    assert (first[0]["holding"], first[0]["may_hold"]) == ([], ["../changed", "../other"])
+    assert RunFolder(runs / "changed").is_finished()
+    for strange in (runs / "b", runs / "nowhere"):
+        with pytest.raises(RequestError, match="is not among the folders that hold or may hold c01"):
+            feduhb.retire(runs / "a", also=[strange])
+    taken = feduhb.retire(runs / "a", also=[runs / "changed"])
+    assert taken[-1] == first[0]
+    assert taken[0]["finished"] is not None
+    assert not (runs / "changed" / "state.safetensors").exists()
+    assert feduhb.retire(runs / "a", also=[runs / "changed"]) == first, "a repeated call changes nothing"
+    assert read_files(runs / "other") == before
+
+
+def test_a_registered_name_is_a_name_too(runs):
+    (runs / "a" / "names.json").write_text(json.dumps({LEAVER: "clinic"}))
+    other = train_other(runs / "other", "key-1", "zz")
+    assert feduhb.retire(runs / "a")[0]["may_hold"] == []
+    (runs / "b" / "names.json").write_text(json.dumps({LEAVER: "clinic"}))
+    (other / "names.json").write_text(json.dumps({"key-1": "clinic", "zz": ""}))
+    assert plan_retirement(runs / "a").may_hold == (other,)
+
+
+def test_a_class_may_be_held_by_every_client(runs):
+    trained = feduhb.open_run(runs / "a", federation())
+    unlearn(trained, "class:2", runs / "c", audited=False)
+    train_other(runs / "other", "c00")
+    train_other(runs / "stranger", "zz")
+    (tombstone,) = feduhb.retire(runs / "a", replaced_by=runs / "c", unaudited="a test")
+    assert tombstone["may_hold"] == ["../other"]
+
+
+@pytest.mark.parametrize("name", ["named", "listed"])
+def test_a_folder_that_holds_another_run_now_is_not_deleted(runs, name):
+    """Lineage and tombstones name folders, and a folder can be used again."""
+    place = runs / name
+    if name == "named":
+        (runs / "a" / "later.json").write_text(json.dumps(["../b", f"../{name}"]))
+    else:
+        shutil.copytree(runs / "a", place)
+        assert feduhb.retire(runs / "a")[0]["holding"] == [f"../{name}"]
+        shutil.rmtree(place)
+    before = read_files(train_other(place))
+    tombstones = feduhb.retire(runs / "a", siblings=True)
+    assert len(tombstones) == 1
+    assert read_files(place) == before
+
+
+def test_what_an_audit_left_is_listed_and_deleted_with_the_siblings(runs):
+    """The new run and a run that has forgotten the leaver too keep everything else."""
+    owners = [runs / "a-compare" / "retrain", runs / "b"]
+    untouched = {owner: read_files(owner) for owner in owners}
+    for owner in owners:
+        shutil.copytree(runs / "a", owner / "audit-work" / "original")
+    shutil.copytree(runs / "a", runs / "evidence" / "audit-work" / "original")  # by audit(out="evidence")
+    left = ["../a-compare/retrain/audit-work", "../b/audit-work", "../evidence/audit-work"]
+    inside = read_files(runs / "b" / "audit-work")
+    (tombstone,) = feduhb.retire(runs / "a")
+    assert tombstone["holding"] == left
+    assert read_files(runs / "b" / "audit-work") == inside
+    with (
+        RunFolder(runs / "b").claim(),
+        pytest.raises(RunFolderError, match=r"another process is writing .*b; wait for it, or stop it"),
+    ):
+        feduhb.retire(runs / "a", siblings=True)
+    assert read_files(runs / "b" / "audit-work") == inside
+    (later,) = feduhb.retire(runs / "a", siblings=True)
+    assert later == json.loads((runs / "a" / "retired.json").read_text())
+    entries = [entry for entry in later["deleted"] if entry not in tombstone["deleted"]]
+    assert [entry["name"] for entry in entries] == left
+    assert entries[1]["bytes"] == sum(map(len, inside.values()))
+    assert all(entry["when"] >= tombstone["finished"] for entry in entries)
+    assert {**later, "deleted": tombstone["deleted"]} == tombstone
+    assert {owner: read_files(owner) for owner in owners} == untouched
+    assert not [*runs.rglob("audit-work")]
+    assert feduhb.retire(runs / "a", siblings=True) == [later], "none is left"
+
+
+def test_siblings_are_retired_after_the_new_run_was_itself_replaced(chain):
+    shutil.copytree(chain / "a", chain / "copy")
+    feduhb.retire(chain / "a", replaced_by=chain / "b")
+    feduhb.retire(chain / "b")
+    new = read_files(chain / "c")
+    tombstone, _ = feduhb.retire(chain / "a", siblings=True)
+    assert (tombstone["leavers"], tombstone["replaced_by"]["run"]) == (LEAVER, "../c")
+    assert tombstone["replaced_by"]["weights_sha256"] == RunFolder(chain / "c").result()["weights_sha256"]
+    assert not (chain / "copy" / "state.safetensors").exists()
+    assert read_files(chain / "c") == new
+
+
+def test_siblings_stay_while_the_new_run_is_away(runs):
+    shutil.copytree(runs / "a", runs / "copy")
+    feduhb.retire(runs / "a")
+    shutil.move(runs / "b", runs / "moved")
+    with pytest.raises(
+        RunFolderError, match=r"b, which replaced .*a, is not there any more, .*; move it back"
+    ):
+        feduhb.retire(runs / "a", siblings=True)
+    assert RunFolder(runs / "copy").is_finished()
+
+
+def test_a_tombstone_of_an_earlier_version_is_read(runs):
+    shutil.copytree(runs / "a", runs / "copy")
+    (tombstone,) = feduhb.retire(runs / "a")
+    earlier = {key: tombstone[key] for key in tombstone if key not in ("may_hold", "siblings_sha256")}
+    (runs / "a" / "retired.json").write_text(json.dumps(earlier))
+    taken = feduhb.retire(runs / "a", siblings=True)
+    assert taken[-1] == earlier
+    assert not (runs / "copy" / "state.safetensors").exists()
+
+
+def test_the_field_remote_says_that_a_config_has_no_data(tmp_path):
+    clients = '[clients]\nc00 = "{}"\n'
+    for text, found in (
+        ("remote = true\n" + clients.format("0 rows forgotten"), {}),
+        (clients.format("remote, 0 rows forgotten"), {}),  # of a version without the field
+        (clients.format("24 abc"), {"c00": "24 abc"}),
+    ):
+        (tmp_path / "config.toml").write_text(text)
+        assert list_data(tmp_path) == found
 
 
 def test_links_are_not_followed_and_strange_files_stay(runs, tmp_path):

@@ -22,12 +22,10 @@ from feduhb.errors import ConfigError, RequestError, RunFolderError
 from feduhb.methods import is_retrain
 from feduhb.runs.checkpoint import digest_weights
 from feduhb.runs.config import KeepHistory, TrainSettings
-from feduhb.runs.folder import RunFolder, disk_errors, write_atomically
+from feduhb.runs.folder import WORK, RunFolder, disk_errors, write_atomically
 from feduhb.runs.plan import Show
 from feduhb.runs.progress import show_lines, show_steps
 from feduhb.runs.run import Run
-
-WORK = "audit-work"  # a folder for the runs that an audit makes, deleted at its end
 
 
 def audit(

@@ -39,9 +39,16 @@ def retire(
         bool,
         typer.Option(
             "--siblings",
-            help="Retire every other run that still holds the forgotten data too. Asks before it does.",
+            help="Retire every other run that still holds the forgotten data too, and delete what audits left in audit-work folders. Asks before it does.",
         ),
     ] = False,
+    also: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Delete this folder too, of those that hold or may hold the forgotten data. May be repeated.",
+        ),
+    ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask about the siblings.")] = False,
     json: Json = False,
 ) -> None:
@@ -51,25 +58,25 @@ def retire(
 
     Rounds in which a leaver took no part can be run backwards from the old model. So the old model, its checkpoints, its history, its seed and its records are personal data of the leavers, and they are deleted. Audits, the lineage and files that feduhb did not write stay.
 
-    The new run must have ended, and an audit must say that it forgot. The command lists the other runs that still hold the forgotten data: runs that came from the same training, or that have the same data in their config, in the folders beside the known runs. Backups and copies elsewhere are yours to delete.
+    The new run must have ended, and an audit must say that it forgot. The command lists the other runs that still hold the forgotten data: runs that came from the same training, or that have the same data in their config, in the folders beside the known runs. Runs in which a client of the same name took part may hold the data: they are listed too, and deleted only if --also names them. Backups and copies elsewhere are yours to delete.
 
-    After a crash, start it again: it finishes. The new run is never changed.
+    After a crash, start it again: it finishes. The new run is never changed; only its audit-work is deleted, with --siblings.
     """
     from feduhb.runs.retire import plan_retirement
 
     with answering(json, AGAIN) as answer:
-        plan = plan_retirement(run, replaced_by, unaudited)
-        if siblings and plan.holders and not yes:
+        plan = plan_retirement(run, replaced_by, unaudited).take_along(siblings=siblings, also=also or ())
+        if siblings and plan.along and not yes:
             confirm(plan)
-        print_retired(answer, plan, plan.carry_out(siblings=siblings), siblings, json)
+        print_retired(answer, plan, plan.carry_out(), json)
 
 
 def confirm(plan: Retirement) -> None:
     """Ask whether to delete the siblings too; raise RequestError if the answer is no, or nobody can answer."""
     from feduhb.runs.lineage import shorten
 
-    names = "\n".join(f"  {shorten(place)}" for place in plan.holders)
-    typer.echo(f"These runs still hold {plan.leavers} and would be deleted too:\n{names}", err=True)
+    names = "\n".join(f"  {shorten(place)}" for place in plan.along)
+    typer.echo(f"These folders hold {plan.leavers} and would be deleted too:\n{names}", err=True)
     if not can_ask():
         raise RequestError("nobody can confirm that; add --yes to delete them, or omit --siblings")
     if not typer.confirm("Delete them?", err=True):
@@ -82,20 +89,17 @@ def can_ask() -> bool:
 
 
 def print_retired(
-    answer: dict[str, Any],
-    plan: Retirement,
-    tombstones: Sequence[Mapping[str, Any]],
-    siblings: bool,
-    json: bool,
+    answer: dict[str, Any], plan: Retirement, tombstones: Sequence[Mapping[str, Any]], json: bool
 ) -> None:
-    """Add the tombstones to the answer, and print what was deleted, what was left and who still holds the leavers."""
+    """Add the tombstones to the answer, and print what was deleted, what was left and what still holds the leavers."""
     from feduhb.runs.lineage import shorten
 
-    holding = [] if siblings else [str(place) for place in plan.holders]
-    answer.update(retired=list(tombstones), holding=holding)
+    answer.update(
+        retired=list(tombstones), holding=[*map(str, plan.holding)], may_hold=[*map(str, plan.may_hold)]
+    )
     if json:
         return
-    for place, tombstone in zip([*(plan.holders if siblings else ()), plan.run], tombstones, strict=True):
+    for place, tombstone in zip(plan.list_runs(), tombstones, strict=True):
         size = sum(entry.get("bytes", 0) for entry in tombstone["deleted"])
         typer.echo(
             f"retired {shorten(place)}: {size:,} bytes deleted; {shorten(place / 'retired.json')} lists them"
@@ -105,11 +109,17 @@ def print_retired(
             typer.echo(f"  only links were deleted, not what they point to: {', '.join(links)}")
         if tombstone["left"]:
             typer.echo(f"  left, because feduhb did not write it: {', '.join(tombstone['left'])}")
-    if holding:
-        names = ", ".join(str(shorten(place)) for place in plan.holders)
+    for work in plan.list_work():
+        typer.echo(f"deleted {shorten(work)}, whose models knew {plan.leavers}")
+    again = f"feduhb retire {shorten(plan.run)}"
+    if plan.holding:
+        names = ", ".join(str(shorten(place)) for place in plan.holding)
         typer.echo(
-            f"these runs still hold {plan.leavers}: {names}; to retire them too, repeat with --siblings"
+            f"these folders still hold {plan.leavers}: {names}; to delete them too: {again} --siblings"
         )
-    work = plan.replaced_by / "audit-work"
-    if work.exists():
-        typer.echo(f"{shorten(work)} holds models that know {plan.leavers}; delete it")
+    if plan.may_hold:
+        names = ", ".join(str(shorten(place)) for place in plan.may_hold)
+        typer.echo(
+            f"these folders may hold {plan.leavers}, because a client of that name took part: {names}; "
+            f"look at each, and if it does: {again} --also {shorten(plan.may_hold[0])}"
+        )

@@ -111,7 +111,7 @@ def _retire(answer: dict[str, Any], old: Run, new: Run, unaudited: str | None, j
         if not json:
             typer.echo(f"\n{found}\n")
     plan = plan_retirement(old, new, unaudited)
-    print_retired(answer, plan, plan.carry_out(), False, json)
+    print_retired(answer, plan, plan.carry_out(), json)
 
 
 def parse_stop(word: str, window: int | None, floor: float, default: StopRule) -> StopRule:

@@ -27,12 +27,11 @@ from feduhb.data.request import Forget, Request, as_request
 from feduhb.errors import AnswerError, ConfigError, RequestError, RunFolderError
 from feduhb.flower.messages import PAUSE, exchange, log
 from feduhb.flower.wire import METRICS, WHO, to_line
-from feduhb.runs.folder import RunFolder
+from feduhb.runs.folder import REQUEST, RunFolder
 from feduhb.runs.lineage import read_forgotten
 
 PEM = b"-----BEGIN PUBLIC KEY-----"
 PREFIX, DIGITS = "key-", 32  # hexadecimal digits of SHA-256: 128 bits
-REQUEST = "request.json"  # the resolved request, in the folder of a run
 HOW = "feduhb.flower.key_id('its-key.pub')"
 NOBODY_REMAINS = "no client would remain to train on; keep at least one client, or delete the model instead"
 Rows = Mapping[str, tuple[int, ...]]

@@ -22,7 +22,7 @@ from feduhb.data.request import Request
 from feduhb.errors import HistoryError, RequestError, RunFolderError
 from feduhb.flower.engine import FlowerEngine, check_limits
 from feduhb.flower.messages import log
-from feduhb.flower.roster import REQUEST, Forgotten, Roster, read_request, read_total, resolve_request
+from feduhb.flower.roster import Forgotten, Roster, read_request, read_total, resolve_request
 from feduhb.flower.start import choose_start, warn_of_shared_seed
 from feduhb.flower.wire import Layout
 from feduhb.methods import settings_of
@@ -31,7 +31,16 @@ from feduhb.methods.retrain import Plain
 from feduhb.runs.checkpoint import digest_weights, load_params
 from feduhb.runs.config import identify_run
 from feduhb.runs.execute import Finished, execute, finish_replay
-from feduhb.runs.folder import HISTORY, Round, RunFolder, explain_end, write_atomically
+from feduhb.runs.folder import (
+    HISTORY,
+    LEFT_OUT,
+    NAMES,
+    REQUEST,
+    Round,
+    RunFolder,
+    explain_end,
+    write_atomically,
+)
 from feduhb.runs.history import DiskHistory
 from feduhb.runs.lineage import Ancestor, Erasure, find_histories, read_ancestors
 from feduhb.runs.loop import Participants, Rounds
@@ -42,7 +51,6 @@ if TYPE_CHECKING:
     from feduhb.flower.strategies import OwnLoop
 
 Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
-NAMES, LEFT_OUT = "names.json", "left_out.json"
 SHOWN = 8  # at most this many clients are named in a line of the log
 BY_CLIENTS = "clients_"  # prefix of the scores that clients measured
 ADVICE = Advice(

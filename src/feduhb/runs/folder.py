@@ -25,6 +25,8 @@ from feduhb.errors import RunFolderError, StorageError
 from feduhb.stopping import StopReason
 
 HISTORY = "history"  # the folder of the history in a run folder
+WORK = "audit-work"  # the folder for the runs that an audit makes, deleted at its end
+NAMES, LEFT_OUT, REQUEST = "names.json", "left_out.json", "request.json"  # files of a Flower strategy
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,8 @@ The rounds after a leaver's last one can be run backwards from the old model, so
 history, its records and its seed are personal data of the leavers, see docs/erasure.md.
 
 The tombstone is written before anything is deleted, and completed afterwards. If the process is killed in between, a
-repeated call finishes. The run that replaces the old one is only read.
+repeated call finishes. The run that replaces the old one is only read; what an audit left in its `audit-work` knows the
+leavers too, and is deleted only if the siblings are.
 """
 
 from __future__ import annotations
@@ -14,15 +15,27 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from feduhb.data.request import Request
 from feduhb.errors import ConfigError, FeduhbError, RequestError, RunFolderError
 from feduhb.runs import lineage
-from feduhb.runs.folder import HISTORY, RunFolder, disk_errors, now, sync_folder, versions, write_atomically
+from feduhb.runs.folder import (
+    HISTORY,
+    LEFT_OUT,
+    NAMES,
+    REQUEST,
+    WORK,
+    RunFolder,
+    disk_errors,
+    now,
+    sync_folder,
+    versions,
+    write_atomically,
+)
 from feduhb.runs.lineage import (
     digest_config,
     read_ancestors,
@@ -31,15 +44,23 @@ from feduhb.runs.lineage import (
     relate,
     shorten,
 )
-from feduhb.runs.siblings import find_holders, find_runs, is_left, list_ancestor_digests
+from feduhb.runs.siblings import (
+    find_runs,
+    find_siblings,
+    list_ancestor_digests,
+    list_data,
+    list_digests,
+    read_json,
+    still_holds,
+)
 
 if TYPE_CHECKING:
     from feduhb.runs.run import Run
 
-# Weights first. names.json, left_out.json and request.json are files of a Flower run.
+# Weights first.
 DELETED = (
-    RunFolder.STATE, ".*.tmp", ".tmp??????", HISTORY, "audit-work", "rounds.jsonl", ".result.json", "result.json",
-    "names.json", "left_out.json", "request.json", "config.toml",
+    RunFolder.STATE, ".*.tmp", ".tmp??????", HISTORY, WORK, "rounds.jsonl", ".result.json", "result.json",
+    NAMES, LEFT_OUT, REQUEST, "config.toml",
 )  # fmt: skip
 # Evidence and lineage, without weights and updates.
 KEPT = ("retired.json", "earlier.json", "later.json", "audit.json", "audit-*.json", ".lock", ".writing.lock")
@@ -48,61 +69,111 @@ PASSED = ("forgotten", "not caught")  # verdicts after which the old run is no l
 
 @dataclass(frozen=True, slots=True)
 class Retirement:
-    """A run that can be retired, the run that replaces it, and the other runs that still hold the leavers."""
+    """A run that can be retired, the run that replaces it, and the other folders that hold the leavers."""
 
     run: Path
     replaced_by: Path
     leavers: Request  # everything that the new run has forgotten and the old run has not
-    holders: tuple[Path, ...]
+    holding: tuple[Path, ...]  # runs, and audit work of runs that have forgotten the leavers
+    may_hold: tuple[Path, ...]  # the same, known only by a client's id or name
     audits: tuple[Mapping[str, str], ...] = ()
     unaudited: str | None = None  # the reason to retire without an audit that passed
+    along: tuple[Path, ...] = ()  # the folders that are deleted too
 
-    def carry_out(self, *, siblings: bool = False) -> list[dict[str, Any]]:
-        """Delete the run, and with ``siblings`` the other holders before it; return the tombstones.
+    def take_along(self, *, siblings: bool = False, also: Iterable[str | Path] = ()) -> Retirement:
+        """Return a retirement that deletes, too, the folders that hold the leavers, and those that are named."""
+        named = {Path(place).resolve() for place in also}
+        known = {*self.holding, *self.may_hold}
+        if strange := sorted(named - known - {place for place in named if self._was_deleted(place)}):
+            raise RequestError(
+                f"{shorten(strange[0])} is not among the folders that hold or may hold {self.leavers}; "
+                "name one that feduhb retire lists"
+            )
+        chosen = {*(self.holding if siblings else ()), *(named & known)}
+        return replace(
+            self,
+            along=tuple(sorted(chosen)),
+            holding=tuple(place for place in self.holding if place not in chosen),
+            may_hold=tuple(place for place in self.may_hold if place not in chosen),
+        )
+
+    def list_runs(self) -> list[Path]:
+        """Return the runs that are retired, in this order: the named run is the last."""
+        return [*(place for place in self.along if place.name != WORK), self.run]
+
+    def list_work(self) -> list[Path]:
+        """Return the folders of audit work that are deleted although their runs stay."""
+        return [place for place in self.along if place.name == WORK]
+
+    def carry_out(self) -> list[dict[str, Any]]:
+        """Delete the run, and before it what it takes along; return the tombstones of the runs.
 
         Raise RunFolderError, and delete nothing, if another process is writing one of these runs.
         """
-        chosen = [*(self.holders if siblings else ()), self.run]
+        runs, work = self.list_runs(), self.list_work()
+        for folder in (*runs, *work):
+            if self.replaced_by.is_relative_to(folder):
+                raise RunFolderError(
+                    f"{shorten(self.replaced_by)} lies in {shorten(folder)}, which is to be deleted; move it away"
+                )
         with contextlib.ExitStack() as claims:
-            for folder in sorted(chosen):
-                if self.replaced_by.is_relative_to(folder):
-                    raise RunFolderError(
-                        f"{shorten(self.replaced_by)} lies in {shorten(folder)}, which is to be deleted; move it away"
-                    )
+            for folder in sorted({*runs, *(place.parent for place in work)}):
                 claims.enter_context(RunFolder(folder).claim(advice="stop it", patience=lineage.PATIENCE))
-            return [self._delete(RunFolder(folder), () if siblings else self.holders) for folder in chosen]
+            if any(RunFolder(folder).tombstone() is None for folder in runs):
+                self._check_still_there()
+            return [self._delete(RunFolder(folder), work if folder == self.run else ()) for folder in runs]
 
-    def _delete(self, old: RunFolder, holding: Iterable[Path]) -> dict[str, Any]:
-        """Delete one run and return its tombstone; finish what an interrupted call began."""
+    def _was_deleted(self, place: Path) -> bool:
+        """Whether an earlier call retired this run, or deleted this audit work."""
+        found = RunFolder(self.run).tombstone() or {"deleted": []}
+        listed = {Path(os.path.normpath(self.run / entry["name"])) for entry in found["deleted"]}
+        return RunFolder(place).tombstone() is not None or place in listed
+
+    def _check_still_there(self) -> None:
+        """Raise RunFolderError if the new run was moved away or deleted since a tombstone named it."""
+        if not (digest_config(self.replaced_by) and RunFolder(self.replaced_by).is_finished()):
+            raise RunFolderError(
+                f"{shorten(self.replaced_by)}, which replaced {shorten(self.run)}, is not there any more, or has not finished; "
+                "move it back, or delete the other runs yourself"
+            )
+
+    def _delete(self, old: RunFolder, work: Sequence[Path]) -> dict[str, Any]:
+        """Delete one run, and audit work elsewhere; return the tombstone. Finish what an interrupted call began."""
         found = old.tombstone()
-        if found is not None and found["finished"] is not None:
+        if found is not None and found["finished"] is not None and not work:
             return found
-        tombstone = found or self._begin(old, holding)
-        doomed = [
+        tombstone = found or self._begin(old)
+        own = [
             path for path in _list_files(old.path, DELETED) if path.name != f".{old.tombstone_path.name}.tmp"
         ]
         known = {entry["name"] for entry in tombstone["deleted"]}
-        tombstone["deleted"] += [_describe(path) for path in doomed if path.name not in known]
+        for path in (*work, *own):
+            name = relate(path, old.path)
+            if name not in known:
+                when = {"when": now()} if path in work else {}
+                tombstone["deleted"].append({**_describe(path), "name": name, **when})
         _write(old, tombstone)
         with disk_errors(old.path):
-            for path in doomed:
+            for path in (*work, *own):
                 if path.is_dir() and not path.is_symlink():
                     shutil.rmtree(path)  # unlinks links, and does not follow them
                 else:
                     path.unlink(missing_ok=True)
-            sync_folder(old.path)
-        kept = _list_files(old.path, KEPT)
-        tombstone["left"] = sorted(path.name for path in old.path.iterdir() if path not in kept)
-        tombstone["finished"] = now()
-        _write(old, tombstone)
+            for folder in (*(path.parent for path in work), old.path):
+                sync_folder(folder)
+        if tombstone["finished"] is None:
+            kept = _list_files(old.path, KEPT)
+            tombstone["left"] = sorted(path.name for path in old.path.iterdir() if path not in kept)
+            tombstone["finished"] = now()
+            _write(old, tombstone)
         return tombstone
 
-    def _begin(self, old: RunFolder, holding: Iterable[Path]) -> dict[str, Any]:
+    def _begin(self, old: RunFolder) -> dict[str, Any]:
         """Return the tombstone of a run of which nothing has been deleted yet."""
         config, new, forgot = old.config(), RunFolder(self.replaced_by), read_forgotten(old)
         return {
             "config_sha256": digest_config(old.path),
-            "weights_sha256": _read_json(old.result_path).get("weights_sha256"),
+            "weights_sha256": read_json(old.result_path).get("weights_sha256"),
             "method": config.get("unlearn", {}).get("method", "retrain"),
             "scheduled_rounds": config.get("train", {}).get("rounds"),
             "forgot": str(forgot or ""),
@@ -114,7 +185,11 @@ class Retirement:
             },
             "audits": [{**audit, "run": relate(Path(audit["run"]), old.path)} for audit in self.audits],
             "unaudited": self.unaudited,
-            "holding": [relate(path, old.path) for path in holding],
+            "holding": [relate(path, old.path) for path in self.holding],
+            "may_hold": [relate(path, old.path) for path in self.may_hold],
+            "siblings_sha256": {
+                relate(path, old.path): digest_config(path) for path in (*self.holding, *self.may_hold)
+            },
             "deleted": [],
             "left": [],
             "begun": now(),
@@ -129,6 +204,7 @@ def retire(
     replaced_by: Run | str | Path | None = None,
     unaudited: str | None = None,
     siblings: bool = False,
+    also: Iterable[str | Path] = (),
 ) -> list[dict[str, Any]]:
     """Delete a run that another run has replaced, and return its tombstone, the content of retired.json.
 
@@ -138,14 +214,20 @@ def retire(
 
     Args:
         run: the old run, or its folder.
-        replaced_by: the new run, or its folder. None finds it by the lineage. It must have ended, and its audit must say
-            "forgotten" or "not caught" about everything that the old run had not forgotten.
+        replaced_by: the new run, or its folder. None finds it by the lineage. It must have come from the old run or from
+            an ancestor of it, or have been trained on the same data without the leavers. It must have ended and have
+            forgotten everything that the old run had forgotten, and its audit must say "forgotten" or "not caught" about
+            the rest.
         unaudited: the reason to retire a run without such an audit, for example because the server has no data.
         siblings: retire every other run that still holds the leavers too, before this one. They are those that came from
             the same training or have the leavers' data in their config, in the folders beside the known runs.
+            What audits left in the `audit-work` of such runs, and of the new run, is deleted too.
             The tombstones come in the order in which the runs are deleted.
+        also: folders to delete too, of those that the tombstone lists under "holding" or "may_hold". The latter are runs
+            in which a client with a leaver's id or name took part; siblings= does not include them.
     """
-    return plan_retirement(run, replaced_by, unaudited).carry_out(siblings=siblings)
+    plan = plan_retirement(run, replaced_by, unaudited)
+    return plan.take_along(siblings=siblings, also=also).carry_out()
 
 
 def plan_retirement(
@@ -165,19 +247,41 @@ def plan_retirement(
     if chosen.path == old.path:
         raise RunFolderError(f"{shorten(old.path)} cannot replace itself; name the new run")
     leavers, audits = _check_replacing(old, chosen, unaudited)
-    return Retirement(
-        old.path, chosen.path, leavers, find_holders(old, chosen.path, leavers), audits, unaudited
-    )
+    found = find_siblings(old.path, chosen.path, leavers)
+    return Retirement(old.path, chosen.path, leavers, found.holding, found.may_hold, audits, unaudited)
 
 
 def _read_plan(old: RunFolder, tombstone: Mapping[str, Any]) -> Retirement:
     """Return the retirement that a tombstone records, with the siblings that are still there."""
-    new = (old.path / tombstone["replaced_by"]["run"]).resolve()
-    leavers = Request.parse(tombstone["leavers"])
-    listed = {(old.path / name).resolve() for name in tombstone["holding"]}
-    holders = {*filter(is_left, listed), *find_holders(old, new, leavers)}
+    new, leavers = _find_living(old.path), Request.parse(tombstone["leavers"])
+    digests = tombstone.get("siblings_sha256", {})  # tombstones of earlier versions have none
+
+    def list_left(names: Iterable[str]) -> set[Path]:
+        """Return the listed folders that are still there, and hold the same run."""
+        listed = [(Path(os.path.normpath(old.path / name)), digests.get(name)) for name in names]
+        return {
+            place
+            for place, digest in listed
+            if (place.exists() if place.name == WORK else still_holds(place, leavers))
+            and digest in {None, digest_config(place)}
+        }
+
+    found = find_siblings(old.path, new, leavers)
+    holding = {*list_left(tombstone["holding"]), *found.holding} - {new}
+    may_hold = {*list_left(tombstone.get("may_hold", ())), *found.may_hold} - holding - {new}
     audits = [{**audit, "run": str((old.path / audit["run"]).resolve())} for audit in tombstone["audits"]]
-    return Retirement(old.path, new, leavers, tuple(sorted(holders)), tuple(audits), tombstone["unaudited"])
+    return Retirement(
+        old.path, new, leavers, tuple(sorted(holding)), tuple(sorted(may_hold)), tuple(audits), tombstone["unaudited"]
+    )  # fmt: skip
+
+
+def _find_living(place: Path) -> Path:
+    """Return the run that replaces a retired run now: if that was retired too, the run that replaced it."""
+    seen: set[Path] = set()
+    while place not in seen and (found := RunFolder(place).tombstone()) is not None:
+        seen.add(place)
+        place = (place / found["replaced_by"]["run"]).resolve()
+    return place
 
 
 def _locate(run: Run | str | Path) -> Path:
@@ -233,6 +337,17 @@ def _check_replacing(
             f"{here} has forgotten {total or 'nothing'}, and {there} has forgotten that too, so it does not replace it; "
             "name a run that feduhb unlearn made from it"
         )
+    forgot = read_forgotten(old)
+    if forgot is not None and (back := forgot.subtract(total)) is not None:
+        raise RequestError(
+            f"{there} has forgotten {back}, and {here} has not, so it would bring {back} back; "
+            f"name a run that has forgotten {forgot.merge(leavers)}"
+        )
+    if not (list_digests(old.path) & list_digests(new.path) or _has_same_data(old, new, leavers)):
+        raise RequestError(
+            f"{here} did not come from {there} and was not trained on the same data without {leavers}, so it does not replace it; "
+            "name a run that feduhb unlearn made from it"
+        )
     if not new.is_finished():
         raise RunFolderError(f"{here}, which replaces {there}, has not finished; continue it with --resume")
     audits = tuple(filter(None, map(_read_audit, (new.path, *_list_between(old, new)))))
@@ -252,6 +367,14 @@ def _check_replacing(
     return leavers, audits
 
 
+def _has_same_data(old: RunFolder, new: RunFolder, leavers: Request) -> bool:
+    """Whether two runs were trained on the same data, by the digests in their configs, apart from the leavers."""
+    before, after = list_data(old.path), list_data(new.path)
+    changed = {client for client, _ in before.items() - after.items()}
+    may_change = {*before} if leavers.classes else {*leavers.clients, *leavers.rows}
+    return bool(before.items() & after.items()) and {*after} <= {*before} and changed <= may_change
+
+
 def _list_between(old: RunFolder, new: RunFolder) -> list[Path]:
     """Return the runs that lie between two runs, each with a request of its own and the audit of that request."""
     digest, ancestors = digest_config(old.path), read_ancestors(new.path)
@@ -262,7 +385,7 @@ def _list_between(old: RunFolder, new: RunFolder) -> list[Path]:
 def _read_audit(folder: Path) -> dict[str, str] | None:
     """Return what a run's last audit says and covers; None if there is no audit of its weights."""
     files, path = RunFolder(folder), folder / "audit.json"
-    made, found = files.tombstone() or _read_json(files.result_path), _read_json(path)
+    made, found = files.tombstone() or read_json(files.result_path), read_json(path)
     if not found or found.get("weights_sha256") != made.get("weights_sha256"):
         return None
     about = {"verdict": str(found["verdict"]["word"]), "forgot": str(found["forgot"])}
@@ -300,14 +423,6 @@ def _describe(path: Path) -> dict[str, Any]:
 def _digest_file(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    """Return the content of a JSON file; nothing if it is missing or damaged."""
-    try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
-        return {}
 
 
 def _write(old: RunFolder, tombstone: Mapping[str, Any]) -> None:
