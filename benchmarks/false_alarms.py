@@ -125,7 +125,7 @@ def main() -> None:
     """Print the number of false alarms, and the shares that are found, for each model."""
     torch.set_num_threads(1)
     for model in MODELS_TRIED:
-        runs, alarms, few, found = 0, list[str](), list[bool](), Counter[float]()
+        runs, searched, alarms, few, found = 0, 0, list[str](), list[bool](), Counter[float]()
         for seed in range(SEEDS):
             with tempfile.TemporaryDirectory() as folder:
                 for run, controls in unlearn_honestly(model, seed, Path(folder)):
@@ -133,9 +133,10 @@ def main() -> None:
                     failed = count_alarms(run, controls)
                     alarms += [f"seed {seed}, {run.method.name}: {check.says}" for check in failed]
                     if not failed:  # else some worlds were not run
+                        searched += 1
                         few += [search(run, controls, world, FEW) for world in ("draw", "bare-other")]
                         found.update(s for s in SHARES if search(run, controls, "bare-other", share=s))
-        shares = ", ".join(f"{share:.0%} in {found[share] / runs:.0%}" for share in SHARES)
+        shares = ", ".join(f"{share:.0%} in {found[share]} of {searched}" for share in SHARES)
         sys.stdout.write(
             f"{model.__name__}: {len(alarms)} false alarms in {runs} runs; with {FEW} orders, in {sum(few)} of {len(few)} searches; "
             f"of the old weights were found: {shares}\n"

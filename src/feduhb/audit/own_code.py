@@ -28,6 +28,7 @@ OWN_SEED = "From the run's own draw, which is not the original's"
 BARE = "In a federation of noise alone"
 NUDGE = "With one value of each client's data changed slightly"
 GUESSES = 199  # untrained models, whose best accuracy a model that learned from noise may reach by chance
+GAP = 0.1  # a Retrain that is better than these by less shows nothing
 JUMP = 0.05  # weights that a slight change of the data moves by more than this share of their way from w[0] are suspect
 AGREEMENT = 20.0  # ... if runs on other slight changes are nearer to each other by this factor
 NUDGES: tuple[World, ...] = ("nudge", "nudge-2", "nudge-3")
@@ -138,7 +139,8 @@ class OwnCode:
         found, done = max(scores)
         if explain_uselessness(found, retrain, compute_chance(federation)) is not None:
             return None
-        if found <= self._best_guess:
+        guess = self._best_guess
+        if retrain < guess + GAP or found < (guess + retrain) / 2:
             return None
         return (
             f"test accuracy {found:.1%} after round {done}, and Retrain on real data has {retrain:.1%}. "
