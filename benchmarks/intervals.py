@@ -25,8 +25,9 @@ from typing import NamedTuple
 import torch
 
 from feduhb.audit.forecast import forecast_power
+from feduhb.audit.pooling import pool, pool_differences
 from feduhb.audit.result import ORIGINAL, RETRAIN, UNLEARNED, AucDifference, Interval, Roc
-from feduhb.audit.statistics import Scores, compare_aucs, compute_roc, is_equivalent, pool, pool_differences
+from feduhb.audit.statistics import Scores, compare_aucs, compute_roc, is_equivalent
 from feduhb.audit.verdict import MARGIN, judge_membership
 from feduhb.core.seeds import generator
 

@@ -33,6 +33,15 @@ def test_one_client_by_hand():
     assert found.says.endswith("A chance of 80% needs at most 572 against 572: there are enough.")
 
 
+@pytest.mark.parametrize(("sizes", "audits"), [([(1, 1)], 857), ([(3, 2)], 286), ([(43, 14)] * 2, 14)])
+def test_the_audits_to_pool_have_the_wanted_power(sizes, audits):
+    """One pair has a variance of 1/4, and k audits 1 / (4 k), not less: se = 0.05 / 2.926 needs 857, not 572."""
+    assert (
+        f", or {audits} audits like this one, of other seeds and data, pooled." in forecast_power(sizes).says
+    )
+    assert forecast_power(sizes * (audits - 1)).power < 0.8 <= forecast_power(sizes * audits).power
+
+
 sizes = st.lists(st.tuples(st.integers(1, 300), st.integers(1, 300)), min_size=1, max_size=4)
 
 

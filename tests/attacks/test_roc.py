@@ -15,6 +15,7 @@ from scipy.stats import beta
 from torch import Tensor
 
 from data.wording import refused
+from feduhb.audit.pooling import pool, pool_differences
 from feduhb.audit.result import AucDifference, Interval, Roc
 from feduhb.audit.statistics import (
     Scores,
@@ -24,8 +25,6 @@ from feduhb.audit.statistics import (
     compute_roc,
     compute_smallest_error,
     is_equivalent,
-    pool,
-    pool_differences,
 )
 from feduhb.errors import DataError
 from toys import quick

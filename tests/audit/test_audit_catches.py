@@ -12,8 +12,9 @@ import feduhb
 from audit.auditing import LEAVERS, QUIET, ROUNDS, TRAINED, load_digits
 from feduhb.audit.attacks.before_after import CHANGES
 from feduhb.audit.audit import audit
+from feduhb.audit.pooling import pool
 from feduhb.audit.result import Attack
-from feduhb.audit.statistics import compute_power, is_equivalent, pool
+from feduhb.audit.statistics import compute_power, is_equivalent
 from feduhb.core.flat import flatten
 from feduhb.methods.retrain import Plain
 

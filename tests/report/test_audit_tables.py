@@ -127,6 +127,23 @@ def test_attacks_have_controls_intervals_and_power(two):
     assert "FedEraser: loss, canaries: the loss attack on canaries says caught" in grid.sentences
 
 
+def test_seeds_that_were_audited_together_have_a_row_of_their_mean(tmp_path: Path):
+    """0.505 and 0.525 against 0.497: +0.008 and +0.028, whose mean is +0.018; the error 0.01 stays."""
+    made = [
+        put(
+            write(tmp_path / str(seed), "feduhb", series(4), seed=seed),
+            audit(seed=seed, procedure="feduhb-1", membership=[attack(unlearned=auc)]),
+        )
+        for seed, auc in ((1, 0.505), (2, 0.525))
+    ]
+    rows = make_grids(read_runs(made))["attacks"].rows
+    assert rows[-1] == [
+        "FedUHB, 2 seeds", "loss, canaries", "unlearned", "mean over seeds", "", "+0.018 [-0.008, +0.044]", "", "", "400 / 130", "",
+    ]  # fmt: skip
+    assert len(rows) == 7
+    assert len(make_grids(read_runs(made[:1]))["attacks"].rows) == 3
+
+
 def test_liras_self_test_has_a_row(two):
     rows = [row for row in make_grids(two)["attacks"].rows if row[2] == "its own shadows"]
     assert [row[1:5] for row in rows] == [

@@ -24,7 +24,8 @@ def forecast_power(
 
         se² = Σ w_c² (m + n + 1) / (12 m n) / (Σ w_c)²,   w_c = m n / (m + n)
 
-    If all counts are multiplied by f, se² is a / f + b / f². The needed f solves se = margin / (1.645 + Φ⁻¹((1 + wanted) / 2)).
+    If all counts are multiplied by f, se² is a / f + b / f². The needed f solves se = g, g = margin / (1.645 + Φ⁻¹((1 + wanted) / 2)).
+    If k such audits of other data are pooled, se² is (a + b) / k, so (a + b) / g² audits are needed.
 
     Args:
         sizes: for each client the number of members, such as canaries, and of held-out examples of the same kind.
@@ -59,12 +60,12 @@ def forecast_power(
         needed_members=needed[0], needed_others=needed[1],
         says=f"Forecast for {on}: {members:,} members against {others:,} held-out examples of {len(both)} "
         f"client{'s'[: len(both) != 1]}. A model that remembers nothing passes the test of equivalence to 0.5 ± {margin:g} "
-        f"with a chance of {power:.0%}, or more if Retrain scores examples alike. {_advise(times, needed, wanted)}",
+        f"with a chance of {power:.0%}, or more if Retrain scores examples alike. {_advise((a + b) / goal**2, needed, wanted)}",
     )  # fmt: skip
 
 
-def _advise(times: float, needed: tuple[int, int], wanted: float) -> str:
+def _advise(audits: float, needed: tuple[int, int], wanted: float) -> str:
     counts = f"A chance of {wanted:.0%} needs at most {needed[0]:,} against {needed[1]:,}"
-    if times <= 1:
+    if audits <= 1:
         return f"{counts}: there are enough."
-    return f"{counts}, or {math.ceil(times)} audits like this one, of other seeds and data, pooled."
+    return f"{counts}, or {math.ceil(audits)} audits like this one, of other seeds and data, pooled."

@@ -284,7 +284,7 @@ class RunAudit:
         )  # fmt: skip
         return Audit(
             method=run.method.name, exact=run.method.exact, forgot=str(request), seed=run.seed,
-            seeds={name: model.seed for name, model in models.items()},
+            seeds={name: model.seed for name, model in models.items()}, procedure=name_run(run),
             weights_sha256=self._digests[UNLEARNED], verdict=verdict,
             exactness=exactness, membership=tuple(attack for attack, _ in self.attacks), misr=misr,
             backdoor=backdoor[0] if backdoor else None, accuracy=accuracy, clients=measure_clients(models, federation, request),

@@ -279,6 +279,9 @@ class Audit:
     notes: tuple[str, ...] = ()
     forecast: tuple[Forecast, ...] = ()  # made before the attacks; earlier versions made none
     seeds: Mapping[str, int] = field(default_factory=dict)  # of each model; earlier versions wrote none
+    procedure: str = (
+        ""  # the method with a digest of its settings, rounds and stop rule; earlier versions wrote none
+    )
     settings: Mapping[str, Any]
     versions: Mapping[str, str]
     finished: str

@@ -1,4 +1,4 @@
-"""The statistics of an audit: the ROC of an attack, the difference of two AUCs, equivalence, power, and pooling.
+"""The statistics of an audit: the ROC of an attack, the difference of two AUCs, equivalence, and power.
 
 Members are compared with held-out examples of the *same* client, so that an attack does not profit from label skew.
 Intervals hold for these clients (or these audits, if several are pooled): for other draws of their examples. Fields called
@@ -10,15 +10,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import NormalDist, mean, stdev
+from statistics import NormalDist
 
 import torch
 from torch import Tensor
 
+from feduhb.audit.pooling import LEVEL, extend_to_population, student
 from feduhb.audit.result import AucDifference, Difference, Interval, Roc
 from feduhb.errors import DataError
 
-LEVEL, TOST = 0.99, 0.90  # levels of the two intervals
+TOST = 0.90  # level of the interval for tests of equivalence
 NORMAL = NormalDist()
 
 
@@ -62,7 +63,7 @@ class _Mean:
 
     def reach(self, least: float, level: float) -> float:
         """Return half the width of an interval: t se, and at least z ``least``."""
-        return max(_student(self.freedom, level) * self.se, NORMAL.inv_cdf((1 + level) / 2) * least)
+        return max(student(self.freedom, level) * self.se, NORMAL.inv_cdf((1 + level) / 2) * least)
 
 
 def compute_auc(strata: Sequence[Scores]) -> float:
@@ -101,7 +102,7 @@ def compute_roc(strata: Sequence[Scores]) -> Roc:
     (tpr_1, wide_1), (tpr_01, wide_01) = (_share_found(members, others, one_in) for one_in in (100, 1000))
     return Roc(
         found.value, max(found.se, least), wide, equal, tpr_1, wide_1, tpr_01, wide_01, len(members), len(others),
-        _extend_to_population(found.clients, wide, Interval(0.0, 1.0)),
+        extend_to_population(found.clients, wide, Interval(0.0, 1.0)),
     )  # fmt: skip
 
 
@@ -136,7 +137,7 @@ def compare_aucs(first: Sequence[Scores], second: Sequence[Scores]) -> AucDiffer
     least, shrunk = 1 / (pairs + 2), found.value * pairs / (pairs + 2)
     wide, equal = (_extend_skewed(found.value, shrunk, found.reach(least, level)) for level in (LEVEL, TOST))
     return AucDifference(
-        found.value, max(found.se, least), wide, equal, _extend_to_population(found.clients, wide, Interval(-1.0, 1.0))
+        found.value, max(found.se, least), wide, equal, extend_to_population(found.clients, wide, Interval(-1.0, 1.0))
     )  # fmt: skip
 
 
@@ -148,40 +149,6 @@ def is_equivalent(found: Roc, margin: float = 0.05) -> bool:
 def compute_power(se: float, margin: float = 0.05) -> float:
     """Return the chance that `is_equivalent` is true if the AUC is 0.5: max(0, 2 Φ(margin / se - z) - 1), z = 1.645."""
     return max(0.0, 2 * NORMAL.cdf(margin / se - NORMAL.inv_cdf((1 + TOST) / 2)) - 1)
-
-
-def pool(found: Sequence[Roc]) -> Roc:
-    """Combine independent audits of one kind, such as of several seeds with data of their own.
-
-        AUC = Σ s_i AUC_i,   se = sqrt(Σ s_i² se_i²),   s_i ∝ m_i n_i / (m_i + n_i)
-
-    Its interval reaches sqrt(Σ s_i² (AUC_i - low_i)²) below, and likewise with high_i above (Zou and Donner 2008). So does that
-    of true positives, whose s_i is the share of all members. The weights are counts, not 1 / se_i², because an AUC near 1
-    has a small error, which would favour audits that were high by luck. Intervals are about the mean of these audits; the
-    population's is about other audits, from the spread of the AUC_i as in `compute_roc`.
-    """
-    _check_audits(found)
-    members, others = [one.members for one in found], [one.others for one in found]
-    weights = _normalise([m * n / (m + n) for m, n in zip(members, others, strict=True)])
-    areas = [one.auc for one in found]
-    area, wide = _combine(weights, areas, [one.interval for one in found])
-    _, equal = _combine(weights, areas, [one.equivalence for one in found])
-    se = math.hypot(*(w * one.se for w, one in zip(weights, found, strict=True)))
-    shares = _normalise(members)
-    tpr_1, wide_1 = _combine(shares, [one.tpr_1 for one in found], [one.tpr_1_interval for one in found])
-    tpr_01, wide_01 = _combine(shares, [one.tpr_01 for one in found], [one.tpr_01_interval for one in found])
-    population = _extend_to_population(areas, wide, Interval(0.0, 1.0))
-    return Roc(area, se, wide, equal, tpr_1, wide_1, tpr_01, wide_01, sum(members), sum(others), population)
-
-
-def pool_differences(found: Sequence[AucDifference]) -> AucDifference:
-    """Combine the paired tests of independent audits, as `pool` combines their AUCs, but with s_i ∝ 1 / se_i²."""
-    _check_audits(found)
-    weights, values = _normalise([1 / one.se**2 for one in found]), [one.value for one in found]
-    value, wide = _combine(weights, values, [one.interval for one in found], least=-1.0)
-    _, equal = _combine(weights, values, [one.equivalence for one in found], least=-1.0)
-    se = math.hypot(*(w * one.se for w, one in zip(weights, found, strict=True)))
-    return AucDifference(value, se, wide, equal, _extend_to_population(values, wide, Interval(-1.0, 1.0)))
 
 
 def compute_difference(hit: Tensor, floor: Tensor, *, level: float = 0.99) -> Difference:
@@ -265,12 +232,6 @@ def _bound_error(clients: Sequence[_Placed], a: float) -> float:
     return math.sqrt(total) / sum(client.weight for client in clients)
 
 
-def _student(freedom: float, level: float) -> float:
-    from scipy.special import stdtrit  # slow to import
-
-    return float(stdtrit(freedom, (1 + level) / 2))
-
-
 def _around(centre: float, half: float, least: float) -> Interval:
     """Return the interval centre ± half, within ``least`` and 1."""
     return Interval(max(least, centre - half), min(1.0, centre + half))
@@ -286,16 +247,6 @@ def _extend_auc(auc: float, shrunk: float, half: float) -> Interval:
     """Return the same for an AUC: 2 AUC - 1 lies between -1 and 1, and its atanh is half the logit of the AUC."""
     both = _extend_skewed(2 * auc - 1, 2 * shrunk - 1, 2 * half)
     return Interval((1 + both.low) / 2, (1 + both.high) / 2)
-
-
-def _extend_to_population(found: Sequence[float], these: Interval, bounds: Interval) -> Interval | None:
-    """Return the interval of the mean from the spread of its parts, extended to cover ``these``; None for one part."""
-    if len(found) < 2:
-        return None
-    centre, half = mean(found), _student(len(found) - 1, LEVEL) * stdev(found) / math.sqrt(len(found))
-    return Interval(
-        max(bounds.low, min(these.low, centre - half)), min(bounds.high, max(these.high, centre + half))
-    )
 
 
 def _share_found(members: Tensor, others: Tensor, one_in: int) -> tuple[float, Interval]:
@@ -318,24 +269,3 @@ def _share_found(members: Tensor, others: Tensor, one_in: int) -> tuple[float, I
     high = 1.0 if at_most == m else float(betaincinv(at_most + 1, m - at_most, 1 - miss))
     low = float(betaincinv(at_least, m - at_least + 1, miss)) if at_least else 0.0
     return int((members > line[n // one_in]).sum()) / m, Interval(low, high)
-
-
-def _check_audits(found: Sequence[object]) -> None:
-    if not found:
-        raise DataError("there are no audits to pool; give at least one")
-
-
-def _normalise(weights: Sequence[float]) -> list[float]:
-    return [weight / sum(weights) for weight in weights]
-
-
-def _combine(
-    shares: Sequence[float], values: Sequence[float], wide: Sequence[Interval], least: float = 0.0
-) -> tuple[float, Interval]:
-    """Return a weighted mean and its interval, each side by the root of the sum of squares, within ``least`` and 1."""
-    mean = sum(s * value for s, value in zip(shares, values, strict=True))
-    below, above = (
-        math.hypot(*(s * (value - end) for s, value, end in zip(shares, values, ends, strict=True)))
-        for ends in ([one.low for one in wide], [one.high for one in wide])
-    )
-    return mean, Interval(max(least, mean - below), min(1.0, mean + above))

@@ -68,7 +68,10 @@ def audit(
 
     The audit needs the forgotten data once more, so run it before you delete that data. It writes audit.json into RUN, which feduhb report shows. After a crash, start it again: it continues where it stopped.
     """
+    from dataclasses import asdict
+
     from feduhb.audit.audit import audit_all
+    from feduhb.audit.pooling import pool_seeds
     from feduhb.runs.run import open_run
 
     with answering(json, WORK_KEPT) as answer:
@@ -79,7 +82,11 @@ def audit(
             exactness=exactness, canaries=canaries, shadows=shadows, relearn=relearn, margin=margin, keep=keep,
             show="auto" if json else "lines",
         )  # fmt: skip
+        together = pool_seeds(found)
         answer.update(audits=[one.as_json() for one in found])
+        if together:
+            answer.update(over_seeds=[asdict(one) for one in together])
         if not json:
             files = [str(run / "audit.json") for run in runs]
-            typer.echo("\n\n".join(str(one) for one in found) + "\n\n" + "\n".join(files))
+            parts = [*map(str, found), "\n".join(one.says for one in together), "\n".join(files)]
+            typer.echo("\n\n".join(filter(None, parts)))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import NamedTuple
 
+from feduhb.audit.pooling import pool_seeds
 from feduhb.audit.result import (
     COMPARED,
     MODELS,
@@ -19,6 +20,7 @@ from feduhb.audit.result import (
     Roc,
 )
 from feduhb.report.grids import Grid, escape_markdown
+from feduhb.report.runs import NAMES as METHODS
 from feduhb.report.runs import RunView, printable
 from feduhb.report.tables import get_verdict
 from feduhb.report.words import NOTHING, format_number, format_percent, format_points, format_share
@@ -41,7 +43,8 @@ NOTES = {
     "interval to lie within 0.5 ± {margin}, or that of the difference from Retrain's within ± {margin} if it is the sharper test, "
     "by an attack that catches the original. Power: how often a model that gives "
     "nothing away would pass that test. Minus Retrain's: the difference of the two AUCs on the same examples, with its 99% "
-    "interval; “caught” needs both the AUC and this difference to point the same way.",
+    "interval; “caught” needs both the AUC and this difference to point the same way. “Mean over seeds”: of the runs of one method that "
+    "were audited together and differ in nothing but their seeds.",
     "kept": "Somebody who keeps the original beside another model compares the two, example by example. The original knew the "
     "forgotten examples, so the pair reveals them even if the other model has forgotten. Beside Retrain: what any honest forgetting "
     "reveals. Beside itself one round later: nothing was removed. This does not count for the verdict; it is a reason to retire the original.",
@@ -128,6 +131,8 @@ def make_grids(views: Sequence[RunView]) -> dict[str, Grid]:
                 [view.label, get_verdict(view) or NOTHING, *row[2:]]
                 for (view, _), row in zip(chosen, rows, strict=True)
             ]
+        if name == "attacks":
+            rows += _combine_seeds([audit for _, audit in chosen])
         if name == "misr":
             said = [("", sentence) for sentence in dict.fromkeys(sentence for _, sentence in said)]
         note = NOTES[name].format(margin=" or ".join(margins))
@@ -185,6 +190,15 @@ def _attack(audit: Audit) -> Iterator[Row]:
         if attack.self_test:
             area, *rates = _format_roc(attack.self_test)
             yield [name, "its own shadows", "what it can do", area, "", *rates, ""]
+
+
+def _combine_seeds(audits: Sequence[Audit]) -> Iterator[Row]:
+    """Yield the mean of each attack over the seeds of a method that were audited together."""
+    for one in pool_seeds(audits):
+        label = f"{METHODS.get(one.method, printable(one.method))}, {len(one.seeds)} seeds"
+        name, apart = f"{printable(one.attack)}, {printable(one.on)}", _format_difference(one.against_retrain)
+        counts = f"{one.members:,} / {one.others:,}"
+        yield [label, name, NAMES[UNLEARNED], "mean over seeds", "", apart, "", "", counts, ""]
 
 
 def _keep(audit: Audit) -> Iterator[Row]:
