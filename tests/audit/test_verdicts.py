@@ -313,10 +313,10 @@ def test_forgotten_is_only_for_methods_that_declare_themselves_exact():
     ],
 )
 def test_a_method_that_cannot_be_rebuilt_is_at_best_inconclusive(claims, exact, findings, word):
-    found = reach_verdict(claims, exact, findings, None, not_rebuilt="It is local to a function.")
+    found = reach_verdict(claims, exact, findings, None, doubts=["It is local to a function."])
     assert found.word == word
     assert (found.reasons[0] == "It is local to a function.") is (word == "inconclusive")
-    assert reach_verdict(True, EXACT, [], "9 %", not_rebuilt="It is local.").word == "useless"
+    assert reach_verdict(True, EXACT, [], "9 %", doubts=["It is local."]).word == "useless"
 
 
 def test_a_removed_backdoor_shows_nothing_about_membership():

@@ -11,7 +11,7 @@ from torch import nn
 import feduhb
 from federations import ragged
 from feduhb import flower
-from feduhb.core.flat import flatten
+from feduhb.core.flat import flatten, split
 from feduhb.errors import ConfigError, HistoryError, ModelError, RunFolderError
 from feduhb.flower.wire import Layout
 from feduhb.runs.checkpoint import digest_weights
@@ -148,6 +148,35 @@ def test_a_model_whose_factory_returns_learned_weights_is_refused():
 
     with pytest.raises(ModelError, match="the model's factory returns the same weights for every seed"):
         unlearn(model=load)
+
+
+def make_factory(old, noise):
+    """Return a factory of old weights with a little noise."""
+
+    def make():
+        module = FEDERATION.fresh_model()
+        with torch.no_grad():
+            for p, part in zip(module.parameters(), split(old, module), strict=True):
+                p.copy_(part + noise * torch.randn_like(part))
+        return module
+
+    return make
+
+
+def test_a_model_whose_factory_adds_noise_to_learned_weights_is_refused(tmp_path):
+    warm = make_factory(train(tmp_path / "first").params, 1e-3)
+    shared = r"fresh draws of the model share weights in 0.weight and 5 other parameters"
+    with pytest.raises(ModelError, match=rf"{shared}, and .*first did not start from this model"):
+        unlearn(model=warm, trained=tmp_path / "first")
+    with pytest.raises(ModelError, match=rf"{shared}, which a training may have learned; name the run"):
+        unlearn(model=warm)
+    train(model=warm)  # it forgets nothing
+
+
+def test_weights_that_the_training_itself_started_from_are_no_secret(tmp_path):
+    given = make_factory(flatten(FEDERATION.fresh_model()), 1e-3)
+    train(tmp_path / "first", model=given)
+    assert unlearn(model=given, trained=tmp_path / "first").rounds
 
 
 def kill_in_round(number):

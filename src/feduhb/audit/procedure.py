@@ -13,6 +13,8 @@ from feduhb.audit.attacks.before_after import attack_by_change, explain_pair
 from feduhb.audit.attacks.lira import attack_by_lira
 from feduhb.audit.attacks.membership import ALL, CANARIES, REHEARSED, AttackSetup, Candidates, attack_by_loss
 from feduhb.audit.attacks.misr import measure_misr
+from feduhb.audit.beginning import explain_start
+from feduhb.audit.client_code import note_client_code
 from feduhb.audit.controls import Controls, ShowRound, Step, name_run
 from feduhb.audit.exactness import Counterfactuals, find_carried, has_recorded_weights, is_fault_of_method
 from feduhb.audit.forecast import forecast_power
@@ -266,6 +268,7 @@ class RunAudit:
         federation, request = self.controls.federation, self.controls.request
         exactness = None if self.counterfactuals is None else self.counterfactuals.exactness
         self._note_missing_data()
+        self.notes += note_client_code(run.federation)
         backdoor = attack_by_backdoor(models, federation, request, how.margin)
         findings = [finding for _, finding in self.attacks] + ([backdoor[1]] if backdoor else [])
         accuracy = {name: measure_accuracies(model, federation, request) for name, model in models.items()}
@@ -280,7 +283,7 @@ class RunAudit:
         is_copy = is_original[UNLEARNED] and not is_original[RETRAIN]
         verdict = reach_verdict(
             run.method.exact, exactness, findings, waste, copied=is_copy, own_code=not is_ours(run),
-            not_rebuilt=self._explain_process(),
+            doubts=[*filter(None, (self._explain_process(), explain_start(run, yardstick, self.notes)))],
         )  # fmt: skip
         return Audit(
             method=run.method.name, exact=run.method.exact, forgot=str(request), seed=run.seed,

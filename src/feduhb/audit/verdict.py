@@ -182,7 +182,7 @@ def reach_verdict(
     *,
     copied: bool = False,
     own_code: bool = False,
-    not_rebuilt: str | None = None,
+    doubts: Sequence[str] = (),
 ) -> Verdict:
     """Return the verdict. What was caught decides first, then usefulness, then exactness, and failed attacks last.
 
@@ -191,12 +191,12 @@ def reach_verdict(
         waste: why the model is useless, or None.
         copied: whether the weights are the original's, and Retrain's are not.
         own_code: whether code outside this package made the run.
-        not_rebuilt: why the method could not be rebuilt from its name and settings, or None. If it could not, the
-            verdict is at best "inconclusive".
+        doubts: why the checks and attacks do not show what they seem to show. With any, the verdict is at best
+            "inconclusive".
     """
     found = _weigh(claims_exact, exactness, findings, waste, copied=copied, own_code=own_code)
-    if not_rebuilt is not None and found.word in {"forgotten", "not caught"}:
-        return Verdict("inconclusive", (not_rebuilt, *found.reasons))
+    if doubts and found.word in {"forgotten", "not caught"}:
+        return Verdict("inconclusive", (*doubts, *found.reasons))
     return found
 
 

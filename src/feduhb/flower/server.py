@@ -90,7 +90,8 @@ def serve(
     check_limits(strategy.min_replies, strategy.timeout, strategy.max_norm, strategy.max_examples)
     folder = None if strategy.checkpoint is None else RunFolder(Path(strategy.checkpoint))
     trained = None if strategy.trained is None else RunFolder(Path(strategy.trained))
-    begun = choose_start(method, strategy.model, strategy.seed, initial, folder, trained)
+    forgets = strategy.request() is not None or trained is not None
+    begun = choose_start(method, strategy.model, strategy.seed, initial, folder, trained, forgets=forgets)
     warn_of_shared_seed(method, begun.seed, trained)
     strategy, start = replace(strategy, seed=begun.seed), begun.params
     roster = Roster(grid, strategy.partitions, timeout=strategy.timeout)

@@ -16,9 +16,10 @@ from flwr.app import ArrayRecord
 from torch import Tensor
 
 from feduhb.core.flat import ModelSource
+from feduhb.core.fresh import draw_several, find_shared
 from feduhb.core.seeds import draw_seed
 from feduhb.core.types import Method
-from feduhb.errors import ConfigError, RunFolderError
+from feduhb.errors import ConfigError, ModelError, RunFolderError
 from feduhb.flower.messages import log
 from feduhb.flower.wire import Layout, MalformedError, fresh_arrays, get_source
 from feduhb.runs.checkpoint import digest_weights
@@ -69,6 +70,8 @@ def choose_start(
     initial: ArrayRecord | None,
     folder: RunFolder | None,
     trained: RunFolder | None,
+    *,
+    forgets: bool = False,
 ) -> Start:
     """Return the seed and the fresh model of a run; raise an error if the initial arrays are not that model.
 
@@ -78,6 +81,8 @@ def choose_start(
         initial: the arrays that the user gave. They need a seed, and must be the model that it draws.
         folder: the run's own folder.
         trained: the folder of the run to unlearn from.
+        forgets: whether the run serves a request. Then draws of its model must not share weights that a training may
+            have learned.
     """
     recorded = _find_recorded(method, folder, trained)
     if recorded is not None:
@@ -98,6 +103,8 @@ def choose_start(
         given = "no model is given" if initial is None else "the initial arrays were given without a model"
         raise ConfigError(f"{given}, so a fresh model cannot be drawn; {DRAW}")
     drawn = fresh_arrays(source, seed)
+    if forgets and not method.needs_history:  # a replay starts at the recorded weights of its training
+        _check_draws(source, seed, trained)
     if initial is not None and not _are_equal(initial, drawn):
         raise RunFolderError(
             f"the initial arrays are not the fresh model that seed {seed} draws, so they may hold what another run learned; {DRAW}"
@@ -109,6 +116,27 @@ def choose_start(
             "started by an earlier version, pass the same arrays again: strategy.start(grid, initial_arrays)"
         )
     return start
+
+
+def _check_draws(source: ModelSource, seed: int, trained: RunFolder | None) -> None:
+    """Raise ModelError if draws of a model share weights, unless the training started from a draw of the same model."""
+    shared = find_shared(draw_several(source, seed))
+    if not shared.names:
+        return
+    before = None if trained is None else _Recorded.of(trained)
+    if before is None:
+        advice = (
+            "name the run that this one replaces, trained=..., or draw all weights in the model's factory"
+        )
+        raise ModelError(
+            f"fresh draws of the model share weights in {shared}, which a training may have learned; {advice}"
+        )
+    first = Start(before.seed, fresh_arrays(source, before.seed))
+    if before.digest != digest_weights(first.params):
+        raise ModelError(
+            f"fresh draws of the model share weights in {shared}, and {before.path} did not start from this model, so it may "
+            "have learned them; give the model that it trained, or draw all weights in the model's factory"
+        )
 
 
 def warn_of_shared_seed(method: Method[Any], seed: int, trained: RunFolder | None) -> None:

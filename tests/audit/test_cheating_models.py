@@ -1,0 +1,193 @@
+"""Old weights in the model's factory, in a built-in method that was replaced, and in an aggregation: never "forgotten"."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import feduhb
+from audit.auditing import LEAVERS, QUIET, TRAINED, load_digits
+from feduhb.audit.audit import audit
+from feduhb.audit.beginning import GIVEN, UNJUDGED, explain_start
+from feduhb.audit.client_code import note_client_code
+from feduhb.audit.result import Audit
+from feduhb.audit.verdict import UNEXPLAINED
+from feduhb.core.flat import unflatten
+from feduhb.core.types import Updates
+from feduhb.data.federation import Federation
+from feduhb.errors import ModelError
+from feduhb.methods.feduhb import HeavyBall
+from feduhb.runs.run import Run
+
+ROUNDS = 6
+slow = pytest.mark.slow
+
+
+def make_model() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+
+
+@pytest.fixture(scope="module")
+def original() -> Run:
+    federation = load_digits(model=make_model, per_client=60)
+    return feduhb.train(federation, ROUNDS, **{**TRAINED, "lr": 0.3})
+
+
+def unlearn(trained: Run, method: Any = "feduhb") -> Run:
+    return feduhb.unlearn(trained, LEAVERS, method=method, rounds=ROUNDS, stop=feduhb.never, show=None)
+
+
+def make_old(old: torch.Tensor) -> nn.Module:
+    module = make_model()
+    unflatten(old.clone(), module)
+    return module
+
+
+def add_noise(old: torch.Tensor, share: float = 1e-3) -> nn.Module:
+    module, drawn = make_old(old), make_model()
+    with torch.no_grad():
+        for p, fresh in zip(module.parameters(), drawn.parameters(), strict=True):
+            p.add_(share * fresh)
+    return module
+
+
+def reorder(old: torch.Tensor) -> nn.Module:
+    """Return the same function with its hidden units in a random order."""
+    module, order = make_old(old), torch.randperm(32)
+    weight, bias, last, shift = module.parameters()
+    with torch.no_grad():
+        weight.copy_(weight[order])
+        bias.copy_(bias[order])
+        last.copy_(last[:, order])
+        shift.zero_()
+    return module
+
+
+def change_model(run: Run, model: Callable[[], nn.Module]) -> Run:
+    return replace(
+        run, federation=run.federation.replace(model=model), original=run.original.replace(model=model)
+    )
+
+
+def audit_with_model(original: Run, model: Callable[[], nn.Module]) -> Audit:
+    return audit(unlearn(change_model(original, model)), original, canaries=0, **QUIET)
+
+
+def test_a_factory_of_old_weights_is_refused(original):
+    with pytest.raises(ModelError, match="returns the same weights for every seed"):
+        unlearn(change_model(original, partial(make_old, original.params)))
+
+
+@slow
+def test_a_factory_that_hides_old_weights_is_never_forgotten(original):
+    model = partial(add_noise, original.params)
+    found = audit(unlearn(change_model(original, model)), original, canaries=0, **QUIET)
+    assert found.verdict.word == "inconclusive"
+    says = "Fresh draws of the model share weights in 1.weight and 3 other parameters"
+    assert found.verdict.reasons[0] == f"{says}: {GIVEN}."
+    assert found.exactness is not None
+    assert found.exactness.exact  # equal bits do not help
+
+
+@pytest.mark.parametrize("cheat", [partial(add_noise, share=1.0), reorder])
+def test_old_weights_under_as_much_noise_or_in_another_order(original, cheat):
+    says = explain_start(change_model(original, partial(cheat, original.params)), 0.8, [])
+    assert says is not None
+    assert says.startswith("Fresh draws of the model share weights in 1.weight")
+
+
+def turn(solution: torch.Tensor) -> nn.Module:
+    """Return a known linear map [64, 10] as two layers that no two draws share: a random rotation and what undoes it."""
+    rotation = nn.init.orthogonal_(torch.empty(64, 64))
+    module = nn.Sequential(nn.Flatten(), nn.Linear(64, 64, bias=False), nn.Linear(64, 10, bias=False))
+    unflatten(torch.cat([rotation.flatten(), (rotation @ solution).T.flatten()]), module)
+    return module
+
+
+def test_a_model_that_does_well_before_it_learns(original):
+    x, y = (torch.cat(parts) for parts in zip(*(own.all() for own in original.federation.clients.values()), strict=True))  # fmt: skip
+    solution = torch.linalg.lstsq(x.flatten(1), nn.functional.one_hot(y, 10).float(), driver="gelsd").solution
+    run = change_model(original, partial(turn, solution))
+    notes: list[str] = []
+    says = explain_start(run, 0.8, notes)
+    assert says == f"Every one of 16 fresh draws of the model does well on test data: {GIVEN}."
+    assert explain_start(original, 0.8, notes) is None
+    assert explain_start(original, None, notes) is None
+    assert notes == []
+
+
+def test_a_model_that_is_too_small_to_be_judged_is_noted():
+    pair = torch.randn(8, 2), torch.randn(8, 1)
+    federation = feduhb.Federation({"a": pair, "b": pair}, pair, nn.Linear(2, 1), loss=nn.functional.mse_loss)
+    run = feduhb.train(federation, 1, epochs=1, engine="loop", show=None)
+    notes: list[str] = []
+    assert explain_start(run, None, notes) is None
+    assert notes == [UNJUDGED]
+
+
+@slow
+def test_a_built_in_step_that_was_replaced_does_not_travel(original, monkeypatch):
+    old, step = original.params * (1 + 1e-6), feduhb.FedUHB.tell
+
+    def tell(self: feduhb.FedUHB, state: HeavyBall, answers: Iterable[Updates]) -> HeavyBall:
+        new = step(self, state, answers)
+        return HeavyBall(old, new.previous) if torch.equal(*state) else new
+
+    monkeypatch.setattr(feduhb.FedUHB, "tell", tell)
+    found = audit(unlearn(original), original, canaries=0, **QUIET)
+    assert found.verdict.word == "inconclusive"
+    assert found.verdict.reasons[-1] == UNEXPLAINED
+
+
+@slow
+def test_an_aggregation_that_closes_over_old_weights(original):
+    old = original.params * (1 + 1e-6)
+
+    def towards(answers: Iterable[Updates]) -> torch.Tensor:
+        return feduhb.weighted_mean(answers) - 0.05 * old
+
+    found = audit(unlearn(original, feduhb.FedUHB(aggregate=towards)), original, canaries=0, **QUIET)
+    assert found.verdict.word == "not forgotten"
+    assert "traces of the original's weights" in found.verdict.reasons[-1]
+
+
+class Own(nn.Linear):
+    """A layer with code of its own."""
+
+
+def test_code_that_runs_at_the_clients_is_noted(original):
+    def note(**changes: Any) -> list[str]:
+        return note_client_code(original.federation.replace(**changes))
+
+    def own_loss(outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(outputs, y)
+
+    def make_own() -> nn.Module:
+        return nn.Sequential(nn.Flatten(), Own(64, 10))
+
+    def make_hooked() -> nn.Module:
+        module = make_model()
+        module.register_forward_hook(lambda *_: None)
+        return module
+
+    says = " own code was trusted: it runs at the clients and could hold an old model."
+    smooth = partial(nn.functional.cross_entropy, label_smoothing=0.1)
+    assert note() == note(loss=smooth) == note(loss=nn.CrossEntropyLoss()) == []
+    assert note(loss=own_loss) == note(loss=partial(own_loss)) == [f"The loss's{says}"]
+    assert note(model=make_own) == note(model=make_hooked) == [f"The model's{says}"]
+    assert note(model=make_own, loss=own_loss) == [f"The model's and the loss's{says}"]
+
+
+def test_a_name_of_torch_is_not_enough(original):
+    def loss(outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(outputs, y)
+
+    loss.__module__, loss.__qualname__ = "torch.nn.functional", "cross_entropy"
+    federation: Federation = original.federation
+    assert note_client_code(federation.replace(loss=loss))
