@@ -6,6 +6,7 @@ import shutil
 import pytest
 from typer.testing import CliRunner
 
+import feduhb
 from feduhb.cli import app
 
 CONFIG = """
@@ -101,6 +102,27 @@ def test_several_runs_at_once_and_a_report_of_them(run, tmp_path):
         p.name for p in (tmp_path / "report").iterdir()
     }
     assert (tmp_path / "report" / "report.html").read_text().count('class="badge forgotten"') >= 2
+
+
+@pytest.mark.slow
+def test_two_seeds_on_the_same_data_are_combined(run, tmp_path):
+    trained = feduhb.open_run(run)
+    runs = [tmp_path / str(seed) for seed in (8, 9)]
+    for folder in runs:
+        feduhb.unlearn(trained.reseed(int(folder.name)), ["c00"], rounds=1, out=folder, show=None)
+    asked = ("audit", *runs, "--original", run, "--no-exactness", "--relearn", 0)
+    answer = json.loads(run_command(*asked, "--json").stdout)
+    combined = answer["over_seeds"]
+    assert [one["attack"] for one in combined] == [one["attack"] for one in answer["audits"][0]["membership"]]
+    parts = [one["membership"][0]["against_retrain"] for one in answer["audits"]]
+    first = combined[0]["against_retrain"]
+    assert combined[0]["seeds"] == [8, 9]
+    assert first["value"] == pytest.approx((parts[0]["value"] + parts[1]["value"]) / 2)
+    assert first["se"] == pytest.approx((parts[0]["se"] + parts[1]["se"]) / 2)
+    low, high = first["interval"]["low"], first["interval"]["high"]
+    line = f"over 2 seeds: AUC(audited) - AUC(Retrain) {first['value']:+.3f} [{low:+.3f}, {high:+.3f}]"
+    said = run_command(*asked).stdout.splitlines()
+    assert said[-len(combined) - 3] == f"feduhb, loss on all forgotten data, {line}"
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from data.wording import refused
+from feduhb.core.flat import flatten
 from feduhb.data import load as module
-from feduhb.data.federation import Federation
-from feduhb.data.load import FederationSettings, load
+from feduhb.data.federation import Federation, fingerprint
+from feduhb.data.load import FederationSettings, build_federation, load
 from feduhb.errors import ConfigError, DataError, RequestError
 
 
@@ -176,3 +178,16 @@ def test_a_backdoor_in_an_unknown_client(backdoor):
 def test_a_backdoor_in_nobody():
     with refused(ConfigError, "a backdoor needs clients that carry it"):
         digits(backdoor=[])
+
+
+def test_a_federation_with_another_seed_is_described_and_made_again_with_the_same_data():
+    first = digits(partition="dirichlet:0.5", seed=2, backdoor=["c00"], canaries=["c01"])
+    later = first.reseed(5).reseed(7)
+    assert later.about == replace(first.about, seed=2)
+    again = build_federation(later.about, 7)
+    assert (again.seed, again.about) == (7, later.about)
+    assert again.fingerprints() == later.fingerprints() == first.fingerprints()
+    for client, held in first.held_out.items():
+        assert fingerprint(again.held_out[client]) == fingerprint(held)
+    assert torch.equal(flatten(again.fresh_model()), flatten(later.fresh_model()))
+    assert again.fingerprints() != digits(partition="dirichlet:0.5", seed=7).fingerprints()

@@ -124,6 +124,19 @@ def test_where_the_extending_page_says_names_are_given():
 
 
 @pytest.mark.slow
+def test_the_seeds_of_the_audit_page(tmp_path, monkeypatch, capsys):
+    (code,) = (
+        one for one in blocks((ROOT / "docs" / "audit.md").read_text(), "python") if "pool_seeds(" in one
+    )
+    ran(f"```python\n{code}```", tmp_path, monkeypatch)
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].startswith(
+        "feduhb, loss on all forgotten data, over 3 seeds: AUC(audited) - AUC(Retrain) "
+    )
+    assert said[1].startswith("feduhb, loss on canaries, in a rehearsal, over 3 seeds: ")
+
+
+@pytest.mark.slow
 def test_the_commands_of_the_erasure_page(tmp_path, monkeypatch):
     """All of them, in their order, word for word, from a training that kept a history."""
     monkeypatch.chdir(tmp_path)

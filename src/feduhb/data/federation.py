@@ -6,7 +6,7 @@ import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -74,6 +74,14 @@ class Examples:
 Pair = tuple[Any, Any]
 
 
+class Description(Protocol):
+    """Settings from which a federation can be made again."""
+
+    def keep_data(self, seed: int) -> Description:
+        """Return the settings for runs with other seeds than ``seed``, which made the data."""
+        ...
+
+
 class Federation:
     """Clients, a test set and a model.
 
@@ -102,7 +110,7 @@ class Federation:
         held_out: Mapping[ClientId, Examples | Pair] | None = None,
         loss: Loss = nn.functional.cross_entropy,
         backdoor: Backdoor | None = None,
-        about: object = None,
+        about: Description | None = None,
     ) -> None:
         self.clients = {check_id(c): _make_examples(data, f"client {c}") for c, data in clients.items()}
         self.test = _make_examples(test, "the test set")
@@ -163,7 +171,9 @@ class Federation:
 
     def reseed(self, seed: int) -> Federation:
         """Return the federation with another seed for its runs: the same data, but another fresh model and other batches."""
-        return self if seed == self.seed else self.replace(seed=seed, about=None)
+        if seed == self.seed:
+            return self
+        return self.replace(seed=seed, about=self.about and self.about.keep_data(self.seed))
 
     def share_draw(self, other: Federation) -> None:
         """Use the fresh model of another federation if it has the same model, seed, loss and test set."""

@@ -9,7 +9,7 @@ import functools
 import gzip
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -45,12 +45,17 @@ class FederationSettings:
     model: str | None = None  # None: the data set's own
     backdoor: Backdoor | None = None
     canaries: Canaries | None = None
+    seed: int | None = None  # of the partition and of everything else in the data; None: the runs' own
 
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012
 
     def __post_init__(self) -> None:
         if not 0 <= self.held_out < 1:
             raise ConfigError(f"held_out is {self.held_out}; give at least 0 and below 1, such as 0.25")
+
+    def keep_data(self, seed: int) -> FederationSettings:
+        """Return the settings for runs with other seeds than ``seed``, which made the data."""
+        return self if self.seed is not None else replace(self, seed=seed)
 
 
 def load(
@@ -102,6 +107,7 @@ def build_federation(
         folder: the folder with the files of the data set.
         own: the user's own module or factory, which a config cannot describe; the federation's ``about`` is then None.
     """
+    given, seed = seed, seed if settings.seed is None else settings.seed
     source = load_dataset(settings.data, folder)
     if settings.backdoor and not 0 <= settings.backdoor.target < source.classes:
         raise ConfigError(
@@ -134,7 +140,8 @@ def build_federation(
         trained, (source.test_x, source.test_y), model,
         seed=seed, held_out=held, backdoor=settings.backdoor, about=settings if own is None else None,
     )  # fmt: skip
-    return plant_canaries(federation, settings.canaries) if settings.canaries else federation
+    planted = plant_canaries(federation, settings.canaries) if settings.canaries else federation
+    return planted.reseed(given)
 
 
 @dataclass(frozen=True, slots=True)
