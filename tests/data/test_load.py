@@ -183,6 +183,8 @@ def test_a_backdoor_in_nobody():
 def test_a_federation_with_another_seed_is_described_and_made_again_with_the_same_data():
     first = digits(partition="dirichlet:0.5", seed=2, backdoor=["c00"], canaries=["c01"])
     later = first.reseed(5).reseed(7)
+    assert isinstance(first.about, FederationSettings)
+    assert isinstance(later.about, FederationSettings)
     assert later.about == replace(first.about, seed=2)
     again = build_federation(later.about, 7)
     assert (again.seed, again.about) == (7, later.about)
