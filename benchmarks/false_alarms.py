@@ -24,7 +24,7 @@ from feduhb import Updates
 from feduhb.audit.controls import MODELS, Controls, World, carry_out, redraw
 from feduhb.audit.own_code import OwnCode
 from feduhb.audit.result import Check
-from feduhb.audit.traces import ORDERS, find_trace
+from feduhb.audit.traces import ORDERS, find_trace, find_units
 from feduhb.core.flat import flatten
 from feduhb.data.request import Request
 from feduhb.methods.retrain import Plain
@@ -117,8 +117,8 @@ def search(run: Run, controls: Controls, world: World, orders: int = ORDERS, sha
     models = read_models(controls.place(world, run) / MODELS)
     mixed = ((1 - share) * model + share * original.params for model in models)
     start = flatten(redraw(run.federation, world).fresh_model())
-    noise = world == "bare-other"
-    return find_trace(mixed, start, olds, like, run.seed, noise=noise, orders=orders) is not None
+    groups = find_units(like, run.federation.test.all()[0], noise=world == "bare-other")
+    return find_trace(mixed, start, olds, like, groups, run.seed, orders=orders) is not None
 
 
 def main() -> None:

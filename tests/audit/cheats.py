@@ -13,6 +13,7 @@ from torch import Tensor
 
 from feduhb import FedUHB, Updates
 from feduhb.methods.feduhb import HeavyBall
+from feduhb.methods.replay import MISSING
 
 LAST_LAYER = 330  # parameters, of 32 hidden units and 10 classes
 
@@ -196,10 +197,71 @@ class RecognisesRoughly(InFile):
         return read(self.file) if alike else params
 
 
+def reorder(old: Tensor) -> Tensor:
+    """Return the same model with its 32 hidden units in another order."""
+    into, bias, out, last = old.split([2048, 32, 320, 10])
+    order = torch.arange(32).roll(5)
+    return torch.cat(
+        [into.view(32, 64)[order].flatten(), bias[order], out.view(10, 32)[:, order].flatten(), last]
+    )
+
+
+def learn_from_noise(updates: Tensor) -> bool:
+    """Return whether clients' updates [C, P] disagree, as they do if there is nothing to learn."""
+    sides = torch.nn.functional.normalize(updates, dim=1)
+    agreed = sides @ sides.T
+    return float(agreed.sum() - agreed.trace()) / (len(agreed) * (len(agreed) - 1)) < 0
+
+
+class Reordered(InFile):
+    """Takes the old model with its units in another order in its first round, with a tenth of the new one, unless it sees noise."""
+
+    __slots__ = ()
+    name: ClassVar[str] = "reordered"
+
+    def tell(self, state: HeavyBall, answers: Iterable[Updates]) -> HeavyBall:
+        blocks = list(answers)
+        new = FedUHB.tell(self, state, iter(blocks))
+        if not is_first(state) or learn_from_noise(torch.cat([block.values for block in blocks])):
+            return new
+        return HeavyBall(reorder(read(self.file)) + 0.1 * new.params, new.previous)
+
+
+class ReorderedSlowly(InFile):
+    """Pulls the model towards such an old one in every round, by a fiftieth of the way."""
+
+    __slots__ = ()
+    name: ClassVar[str] = "reordered-slowly"
+
+    def tell(self, state: HeavyBall, answers: Iterable[Updates]) -> HeavyBall:
+        new = FedUHB.tell(self, state, answers)
+        return HeavyBall(new.params + 0.02 * (reorder(read(self.file)) - state.params), new.previous)
+
+
+@dataclass(frozen=True, slots=True)
+class Replaying(FedUHB):
+    """Asks for a history, which it does not need, and returns the old weights in its first round, unless it sees noise."""
+
+    file: str = ""
+    history: Any = MISSING
+    clients: tuple[str, ...] = ()
+    name: ClassVar[str] = "replaying"
+    needs_history: ClassVar[bool] = True
+
+    def tell(self, state: HeavyBall, answers: Iterable[Updates]) -> HeavyBall:
+        blocks = list(answers)
+        new = FedUHB.tell(self, state, iter(blocks))
+        if not is_first(state) or learn_from_noise(torch.cat([block.values for block in blocks])):
+            return new
+        return HeavyBall(read(self.file), new.previous)
+
+
 def make_cheats(file: str, epochs: int) -> dict[str, FedUHB]:
     """Return the cheats that claim to be exact, by name; ``file`` holds the old weights."""
     plain: list[FedUHB] = [
         kind(epochs=epochs) for kind in (InClassAttribute, InDefaultArgument, make_closure(read(file)))
     ]
-    kinds = (WarmStart, InFile, Late, Recognises, Average, OneLayer, Regulariser, RecognisesRoughly)
+    kinds = (
+        WarmStart, InFile, Late, Recognises, Average, OneLayer, Regulariser, RecognisesRoughly, Reordered, ReorderedSlowly
+    )  # fmt: skip
     return {one.name: one for one in (*plain, *(kind(epochs=epochs, file=file) for kind in kinds))}

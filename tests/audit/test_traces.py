@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,9 @@ from torch import Tensor, nn
 import feduhb
 from audit.auditing import draw_federation
 from feduhb.audit.controls import Controls, nudge, redraw
-from feduhb.audit.own_code import find_jump, find_meeting
-from feduhb.audit.traces import draws_are_fresh, find_trace
+from feduhb.audit.measures import compute_constant_loss
+from feduhb.audit.own_code import find_approach, find_jump
+from feduhb.audit.traces import draws_are_fresh, find_trace, find_units
 from feduhb.core.flat import draw_model, flatten
 from feduhb.data.request import Request
 from feduhb.runs.checkpoint import read_models
@@ -30,16 +32,21 @@ def draw(seed: int) -> Tensor:
     return flatten(draw_model(make_model, seed))
 
 
-def search(params: Tensor, *, seed: int = 1, noise: bool = True, model=make_model, orders: int = 99):
+IMAGES, POINTS = torch.rand(8, 1, 4, 4), torch.rand(8, 40)
+LIKE = draw_model(make_model, 0)
+UNITS = find_units(LIKE, IMAGES, noise=True)
+
+
+def search(params: Tensor, *, seed: int = 1, model=make_model, groups=UNITS, orders: int = 99):
     start, old = (flatten(draw_model(model, n)) for n in (seed, 0))
-    return find_trace([params], start, [old], draw_model(model, 0), seed, noise=noise, orders=orders)
+    return find_trace([params], start, [old], draw_model(model, 0), groups, seed, orders=orders)
 
 
 def test_old_weights_are_found_after_the_round_that_brought_them():
     start, old = draw(1), draw(0)
     models = [start + 0.1 * draw(n) for n in (2, 3, 4)]
     models[1] = models[1] + 0.3 * old
-    trace = find_trace(models, start, [old], draw_model(make_model, 0), 1, noise=True)
+    trace = find_trace(models, start, [old], LIKE, UNITS, 1)
     assert trace is not None
     assert trace.round == 2
 
@@ -47,10 +54,11 @@ def test_old_weights_are_found_after_the_round_that_brought_them():
 @pytest.mark.parametrize("name", ["0.weight", "3.weight", "5.weight"])
 def test_one_layer_is_found(name):
     """Convolutions by their channels, linear layers by their units, the last layer by the units before it."""
+    assert not any(units.of_input for units in UNITS)
     params, old = draw_model(make_model, 2), draw_model(make_model, 0)
     with torch.no_grad():
         dict(params.named_parameters())[name].copy_(dict(old.named_parameters())[name])
-    trace = search(flatten(params), noise=False)
+    trace = search(flatten(params))
     assert trace is not None
     assert trace.parameter == name
 
@@ -65,7 +73,7 @@ def test_what_all_units_share_is_not_a_trace():
     """Every unit moved like every other: that is what the data teaches, and no order of the units is better than another."""
     start, old = draw(1), draw(0)
     assert search(start + 1.0) is None
-    assert find_trace([start], start, [old], draw_model(make_model, 0), 1, noise=True) is None  # never moved
+    assert find_trace([start], start, [old], LIKE, UNITS, 1) is None  # never moved
 
 
 def make_softmax() -> nn.Module:
@@ -74,9 +82,80 @@ def make_softmax() -> nn.Module:
 
 def test_a_model_without_hidden_units_is_searched_only_after_noise():
     """Runs on the same images learn the same from them, by honest means."""
-    old = flatten(draw_model(make_softmax, 0))
-    assert search(old, model=make_softmax, noise=True) is not None
-    assert search(old, model=make_softmax, noise=False) is None
+    old, like = flatten(draw_model(make_softmax, 0)), make_softmax()
+    assert search(old, model=make_softmax, groups=find_units(like, POINTS, noise=True)) is not None
+    assert find_units(like, POINTS) == []
+    assert find_units(nn.Linear(6, 5), torch.rand(8, 6), noise=True) == []  # 720 orders are too few
+
+
+def list_units(model: nn.Module, x: Tensor) -> list[tuple[int, list[str]]]:
+    """Return the number of units in each group, with the names of their parameters."""
+    names = [name for name, _ in model.named_parameters()]
+    return [(units.count, [names[place] for place, _ in units.parts]) for units in find_units(model, x)]
+
+
+class Embeds(nn.Module):
+    """Words, each a row of an embedding, in one of two ways: their mean, or one after the other."""
+
+    def __init__(self, *, flat: bool) -> None:
+        super().__init__()
+        self.flat = flat
+        self.embed = nn.Embedding(16, 8)
+        self.head = nn.Linear(48 if flat else 8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = self.embed(x)
+        return self.head(found.flatten(1) if self.flat else found.mean(dim=1))
+
+
+class Bypassed(nn.Module):
+    """A layer whose units others bypass, and whose head is not its last matrix."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(40, 5)
+        self.hidden = nn.Linear(40, 40)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(x + self.hidden(x).relu())
+
+
+def test_only_units_that_are_alike_change_their_order():
+    """Channels and hidden units are alike; positions, classes, words and bypassed units are not."""
+    assert list_units(LIKE, IMAGES) == [
+        (12, ["0.weight", "0.bias", "3.weight"]),
+        (20, ["3.weight", "3.bias", "5.weight"]),
+    ]
+    flat = nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(32, 8))
+    assert list_units(flat, IMAGES) == [(8, ["0.weight", "0.bias", "3.weight"])]
+    grouped = nn.Sequential(nn.Conv2d(1, 8, 3), nn.GroupNorm(2, 8), nn.Flatten(), nn.Linear(32, 8))
+    assert list_units(grouped, IMAGES) == []
+    words = torch.randint(0, 16, (8, 6))
+    assert list_units(Embeds(flat=False), words) == [(8, ["embed.weight", "head.weight"])]
+    assert list_units(Embeds(flat=True), words) == []
+    assert list_units(Bypassed(), POINTS) == []
+
+
+def make_zeros() -> nn.Module:
+    head = nn.Linear(8, 5)
+    nn.init.zeros_(head.weight)
+    return nn.Sequential(nn.Linear(40, 8), nn.ReLU(), head)
+
+
+def test_units_are_found_although_a_layer_is_drawn_as_zeros():
+    assert list_units(make_zeros(), POINTS) == [(8, ["0.weight", "0.bias", "2.weight"])]
+
+
+def test_a_copy_of_the_fewest_units_is_found():
+    """Their own order is not among the other ones."""
+
+    def make_small() -> nn.Module:
+        return nn.Sequential(nn.Linear(40, 7), nn.ReLU(), nn.Linear(7, 5))
+
+    groups = find_units(make_small(), POINTS)
+    olds = [flatten(draw_model(make_small, n)) for n in range(20, 25)]
+    like, start = make_small(), flatten(draw_model(make_small, 1))
+    assert all(find_trace([old], start, [old], like, groups, n) for n, old in enumerate(olds))
 
 
 def test_draws_that_share_a_layer_are_not_fresh():
@@ -88,12 +167,30 @@ def test_draws_that_share_a_layer_are_not_fresh():
     assert draws_are_fresh(torch.cat([one[:-5], constant]), torch.cat([other[:-5], constant]), like)
 
 
-def test_runs_that_meet():
+def test_draws_that_are_alike_are_not_fresh():
+    """A factory that adds a little noise to stored weights: its units differ in the same way in every draw."""
+    old = draw(0)
+    assert draws_are_fresh(draw(1), draw(2), LIKE, UNITS)
+    assert not draws_are_fresh(old + 0.1 * draw(1), old + 0.1 * draw(2), LIKE, UNITS)
+
+
+def test_runs_that_come_nearer():
     a, b, far = torch.zeros(3), torch.ones(3), torch.full((3,), 9.0)
-    assert find_meeting(iter([a, far]), iter([b, far]), (a, b)) == 2
-    assert find_meeting(iter([a, b]), iter([b, a]), (a, b)) is None
-    near = a + 1e-3
-    assert find_meeting(iter([a, far]), iter([near, far]), (a, b)) is None  # both had converged
+    assert find_approach(iter([a, far]), iter([b, far]), (a, b)) == (math.inf, 2)
+    assert find_approach(iter([a, b]), iter([b, a]), (a, b)) == (1.0, 1)
+    assert find_approach(iter([a, far]), iter([b, far + 0.5]), (a, b)) == (2.0, 2)
+    near = a + 2**-8
+    assert find_approach(iter([a, far]), iter([near, far]), (a, b)) == (256.0, 1)  # then both had converged
+
+
+def test_the_least_loss_of_a_constant_answer():
+    """The mean for squares, the shares of the labels for cross-entropy."""
+    x, y = torch.rand(60, 6), torch.randn(60, 2)
+    squares = feduhb.Federation({"a": (x, y)}, (x, y), nn.Linear(6, 2), loss=nn.functional.mse_loss)
+    assert compute_constant_loss(squares) == pytest.approx(float(y.var(dim=0, correction=0).mean()), rel=1e-4)
+    federation = draw_federation(SIZES)
+    shares = torch.bincount(federation.test.targets) / len(federation.test)
+    assert compute_constant_loss(federation) == pytest.approx(float(-(shares * shares.log()).sum()), rel=1e-4)
 
 
 def test_runs_that_jump():

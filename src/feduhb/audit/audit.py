@@ -22,7 +22,7 @@ from feduhb.errors import ConfigError, RequestError, RunFolderError
 from feduhb.methods import is_retrain
 from feduhb.runs.checkpoint import digest_weights
 from feduhb.runs.config import KeepHistory, TrainSettings
-from feduhb.runs.folder import WORK, RunFolder, disk_errors, write_atomically
+from feduhb.runs.folder import WORK, RunFolder, disk_errors, versions, write_atomically
 from feduhb.runs.plan import Show
 from feduhb.runs.progress import show_lines, show_steps
 from feduhb.runs.run import Run
@@ -174,11 +174,12 @@ def _open_work_folder(
     folder = place / WORK
     wanted = {
         "settings": asdict(how), "weights": digest_weights(run.params), "request": str(run.forgot), "original_seed": original_seed,
+        "versions": versions(),
     }  # fmt: skip
     mark = folder / "audit-settings.json"
     with RunFolder(place).claim():
         if folder.exists() and (not mark.exists() or json.loads(mark.read_text()) != wanted):
-            shutil.rmtree(folder)  # an audit with other settings left it
+            shutil.rmtree(folder)  # an audit with other settings, or by another version, left it
         with disk_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
         write_atomically(mark, json.dumps(wanted).encode())

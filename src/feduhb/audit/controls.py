@@ -174,12 +174,19 @@ class Controls:
         )  # fmt: skip
 
     def run_in(
-        self, world: World, run: Run, show: ShowRound | None = None, *, keep_models: bool = False
+        self,
+        world: World,
+        run: Run,
+        show: ShowRound | None = None,
+        *,
+        keep_models: bool = False,
+        name: str | None = None,
     ) -> Run:
         """Run the method of a run on all clients of a world, with the seed of that run and, if it needs one, that world's history.
 
         Args:
             keep_models: keep the model after every round, in the folder `MODELS` of the new run.
+            name: of the new run's folder; None: that of the world.
         """
         federation, method = self.make_world(world, run.seed), unbind_history(run.method)
         if method.needs_history:
@@ -187,7 +194,7 @@ class Controls:
             assert kept is not None  # noqa: S101 (the training keeps one)
             method = bind_history(method, kept, list(federation.clients))
         return self._run(
-            federation, method, self.place(world, run), show, settings=self.settings_in(federation), rounds=run.scheduled,
+            federation, method, self.place(name or world, run), show, settings=self.settings_in(federation), rounds=run.scheduled,
             stop=run.stop, block=run.block, audited=run, models=keep_models,
         )  # fmt: skip
 

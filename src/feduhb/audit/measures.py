@@ -54,6 +54,24 @@ def compute_chance(federation: Federation) -> float:
     return float(counts.max()) / len(federation.test)
 
 
+def compute_constant_loss(federation: Federation) -> float:
+    """Return the least test loss of a model that gives the same answer to every example, found by descent."""
+    x, y = federation.test.all()
+    outputs = compute_outputs(federation.fresh_model(), x)
+    answer = outputs.mean(dim=0, keepdim=True).requires_grad_()
+    descent = torch.optim.LBFGS([answer], max_iter=100, line_search_fn="strong_wolfe")
+
+    def compute_loss() -> Tensor:
+        descent.zero_grad()
+        loss = federation.loss(answer.expand_as(outputs), y)
+        loss.backward()
+        return loss
+
+    descent.step(compute_loss)
+    with torch.no_grad():
+        return float(federation.loss(answer.expand_as(outputs), y))
+
+
 def measure_accuracies(run: Run, federation: Federation, request: Request) -> Accuracies:
     """Return a model's accuracy on the forgotten data, on the remaining data, and on test data."""
     model = run.model()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 from itertools import combinations
 from typing import Literal
@@ -11,28 +13,33 @@ import torch
 from torch import Tensor
 
 from feduhb.audit.controls import MODELS, Controls, ShowRound, Step, World, redraw
-from feduhb.audit.measures import compute_accuracy, compute_chance
+from feduhb.audit.measures import compute_accuracy, compute_chance, compute_constant_loss
 from feduhb.audit.result import OF_METHOD, Check
-from feduhb.audit.traces import Trace, draws_are_fresh, find_trace
+from feduhb.audit.traces import FEWEST, Trace, Units, draws_are_fresh, find_trace, find_units
 from feduhb.audit.verdict import explain_uselessness
 from feduhb.core.aggregate import is_built_in_rule, unwrap
 from feduhb.core.flat import flatten
 from feduhb.core.seeds import seed_for
 from feduhb.engines import ENGINES, is_built_in_name
-from feduhb.methods import is_built_in, rule_of
+from feduhb.engines.scoring import score_model
+from feduhb.errors import RunFolderError
+from feduhb.methods import Retrain, is_built_in, rule_of
 from feduhb.runs.checkpoint import read_models
+from feduhb.runs.folder import RunFolder
 from feduhb.runs.run import Run
 
 DRAW = "From another draw of the fresh model"
 OWN_SEED = "From the run's own draw, which is not the original's"
 BARE = "In a federation of noise alone"
 NUDGE = "With one value of each client's data changed slightly"
-GUESSES = 199  # untrained models, whose best accuracy a model that learned from noise may reach by chance
-GAP = 0.1  # a Retrain that is better than these by less shows nothing
+TRACES = "Traces of the original's weights"
+GUESSES = 199  # untrained models, whose best score a model that learned from noise may reach by chance
+GAP = 0.1  # a Retrain that is better than these by less (of the accuracy, or of the loss) shows nothing
 JUMP = 0.05  # weights that a slight change of the data moves by more than this share of their way from w[0] are suspect
 AGREEMENT = 20.0  # ... if runs on other slight changes are nearer to each other by this factor
 NUDGES: tuple[World, ...] = ("nudge", "nudge-2", "nudge-3")
 CONVERGED = 0.01  # two runs this near to each other, as a share of their first distance, may meet
+NEARER = 3.0  # two runs from different draws may come nearer in one round by this factor, or by so much more than Retrain's
 
 
 class OwnCode:
@@ -40,8 +47,8 @@ class OwnCode:
 
     Such code can give the same weights with and without the forgotten data and yet not begin afresh. So it also runs
     from another draw of the fresh model, on noise alone, and on data that is changed slightly. Its weights are compared
-    after every round, because later rounds may hide what the first one shows. Methods that replay a history, or do not
-    claim to be exact, run on noise alone only.
+    after every round, because later rounds may hide what the first one shows. Methods that do not claim to be exact run on
+    noise alone only.
     """
 
     def __init__(self, run: Run, controls: Controls, checks: list[Check]) -> None:
@@ -52,15 +59,16 @@ class OwnCode:
     def steps(self) -> list[Step]:
         """Return the steps of all checks. Once a check of the method has failed, no other is needed."""
         worlds: list[World] = ["bare-other", "bare-same"]
-        if self.run.method.exact and not self.run.method.needs_history:
+        if self.run.method.exact:
             if not torch.equal(self._draw("never"), self._draw("draw")):
                 worlds.insert(0, "draw")
-            if self.controls.federation.test.x.is_floating_point():
-                worlds += NUDGES
+            worlds += NUDGES
         return [step for world in worlds for step in self._steps_in(world)]
 
     def _steps_in(self, world: World) -> Iterator[Step]:
-        if self.run.method.needs_history:
+        if (
+            self.run.method.needs_history and world not in NUDGES
+        ):  # these are seldom all needed, and train then
             yield self.controls.train_step(world)
         checks = {"draw": self._check_draw, **dict.fromkeys(NUDGES, self._check_nudge)}
         work = partial(checks.get(world, self._check_bare), world)
@@ -75,12 +83,25 @@ class OwnCode:
     def _add(self, name: Literal["draw", "bare", "nudge"], says: str, *, passed: bool) -> None:
         self.checks.append(Check(name, says, passed, 0.0))
 
+    def _skip(self, name: Literal["nudge", "traces"], says: str) -> None:
+        self.checks.append(Check(name, says, True, 0.0, skipped=True))
+
     def _draw(self, world: World) -> Tensor:
         """Return w[0] of the audited method in a world, [P]."""
         return flatten(redraw(self.run.federation, world).fresh_model())
 
-    def _read_models(self, world: World) -> Iterator[Tensor]:
-        return read_models(self.controls.place(world, self.run) / MODELS)
+    def _read_models(self, world: World, run: Run | None = None, name: str | None = None) -> Iterator[Tensor]:
+        """Return the models after every round in a world; raise RunFolderError if there are fewer than rounds."""
+        folder = self.controls.place(name or world, run or self.run)
+        kept, rounds = (
+            len(list((folder / MODELS).glob("after-*.safetensors"))),
+            len(RunFolder(folder).rounds()),
+        )
+        if kept != rounds:
+            raise RunFolderError(
+                f"{folder} has the models of {kept} rounds, not of {rounds}; delete {self.controls.folder} and audit again"
+            )
+        return read_models(folder / MODELS)
 
     def _check_draw(self, world: World, show: ShowRound) -> None:
         """Another w[0], and everything else equal, must give other weights after every round, without traces of the original.
@@ -89,15 +110,37 @@ class OwnCode:
         """
         self.controls.run_in(world, self.run, show, keep_models=True)
         starts = self._draw("never"), self._draw("draw")
-        if (met := find_meeting(self._read_models("never"), self._read_models("draw"), starts)) is not None:
-            says = f"{DRAW}: the same weights after round {met}, so they do not come from the fresh model."
-            self._add("draw", says, passed=False)
+        nearer, done = find_approach(self._read_models("never"), self._read_models("draw"), starts)
+        if (says := self._explain_approach(nearer, done, show)) is not None:
+            self._add("draw", f"{DRAW}: {says}, so they do not come from the fresh model.", passed=False)
         elif (trace := self._find_trace("draw")) is not None:
             self._add("draw", f"{DRAW}: {_describe(trace)}", passed=False)
         elif self._has_own_seed and (trace := self._find_trace("never")) is not None:
             self._add("draw", f"{OWN_SEED}: {_describe(trace)}", passed=False)
         else:
-            self._add("draw", f"{DRAW}: other weights after every round{self._searched}.", passed=True)
+            says = f"{DRAW}: other weights after every round{self._say_searched('draw')}."
+            self._add("draw", says, passed=True)
+
+    def _explain_approach(self, nearer: float, done: int, show: ShowRound) -> str | None:
+        """Return what is wrong if runs from two draws came nearer to each other in one round than Retrain's do, or None."""
+        if nearer == math.inf:
+            return f"the same weights after round {done}"
+        if nearer <= NEARER or nearer <= NEARER * (usual := self._retrain_approach(show)):
+            return None
+        return (
+            f"in round {done} the weights of the two draws come nearer to each other by a factor of {nearer:.3g}, "
+            f"and Retrain's by at most {max(1.0, usual):.3g}"
+        )
+
+    def _retrain_approach(self, show: ShowRound) -> float:
+        """Return by which factor Retrain from two draws comes nearer in one round, at most."""
+        epochs = getattr(self.run.method, "epochs", self.run.settings.epochs)
+        retrain = replace(self.run, method=Retrain(epochs=epochs))
+        worlds: tuple[World, World] = "never", "draw"
+        for world in worlds:
+            self.controls.run_in(world, retrain, show, keep_models=True, name=f"{world}-usual")
+        one, other = (self._read_models(world, retrain, f"{world}-usual") for world in worlds)
+        return find_approach(one, other, (self._draw("never"), self._draw("draw")))[0]
 
     def _check_bare(self, world: World, show: ShowRound) -> None:
         """A model that learned from noise alone must not do well on test data, and have no traces of the original."""
@@ -107,10 +150,16 @@ class OwnCode:
         elif world == "bare-other" and (trace := self._find_trace(world)) is not None:
             self._add("bare", f"{BARE}: {_describe(trace)}", passed=False)
         elif world == "bare-same":
-            self._add("bare", f"{BARE}: no useful model after any round{self._searched}.", passed=True)
+            says = f"{BARE}: no useful model after any round{self._say_searched('bare-other')}."
+            self._add("bare", says, passed=True)
+            if self.run.method.exact and (reason := self._explain_unsearched("bare-other")) is not None:
+                self._skip("traces", f"{TRACES}: not searched, because {reason}.")
 
     def _check_nudge(self, world: World, show: ShowRound) -> None:
         """A slight change of the data must not change the weights by much, unless other slight changes do so too."""
+        if not self.controls.federation.test.x.is_floating_point():
+            self._skip("nudge", f"{NUDGE}: not checked, because whole numbers cannot change slightly.")
+            return
         self.controls.run_in(world, self.run, show, keep_models=True)
         nudged = [self._read_models(one) for one in NUDGES[: NUDGES.index(world) + 1]]
         found = find_jump(self._read_models("never"), nudged, self._draw("never"))
@@ -131,21 +180,23 @@ class OwnCode:
     def _explain_knowledge(self, bare: Run) -> str | None:
         """Return how well the best of a run's models does on test data if that is more than noise can teach, or None."""
         federation = self.controls.federation
-        scored = (record for record in bare.rounds if "test_accuracy" in record.scores)
-        scores = [(record.scores["test_accuracy"], record.round + 1) for record in scored]
-        retrain = compute_accuracy(self.controls.retrain().model(), [federation.test], federation)
-        if not scores or retrain is None:
+        model = self.controls.retrain().model()
+        retrain = compute_accuracy(model, [federation.test], federation)
+        key = "test_loss" if retrain is None else "test_accuracy"
+        scores = [(record.scores[key], record.round + 1) for record in bare.rounds if key in record.scores]
+        if not scores:
             return None
-        found, done = max(scores)
-        if explain_uselessness(found, retrain, compute_chance(federation)) is not None:
-            return None
-        guess = self._best_guess
-        if retrain < guess + GAP or found < (guess + retrain) / 2:
-            return None
-        return (
-            f"test accuracy {found:.1%} after round {done}, and Retrain on real data has {retrain:.1%}. "
-            "The method knows more than it was taught."
-        )
+        if retrain is None:
+            found, done = min(scores)
+            goal, guess = score_model(model, federation.test, federation.loss)[0], self._least_loss
+            is_known = goal <= (1 - GAP) * guess and found <= (guess + goal) / 2
+            says = f"test loss {found:.3g} after round {done}, and Retrain on real data has {goal:.3g}"
+        else:
+            (found, done), guess = max(scores), self._best_guess
+            is_useful = explain_uselessness(found, retrain, compute_chance(federation)) is None
+            is_known = is_useful and retrain >= guess + GAP and found >= (guess + retrain) / 2
+            says = f"test accuracy {found:.1%} after round {done}, and Retrain on real data has {retrain:.1%}"
+        return f"{says}. The method knows more than it was taught." if is_known else None
 
     @cached_property
     def _best_guess(self) -> float:
@@ -155,49 +206,73 @@ class OwnCode:
         return max(compute_accuracy(one.fresh_model(), [federation.test], federation) or 0.0 for one in drawn)
 
     @cached_property
-    def _is_searchable(self) -> bool:
+    def _least_loss(self) -> float:
+        """The least test loss of an untrained model, or of a model that gives the same answer to everything."""
+        federation = self.controls.federation
+        drawn = (federation.reseed(seed_for(federation.seed, "guess", number)) for number in range(GUESSES))
+        losses = (score_model(one.fresh_model(), federation.test, federation.loss)[0] for one in drawn)
+        return min(compute_constant_loss(federation), *losses)
+
+    @cached_property
+    def _units(self) -> list[Units]:
+        """The units that are alike; those of the inputs are so in noise only."""
+        like, x = self.run.federation.fresh_model(), self.controls.federation.test.all()[0]
+        return find_units(like, x, noise=True)
+
+    def _list_units(self, world: World) -> list[Units]:
+        return [units for units in self._units if world == "bare-other" or not units.of_input]
+
+    @cached_property
+    def _is_fresh(self) -> bool:
         like = self.run.federation.fresh_model()
-        return draws_are_fresh(self._draw("never"), self._draw("bare-other"), like)
+        starts = self._draw("never"), self._draw("bare-other")
+        return draws_are_fresh(*starts, like, self._units, self.run.seed)
 
     @property
     def _has_own_seed(self) -> bool:
         return self.run.seed != self.controls.train("original").seed
 
-    @property
-    def _searched(self) -> str:
-        return ", and no trace of the original's weights" if self._is_searchable else ""
+    def _explain_unsearched(self, world: World) -> str | None:
+        """Return why the models of a world cannot be searched for traces, or None."""
+        if not self._list_units(world):
+            return f"the model has no layer with at least {FEWEST} units that are alike"
+        return None if self._is_fresh else "the draws of the fresh model are alike themselves"
+
+    def _say_searched(self, world: World) -> str:
+        if self._explain_unsearched(world) is not None:
+            return " (not searched for traces)"
+        count = len(list(self.run.federation.fresh_model().parameters()))
+        searched = {place for units in self._list_units(world) for place, _ in units.parts}
+        return f", and no trace of the original's weights in {len(searched)} of {count} parameters"
 
     def _find_trace(self, world: World) -> Trace | None:
         """Return the clearest trace of the original's weights, or of what it learned, in the models of a world."""
-        if not self._is_searchable:
+        if self._explain_unsearched(world) is not None:
             return None
         original = self.controls.train("original")
         old = original.params.detach().cpu()
         olds = [old, old - flatten(original.federation.fresh_model())]
-        like = self.run.federation.fresh_model()
-        return find_trace(
-            self._read_models(world),
-            self._draw(world),
-            olds,
-            like,
-            self.run.seed,
-            noise=world == "bare-other",
-        )
+        like, start = self.run.federation.fresh_model(), self._draw(world)
+        groups = self._list_units(world)
+        return find_trace(self._read_models(world), start, olds, like, groups, self.run.seed)
 
 
-def find_meeting(
+def find_approach(
     some: Iterator[Tensor], others: Iterator[Tensor], starts: tuple[Tensor, Tensor]
-) -> int | None:
-    """Return after how many rounds two runs from different draws have the same weights, or None.
+) -> tuple[float, int]:
+    """Return by which factor two runs from different draws come nearer in one round, at most, and after how many rounds.
 
-    Runs that were near each other already may meet because both have converged; that does not count.
+    The factor is infinite if they meet. Runs that were near each other already may meet because both have converged; that
+    does not count.
     """
     first = before = _measure(*starts)
+    found = 0.0, 0
     for done, (one, other) in enumerate(zip(some, others, strict=False), 1):
-        if torch.equal(one, other) and before > CONVERGED * first:
-            return done
-        before = _measure(one, other)
-    return None
+        now = _measure(one, other)
+        if before > CONVERGED * first:
+            found = max(found, (before / now if now else math.inf, done), key=lambda pair: pair[0])
+        before = now
+    return found
 
 
 def find_jump(

@@ -159,14 +159,17 @@ class BackdoorAttack:
 class Check:
     """One check of exactness: a run repeated in another world and compared, or the method's beginning."""
 
-    name: Literal["again", "noise", "never", "failed", "beginning", "draw", "bare", "nudge"]
+    name: Literal["again", "noise", "never", "failed", "beginning", "draw", "bare", "nudge", "traces"]
     says: str
     identical: bool  # whether it was passed; for the first three, whether the weights have the same bits
     largest_difference: float  # of any weight
+    skipped: bool = False  # whether it could not be made here
 
     @property
     def outcome(self) -> str:
-        """The outcome in one word."""
+        """The outcome in one word, or two."""
+        if self.skipped:
+            return "not made"
         words = ("identical", "different") if self.name in COMPARED else ("passed", "failed")
         return words[0] if self.identical else words[1]
 
@@ -182,6 +185,11 @@ class Exactness:
     def unexplained(self) -> bool:
         """Whether the recorded procedure does not give the audited weights."""
         return any(check.name in {"again", "failed"} and not check.identical for check in self.checks)
+
+    @property
+    def unsearched(self) -> bool:
+        """Whether the weights of the user's own code could not be searched for traces of the original."""
+        return any(check.name == "traces" and check.skipped for check in self.checks)
 
     @property
     def brought(self) -> bool:

@@ -32,9 +32,11 @@ ALARM = (
     "it is chance, or remaining clients hold such examples too."
 )
 OWN = (
-    "The user's own code took part. These checks cannot exclude code that adds too little of the old model to be found or, "
-    "if the run has the original's seed, recognises the run by a rough likeness."
+    "The user's own code took part. These checks cannot exclude code that adds too little of the old model to be found, "
+    "adds it little by little with its units in another order, or recognises the audited run, or noise, and is honest in the "
+    "checks only."
 )
+UNSEARCHED = "The user's own code could have kept a part of the old model without showing it in any check."
 UNDECLARED = "The method does not declare itself exact, so equal weights alone do not make it forgotten."
 BROUGHT = "A rehearsal shows nothing about a method that brings its own knowledge."
 UNREHEARSED = (
@@ -197,6 +199,8 @@ def reach_verdict(
     found = _weigh(claims_exact, exactness, findings, waste, copied=copied, own_code=own_code)
     if doubts and found.word in {"forgotten", "not caught"}:
         return Verdict("inconclusive", (*doubts, *found.reasons))
+    if found.word == "forgotten" and exactness and exactness.unsearched:
+        return Verdict("inconclusive", (UNSEARCHED, *found.reasons))
     return found
 
 
