@@ -23,7 +23,7 @@ from feduhb.core.seeds import seed_for
 from feduhb.engines import ENGINES, is_built_in_name
 from feduhb.engines.scoring import score_model
 from feduhb.errors import RunFolderError
-from feduhb.methods import Retrain, is_built_in, rule_of
+from feduhb.methods import Retrain, is_built_in, rule_of, values_of
 from feduhb.runs.checkpoint import read_models
 from feduhb.runs.folder import RunFolder
 from feduhb.runs.run import Run
@@ -134,7 +134,7 @@ class OwnCode:
 
     def _retrain_approach(self, show: ShowRound) -> float:
         """Return by which factor Retrain from two draws comes nearer in one round, at most."""
-        epochs = getattr(self.run.method, "epochs", self.run.settings.epochs)
+        epochs = values_of(self.run.method).get("epochs", self.run.settings.epochs)
         retrain = replace(self.run, method=Retrain(epochs=epochs))
         worlds: tuple[World, World] = "never", "draw"
         for world in worlds:
