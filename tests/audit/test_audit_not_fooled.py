@@ -180,13 +180,8 @@ def test_a_history_that_an_erasure_took_does_not_end_the_audit(tmp_path):
     found = audit(run, original, canaries=0, **QUIET)
     assert found.exactness is not None
     checks = [(check.name, check.identical) for check in found.exactness.checks]
-    assert checks == [
-        ("noise", False),
-        ("never", False),
-        ("again", True),
-        ("beginning", True),
-        ("bare", True),
-    ]
+    assert checks[:3] == [("noise", False), ("never", False), ("again", True)]
+    assert all(passed for _, passed in checks[3:])  # it begins afresh and carries nothing
     assert found.verdict.word == "not forgotten"
     assert found.verdict.reasons[0] == "The method calls itself exact, but it is not."
 

@@ -24,7 +24,10 @@ FIGURES = [
     for name in ("overview", "curves", "movement", "backdoor", "stop-map", "lambda", "audit", "clients")
     for kind in ("png", "pdf")
 ]
-ALLOWED = ("feduhb.audit.result", "feduhb.runs.folder", "feduhb.stopping", "feduhb.errors", "feduhb.report")
+ALLOWED = tuple(
+    f"feduhb.{name}"
+    for name in ("audit.pooling", "audit.result", "runs.folder", "stopping", "errors", "report")
+)
 # What importing the report loads, and what writing one does.
 WRITE = """
 import sys, feduhb.report
