@@ -126,7 +126,7 @@ def test_a_method_that_knows_its_beginning(world):
     found = audit(run, trained, retrain=retrain, canaries=0, **QUIET)
     assert found.verdict.word == "not forgotten"
     assert found.exactness is not None
-    assert found.exactness.brought
+    assert found.exactness.fails_by_method
 
 
 def test_an_aggregation_and_an_engine_that_remember(world):

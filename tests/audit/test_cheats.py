@@ -121,7 +121,7 @@ def test_a_warm_start_is_never_forgotten(tmp_path, planted):
         declared, undeclared = world.audit(runs, canaries=canaries)
         assert declared.verdict.word == "not forgotten"
         assert undeclared.verdict.word in ("not forgotten", "inconclusive")
-        assert all(found.exactness and found.exactness.brought for found in (declared, undeclared))
+        assert all(found.exactness and found.exactness.fails_by_method for found in (declared, undeclared))
 
 
 def test_a_built_in_method_whose_beginning_was_replaced(world, monkeypatch):

@@ -290,7 +290,7 @@ def test_a_copy_and_the_users_own_code():
 def test_a_method_that_fails_a_check_of_its_own_is_no_success(name):
     """Equal weights in both worlds do not help it."""
     found = Exactness(False, (*EXACT.checks, Check(name, "begins elsewhere", False, 0.0)))
-    assert found.brought
+    assert found.fails_by_method
     claimed = reach_verdict(True, found, [FAILED], None, own_code=True)
     assert claimed.word == "not forgotten"
     assert claimed.reasons[-1] == "begins elsewhere"

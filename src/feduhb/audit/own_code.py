@@ -39,7 +39,7 @@ JUMP = 0.05  # weights that a slight change of the data moves by more than this 
 AGREEMENT = 20.0  # ... if runs on other slight changes are nearer to each other by this factor
 NUDGES: tuple[World, ...] = ("nudge", "nudge-2", "nudge-3")
 CONVERGED = 0.01  # two runs this near to each other, as a share of their first distance, may meet
-NEARER = 3.0  # two runs from different draws may come nearer in one round by this factor, or by so much more than Retrain's
+NEARER = 3.0  # two runs from different draws may come nearer in one round by this factor, or by this times Retrain's factor
 
 
 class OwnCode:

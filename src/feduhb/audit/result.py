@@ -192,8 +192,8 @@ class Exactness:
         return any(check.name == "traces" and check.skipped for check in self.checks)
 
     @property
-    def brought(self) -> bool:
-        """Whether the method knows more than its clients can have taught it."""
+    def fails_by_method(self) -> bool:
+        """Whether a check of the method failed: it does not begin afresh, or knows more than its clients can have taught it."""
         return any(check.name in OF_METHOD and not check.identical for check in self.checks)
 
 

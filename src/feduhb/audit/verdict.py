@@ -38,7 +38,7 @@ OWN = (
 )
 UNSEARCHED = "The user's own code could have kept a part of the old model without showing it in any check."
 UNDECLARED = "The method does not declare itself exact, so equal weights alone do not make it forgotten."
-BROUGHT = "A rehearsal shows nothing about a method that brings its own knowledge."
+FAILED = "A rehearsal shows nothing about a method that fails its own checks."
 UNREHEARSED = (
     "The rehearsals do not count: whether the recorded procedure gives these weights was not checked."
 )
@@ -216,8 +216,10 @@ def _weigh(
     checked = (
         tuple(check.says for check in exactness.checks) if exactness else ("Exactness was not checked.",)
     )
-    exact, unexplained, brought = (
-        (exactness.exact, exactness.unexplained, exactness.brought) if exactness else (False, False, False)
+    exact, unexplained, fails_by_method = (
+        (exactness.exact, exactness.unexplained, exactness.fails_by_method)
+        if exactness
+        else (False, False, False)
     )
     if copied:
         return Verdict("not forgotten", (COPIED, *checked))
@@ -228,7 +230,7 @@ def _weigh(
             return Verdict("inconclusive", (*checked, ALARM, *caught))
         failed = [c.says for c in exactness.checks if not c.identical] if exactness and claims_exact else []
         return Verdict("not forgotten", (*caught, *failed))
-    if claims_exact and exactness and not exact and (brought or not unexplained):
+    if claims_exact and exactness and not exact and (fails_by_method or not unexplained):
         return Verdict("not forgotten", ("The method calls itself exact, but it is not.", *checked))
     if waste is not None:
         return Verdict("useless", (waste, *checked))
@@ -240,8 +242,8 @@ def _weigh(
         return _judge_by_attacks(findings, (*checked, UNDECLARED))
     if unexplained:
         return Verdict("inconclusive", (*checked, UNEXPLAINED))
-    if brought:
-        return Verdict("inconclusive", (*checked, BROUGHT))
+    if fails_by_method:
+        return Verdict("inconclusive", (*checked, FAILED))
     if exactness is None and any(f.rehearsed for f in findings):
         return _judge_by_attacks([f for f in findings if not f.rehearsed], (*checked, UNREHEARSED))
     return _judge_by_attacks(findings, checked)

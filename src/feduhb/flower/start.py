@@ -133,8 +133,9 @@ def _check_draws(source: ModelSource, seed: int, trained: RunFolder | None) -> N
         )
     first = Start(before.seed, fresh_arrays(source, before.seed))
     if before.digest != digest_weights(first.params):
+        started = "did not start" if before.digest else "does not record that it started"
         raise ModelError(
-            f"fresh draws of the model share weights in {shared}, and {before.path} did not start from this model, so it may "
+            f"fresh draws of the model share weights in {shared}, and {before.path} {started} from this model, so it may "
             "have learned them; give the model that it trained, or draw all weights in the model's factory"
         )
 

@@ -1,14 +1,14 @@
 """The attack that unlearning invites: compare two models, by their answers and by their weights.
 
-Whoever has the model before and the model after can rank examples by how much better the one knows them than the other. The
+Anybody who has the model before and the model after can rank examples by how much better the one knows them than the other. The
 original knew the forgotten examples, so this finds them even if the method is exact: the *pair* of models leaks. That is why
 the attack asks two questions.
 
 - Does the audited model know the forgotten examples? Compare it with Retrain, which never saw them. If the audited model did
   not see them either, then they and held-out examples are exchangeable for both models, and no comparison of the two can
   distinguish them, however good or bad the two models are. The answer counts for the verdict.
-- What does the original reveal if somebody keeps it? Compare it with the audited model, and with Retrain: so much any honest
-  forgetting reveals. This does not count, because it depends on how well the new model predicts. It is a reason to delete
+- What does the original reveal if somebody keeps it? Compare it with the audited model, and with Retrain: every honest
+  method reveals about as much. This does not count, because it depends on how well the new model predicts. It is a reason to delete
   the original.
 
 Reference: Chen et al. 2021, "When machine unlearning jeopardizes privacy".
