@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -63,6 +65,24 @@ def invoke(*arguments: object) -> tuple[int, str]:
     """Run a command; return its exit status and what it printed."""
     ended = CliRunner().invoke(app, [str(a) for a in arguments])
     return ended.exit_code, ended.output
+
+
+def refuse(monkeypatch: pytest.MonkeyPatch, operation: str, place: Path) -> None:
+    """Let the file system refuse to list a folder, or to read anything in it."""
+    real = {name: getattr(Path, name) for name in ("iterdir", "stat", "open")}
+
+    def is_refused(name: str, path: Path) -> bool:
+        return path == place if name == "iterdir" else operation == "stat" and place in path.parents
+
+    def ask(name: str, path: Path, *args, **options):
+        if is_refused(name, path):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return real[name](path, *args, **options)
+
+    for name in real:
+        monkeypatch.setattr(
+            Path, name, lambda path, *args, _name=name, **options: ask(_name, path, *args, **options)
+        )
 
 
 def test_it_deletes_what_knows_the_leaver_and_leaves_a_tombstone(runs):
@@ -440,3 +460,47 @@ def test_a_damaged_tombstone_is_one_line(runs):
     (runs / "a" / "retired.json").write_text("{}")
     with pytest.raises(RunFolderError, match=r"retired.json is damaged; restore a backup"):
         feduhb.open_run(runs / "a", federation())
+
+
+@pytest.mark.parametrize(
+    "how", ["locked", "not listed", "locked, no later.json", "tombstone", "config", "rounds", "lineage"]
+)
+def test_a_neighbour_that_cannot_be_read_is_named_and_stops_nothing(runs, monkeypatch, how):
+    """The tests may run as root, whom no permission stops, so the file system's refusals are patched in."""
+    place = runs / "else"
+    train_other(place, "zz")
+    if how in {"locked", "not listed", "locked, no later.json"}:
+        refuse(monkeypatch, "iterdir" if how == "not listed" else "stat", place)
+    if how == "not listed":
+        (place / "config.toml").unlink()  # else it is a run, and nobody lists it
+    elif how == "locked, no later.json":  # the search for the new run meets the folder too
+        (runs / "a" / "later.json").unlink()
+    elif how == "tombstone":
+        (place / "retired.json").write_text("{}")
+    elif how != "locked":
+        name = {"config": "config.toml", "rounds": "rounds.jsonl", "lineage": "earlier.json"}[how]
+        (place / name).write_text("[\n")
+    shutil.copytree(runs / "a", runs / "z-copy")
+    code, text = invoke("retire", runs / "a")
+    assert code == 0, text
+    assert f"could not be read, so they may hold {LEAVER} too: {place}; look at each yourself" in text
+    tombstone = json.loads((runs / "a" / "retired.json").read_text())
+    assert (tombstone["unread"], tombstone["holding"]) == (["../else"], ["../z-copy"])
+    assert tombstone["may_hold"] == []
+    code, text = invoke("retire", runs / "a", "--siblings", "--yes", "--json")
+    assert code == 0, text
+    answer = json.loads(text)
+    assert (answer["unread"], answer["holding"]) == ([str(place)], [])
+    assert not (runs / "z-copy" / "state.safetensors").exists()
+
+
+def test_a_listed_or_named_folder_that_cannot_be_read_any_more_is_named(runs, monkeypatch):
+    copy = shutil.copytree(runs / "a", runs / "deep" / "er" / "copy")
+    (runs / "a" / "later.json").write_text(json.dumps(["../b", "../deep/er/copy"]))
+    assert feduhb.retire(runs / "a")[0]["holding"] == ["../deep/er/copy"]
+    (runs / "a" / "later.json").unlink()
+    refuse(monkeypatch, "stat", copy)
+    plan = plan_retirement(runs / "a")
+    assert (plan.holding, plan.may_hold, plan.unread) == ((), (), (copy,))
+    (runs / "a" / "later.json").write_text(json.dumps(["../b", "../deep/er/copy"]))
+    assert plan_retirement(runs / "a").unread == (copy,)

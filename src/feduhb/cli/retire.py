@@ -58,7 +58,7 @@ def retire(
 
     Rounds in which a leaver took no part can be run backwards from the old model. So the old model, its checkpoints, its history, its seed and its records are personal data of the leavers, and they are deleted. Audits, the lineage and files that feduhb did not write stay.
 
-    The new run must have ended, and an audit must say that it forgot. The command lists the other runs that still hold the forgotten data: runs that came from the same training, or that have the same data in their config, in the folders beside the known runs. Runs in which a client of the same name took part may hold the data: they are listed too, and deleted only if --also names them. Backups and copies elsewhere are yours to delete.
+    The new run must have ended, and audits must say that it, and the runs between, forgot what they were asked to forget. The command lists the other runs that still hold the forgotten data: runs that came from the same training, or that have the same data in their config, in the folders beside the known runs. Runs in which a client of the same name took part may hold the data: they are listed too, and deleted only if --also names them. Folders that cannot be read are named, and yours to look at. Backups and copies elsewhere are yours to delete.
 
     After a crash, start it again: it finishes. The new run is never changed; only its audit-work is deleted, with --siblings.
     """
@@ -95,7 +95,10 @@ def print_retired(
     from feduhb.runs.lineage import shorten
 
     answer.update(
-        retired=list(tombstones), holding=[*map(str, plan.holding)], may_hold=[*map(str, plan.may_hold)]
+        retired=list(tombstones),
+        holding=[*map(str, plan.holding)],
+        may_hold=[*map(str, plan.may_hold)],
+        unread=[*map(str, plan.unread)],
     )
     if json:
         return
@@ -122,4 +125,9 @@ def print_retired(
         typer.echo(
             f"these folders may hold {plan.leavers}, because a client of that name took part: {names}; "
             f"look at each, and if it does: {again} --also {shorten(plan.may_hold[0])}"
+        )
+    if plan.unread:
+        names = ", ".join(str(shorten(place)) for place in plan.unread)
+        typer.echo(
+            f"these folders could not be read, so they may hold {plan.leavers} too: {names}; look at each yourself"
         )

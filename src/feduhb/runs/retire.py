@@ -79,6 +79,7 @@ class Retirement:
     audits: tuple[Mapping[str, str], ...] = ()
     unaudited: str | None = None  # the reason to retire without an audit that passed
     along: tuple[Path, ...] = ()  # the folders that are deleted too
+    unread: tuple[Path, ...] = ()  # folders that could not be read, and so may hold the leavers
 
     def take_along(self, *, siblings: bool = False, also: Iterable[str | Path] = ()) -> Retirement:
         """Return a retirement that deletes, too, the folders that hold the leavers, and those that are named."""
@@ -187,6 +188,7 @@ class Retirement:
             "unaudited": self.unaudited,
             "holding": [relate(path, old.path) for path in self.holding],
             "may_hold": [relate(path, old.path) for path in self.may_hold],
+            "unread": [relate(path, old.path) for path in self.unread],
             "siblings_sha256": {
                 relate(path, old.path): digest_config(path) for path in (*self.holding, *self.may_hold)
             },
@@ -216,15 +218,16 @@ def retire(
         run: the old run, or its folder.
         replaced_by: the new run, or its folder. None finds it by the lineage. It must have come from the old run or from
             an ancestor of it, or have been trained on the same data without the leavers. It must have ended and have
-            forgotten everything that the old run had forgotten, and its audit must say "forgotten" or "not caught" about
-            the rest.
-        unaudited: the reason to retire a run without such an audit, for example because the server has no data.
+            forgotten everything that the old run had forgotten. Audits of the new run, and of the runs between, each
+            about its own request, must say "forgotten" or "not caught" about the rest.
+        unaudited: the reason to retire a run without such audits, for example because the server has no data.
         siblings: retire every other run that still holds the leavers too, before this one. They are those that came from
             the same training or have the leavers' data in their config, in the folders beside the known runs.
             What audits left in the `audit-work` of such runs, and of the new run, is deleted too.
             The tombstones come in the order in which the runs are deleted.
         also: folders to delete too, of those that the tombstone lists under "holding" or "may_hold". The latter are runs
-            in which a client with a leaver's id or name took part; siblings= does not include them.
+            in which a client with a leaver's id or name took part; siblings= does not include them. Folders that could
+            not be read are under "unread".
     """
     plan = plan_retirement(run, replaced_by, unaudited)
     return plan.take_along(siblings=siblings, also=also).carry_out()
@@ -248,7 +251,9 @@ def plan_retirement(
         raise RunFolderError(f"{shorten(old.path)} cannot replace itself; name the new run")
     leavers, audits = _check_replacing(old, chosen, unaudited)
     found = find_siblings(old.path, chosen.path, leavers)
-    return Retirement(old.path, chosen.path, leavers, found.holding, found.may_hold, audits, unaudited)
+    return Retirement(
+        old.path, chosen.path, leavers, found.holding, found.may_hold, audits, unaudited, unread=found.unread
+    )
 
 
 def _read_plan(old: RunFolder, tombstone: Mapping[str, Any]) -> Retirement:
@@ -256,22 +261,28 @@ def _read_plan(old: RunFolder, tombstone: Mapping[str, Any]) -> Retirement:
     new, leavers = _find_living(old.path), Request.parse(tombstone["leavers"])
     digests = tombstone.get("siblings_sha256", {})  # tombstones of earlier versions have none
 
-    def list_left(names: Iterable[str]) -> set[Path]:
-        """Return the listed folders that are still there, and hold the same run."""
-        listed = [(Path(os.path.normpath(old.path / name)), digests.get(name)) for name in names]
-        return {
-            place
-            for place, digest in listed
-            if (place.exists() if place.name == WORK else still_holds(place, leavers))
-            and digest in {None, digest_config(place)}
-        }
-
     found = find_siblings(old.path, new, leavers)
+    unread = {*found.unread}
+
+    def is_left(place: Path, digest: str | None) -> bool:
+        """Whether a listed folder is still there, and holds the same run."""
+        try:
+            there = place.exists() if place.name == WORK else still_holds(place, leavers)
+        except (OSError, FeduhbError):
+            unread.add(place)
+            return False
+        return there and digest in {None, digest_config(place)}
+
+    def list_left(names: Iterable[str]) -> set[Path]:
+        listed = [(Path(os.path.normpath(old.path / name)), digests.get(name)) for name in names]
+        return {place for place, digest in listed if is_left(place, digest)}
+
     holding = {*list_left(tombstone["holding"]), *found.holding} - {new}
     may_hold = {*list_left(tombstone.get("may_hold", ())), *found.may_hold} - holding - {new}
     audits = [{**audit, "run": str((old.path / audit["run"]).resolve())} for audit in tombstone["audits"]]
     return Retirement(
-        old.path, new, leavers, tuple(sorted(holding)), tuple(sorted(may_hold)), tuple(audits), tombstone["unaudited"]
+        old.path, new, leavers, tuple(sorted(holding)), tuple(sorted(may_hold)), tuple(audits), tombstone["unaudited"],
+        unread=tuple(sorted(unread - holding - may_hold)),
     )  # fmt: skip
 
 
@@ -299,9 +310,8 @@ def _choose(old: RunFolder, unaudited: str | None) -> RunFolder:
     Flower's strategies do not write later.json. Without one, runs beside the old run that came from it are taken.
     """
     digest = digest_config(old.path)
-    beside = [
-        place for place in find_runs([old.path.parent], depth=1) if digest in list_ancestor_digests(place)
-    ]
+    around = find_runs([old.path.parent], depth=1, unread=set())  # the plan names the unread ones
+    beside = [place for place in around if digest in list_ancestor_digests(place)]
     named = [place for place in read_successors(old.path) if digest_config(place)]
     known = [RunFolder(place) for place in named or beside]
     if not known:

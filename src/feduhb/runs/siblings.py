@@ -2,7 +2,8 @@
 
 A run holds the leavers if it is related to the old run by lineage, or has data in its config that the old run had and
 the new one has not. It may hold them if a client with the id or the registered name of a leaver took part: over Flower
-the server has no data to compare, and elsewhere the client's data may have changed since.
+the server has no data to compare, and elsewhere the client's data may have changed since. A folder that cannot be read
+does not stop the search: it is reported.
 """
 
 from __future__ import annotations
@@ -27,11 +28,13 @@ class Siblings:
 
     holding: tuple[Path, ...]
     may_hold: tuple[Path, ...]
+    unread: tuple[Path, ...]  # could not be read, or not enough of them to tell
 
 
 def find_siblings(old: Path, new: Path, leavers: Request) -> Siblings:
     """Return the folders that hold or may hold the leavers, and the runs whose retirement was interrupted."""
-    places, digests = _follow_lineage(old, new)
+    unread: set[Path] = set()
+    places, digests = _follow_lineage(old, new, unread=unread)
     gone = {*list_data(old).values()} - {*list_data(new).values()}
     names = _name_leavers(old, new, leavers)
 
@@ -44,16 +47,24 @@ def find_siblings(old: Path, new: Path, leavers: Request) -> Siblings:
     holding: list[Path] = []
     may_hold: list[Path] = []
     parents = {place.parent for place in places}
-    for place in sorted({*_walk(parents, depth=2), *parents, *places} - {old}):
-        work, inside = place / WORK, [place]
-        found: Path | None = place if place != new and still_holds(place, leavers) else None
-        if found is None and (work.exists() or work.is_symlink()):
-            found, inside = work, [place, *find_runs([work], depth=1)]
-        if found is not None and (found == new / WORK or any(map(is_related, inside))):
-            holding.append(found)
-        elif found is not None and any(map(is_named, inside)):
-            may_hold.append(found)
-    return Siblings(tuple(holding), tuple(may_hold))
+    for place in sorted({*_walk(parents, depth=2, unread=unread), *parents, *places} - {old}):
+        try:
+            work, inside = place / WORK, [place]
+            found: Path | None = place if place != new and still_holds(place, leavers) else None
+            if found is None and (work.exists() or work.is_symlink()):
+                found, inside = work, [place, *find_runs([work], depth=1, unread=unread)]
+            if found is not None and (found == new / WORK or any(map(is_related, inside))):
+                holding.append(found)
+            elif found is not None and any(map(is_named, inside)):
+                may_hold.append(found)
+            elif found is not None:
+                for run in inside:
+                    _check_readable(run)
+        except (OSError, FeduhbError):
+            unread.add(place)
+    listed = {*holding, *may_hold}
+    rest = [place for place in unread if not {place, *place.parents} & listed]
+    return Siblings(tuple(holding), tuple(may_hold), tuple(sorted(rest)))
 
 
 def still_holds(place: Path, leavers: Request) -> bool:
@@ -77,7 +88,7 @@ def list_digests(place: Path) -> set[str]:
 
 def list_ancestor_digests(place: Path) -> set[str]:
     """Return the digests of the runs that a run came from; none if they cannot be read."""
-    with contextlib.suppress(FeduhbError):
+    with contextlib.suppress(FeduhbError, OSError):
         return {one.digest for one in read_ancestors(place)}
     return set()
 
@@ -90,9 +101,19 @@ def list_data(place: Path) -> dict[str, str]:
     return {}
 
 
-def find_runs(places: Iterable[Path], *, depth: int) -> Iterator[Path]:
-    """Yield the run folders in some folders, and in the folders there that are not runs, down to a depth."""
-    return (folder for folder in _walk(places, depth=depth) if RunFolder(folder).exists())
+def find_runs(places: Iterable[Path], *, depth: int, unread: set[Path]) -> Iterator[Path]:
+    """Yield the run folders in some folders, and in the folders there that are not runs, down to a depth.
+
+    Add the folders that cannot be read to ``unread``.
+    """
+    for folder in _walk(places, depth=depth, unread=unread):
+        try:
+            is_run = RunFolder(folder).exists()
+        except OSError:
+            unread.add(folder)
+            continue
+        if is_run:
+            yield folder
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -103,25 +124,53 @@ def read_json(path: Path) -> dict[str, Any]:
         return {}
 
 
-def _walk(places: Iterable[Path], *, depth: int) -> Iterator[Path]:
-    """Yield the folders in some folders, down to a depth, but not those inside runs and audit work."""
+def _walk(places: Iterable[Path], *, depth: int, unread: set[Path]) -> Iterator[Path]:
+    """Yield the folders in some folders, down to a depth, but not those inside runs and audit work.
+
+    Add the folders whose content cannot be listed to ``unread``.
+    """
     for place in places:
         try:
-            inside = sorted(path for path in place.iterdir() if path.is_dir() and not path.is_symlink())
+            inside = sorted(filter(_may_be_folder, place.iterdir()))
+        except (FileNotFoundError, NotADirectoryError):
+            continue
         except OSError:
+            unread.add(place)
             continue
         for folder in inside:
             if folder.name == WORK:
                 continue
             yield folder
-            if depth > 1 and not RunFolder(folder).exists():
-                yield from _walk([folder], depth=depth - 1)
+            try:
+                is_deeper = depth > 1 and not RunFolder(folder).exists()
+            except OSError:
+                unread.add(folder)
+                continue
+            if is_deeper:
+                yield from _walk([folder], depth=depth - 1, unread=unread)
 
 
-def _follow_lineage(*runs: Path) -> tuple[set[Path], set[str]]:
+def _may_be_folder(path: Path) -> bool:
+    """Whether a path is a folder and not a link, or cannot be read."""
+    try:
+        return not path.is_symlink() and path.is_dir()
+    except OSError:
+        return True
+
+
+def _check_readable(place: Path) -> None:
+    """Raise an error if a run's lineage, settings or records cannot be read, by which the leavers would be found."""
+    files = RunFolder(place)
+    if files.exists() and files.tombstone() is None:
+        read_ancestors(place)
+        files.config()
+        files.rounds()
+
+
+def _follow_lineage(*runs: Path, unread: set[Path]) -> tuple[set[Path], set[str]]:
     """Return the folders that the lineage of some runs names, and the digests of the runs in it.
 
-    A folder that holds an unrelated run now is not followed.
+    A folder that holds an unrelated run now is not followed; one that cannot be read is added to ``unread``.
     """
     places, waiting = {*runs}, [*runs]
     digests = {digest for run in runs for digest in list_digests(run)}
@@ -130,7 +179,13 @@ def _follow_lineage(*runs: Path) -> tuple[set[Path], set[str]]:
         digests |= list_digests(place)
         others = {*(one.path for one in read_ancestors(place)), *read_successors(place)} - places
         places |= others
-        waiting += [other for other in others if list_digests(other) & digests]
+        for other in others:
+            try:
+                if list_digests(other) & digests:
+                    read_ancestors(other)
+                    waiting.append(other)
+            except (OSError, FeduhbError):
+                unread.add(other)
     return places, digests
 
 
