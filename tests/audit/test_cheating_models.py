@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
+from itertools import count
 from typing import Any
 
 import pytest
@@ -14,13 +15,15 @@ from torch import nn
 import feduhb
 from audit.auditing import LEAVERS, QUIET, TRAINED, load_digits
 from feduhb.audit.audit import audit
-from feduhb.audit.beginning import GIVEN, UNJUDGED, explain_start
+from feduhb.audit.beginning import GIVEN, KNOWS, UNJUDGED, explain_start
 from feduhb.audit.client_code import note_client_code
-from feduhb.audit.result import Audit
 from feduhb.audit.verdict import UNEXPLAINED
 from feduhb.core.flat import unflatten
+from feduhb.core.fresh import DRAWS
+from feduhb.core.seeds import fixed_draws, seed_for
 from feduhb.core.types import Updates
-from feduhb.data.federation import Federation
+from feduhb.data.federation import Examples, Federation
+from feduhb.engines.scoring import score_model
 from feduhb.errors import ModelError
 from feduhb.methods.feduhb import HeavyBall
 from feduhb.runs.run import Run
@@ -75,10 +78,6 @@ def change_model(run: Run, model: Callable[[], nn.Module]) -> Run:
     )
 
 
-def audit_with_model(original: Run, model: Callable[[], nn.Module]) -> Audit:
-    return audit(unlearn(change_model(original, model)), original, canaries=0, **QUIET)
-
-
 def test_a_factory_of_old_weights_is_refused(original):
     with pytest.raises(ModelError, match="returns the same weights for every seed"):
         unlearn(change_model(original, partial(make_old, original.params)))
@@ -97,7 +96,7 @@ def test_a_factory_that_hides_old_weights_is_never_forgotten(original):
 
 @pytest.mark.parametrize("cheat", [partial(add_noise, share=1.0), reorder])
 def test_old_weights_under_as_much_noise_or_in_another_order(original, cheat):
-    says = explain_start(change_model(original, partial(cheat, original.params)), 0.8, [])
+    says = explain_start(change_model(original, partial(cheat, original.params)), original, [])
     assert says is not None
     assert says.startswith("Fresh draws of the model share weights in 1.weight")
 
@@ -110,16 +109,89 @@ def turn(solution: torch.Tensor) -> nn.Module:
     return module
 
 
+def solve(federation: Federation) -> torch.Tensor:
+    """Return the linear map [64, 10] from images to labels or one-hot targets that fits the data best."""
+    x, y = (
+        torch.cat(parts) for parts in zip(*(own.all() for own in federation.clients.values()), strict=True)
+    )
+    goal = y if y.is_floating_point() else nn.functional.one_hot(y, 10).float()
+    return torch.linalg.lstsq(x.flatten(1), goal, driver="gelsd").solution
+
+
 def test_a_model_that_does_well_before_it_learns(original):
-    x, y = (torch.cat(parts) for parts in zip(*(own.all() for own in original.federation.clients.values()), strict=True))  # fmt: skip
-    solution = torch.linalg.lstsq(x.flatten(1), nn.functional.one_hot(y, 10).float(), driver="gelsd").solution
-    run = change_model(original, partial(turn, solution))
+    run = change_model(original, partial(turn, solve(original.federation)))
     notes: list[str] = []
-    says = explain_start(run, 0.8, notes)
+    says = explain_start(run, original, notes)
     assert says == f"Every one of 16 fresh draws of the model does well on test data: {GIVEN}."
-    assert explain_start(original, 0.8, notes) is None
-    assert explain_start(original, None, notes) is None
+    assert explain_start(original, original, notes) is None
     assert notes == []
+
+
+def test_the_same_by_the_loss_if_targets_are_not_labels(original):
+    def encode(examples: Examples) -> tuple[torch.Tensor, torch.Tensor]:
+        x, y = examples.all()
+        return x, nn.functional.one_hot(y, 10).float()
+
+    labelled = original.federation
+    clients = {client: encode(own) for client, own in labelled.clients.items()}
+    federation = Federation(clients, encode(labelled.test), make_model, loss=nn.functional.mse_loss)
+    retrain = feduhb.train(federation, ROUNDS, **{**TRAINED, "lr": 0.3})
+    notes: list[str] = []
+    says = explain_start(change_model(retrain, partial(turn, solve(federation))), retrain, notes)
+    assert says is not None
+    assert says.startswith(f"{KNOWS}, with a loss of 0.0")
+    assert explain_start(retrain, retrain, notes) is None
+    assert notes == []
+
+
+RARE = 1 / 30
+
+
+def return_old_sometimes(old: torch.Tensor) -> nn.Module:
+    """Return an honest draw, except for one seed in 30."""
+    return reorder(old) if float(torch.rand(())) < RARE else make_model()
+
+
+def is_old(seed: int) -> bool:
+    with fixed_draws(seed, "init"):
+        return float(torch.rand(())) < RARE
+
+
+def count_old(seed: int) -> int:
+    return sum(is_old(seed_for(seed, "fresh", number)) for number in range(DRAWS))
+
+
+@pytest.mark.parametrize("others", [0, 1])
+def test_old_weights_for_a_few_seeds_only(original, others):
+    seed = next(seed for seed in count() if is_old(seed) and count_old(seed) == others)
+    run = change_model(original, partial(return_old_sometimes, original.params))
+    says = explain_start(run.reseed(seed), original, [])
+    assert says is not None
+    assert says.startswith(f"{KNOWS}, with an accuracy of ")
+    honest = next(seed for seed in count() if not is_old(seed) and count_old(seed) == others)
+    assert explain_start(run.reseed(honest), original, []) is None
+
+
+@slow
+def test_a_run_from_one_of_these_seeds_is_never_forgotten(original):
+    model = partial(return_old_sometimes, original.params)
+    run = change_model(original.reseed(next(filter(is_old, count()))), model)
+    found = audit(unlearn(run), original, canaries=0, **QUIET)
+    assert found.verdict.word == "inconclusive"
+    assert found.verdict.reasons[0].startswith(KNOWS)
+
+
+def test_honest_draws_that_happen_to_do_well_are_not_accused():
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randn(400, 4, generator=draw)
+    y = (x @ torch.randn(4, 2, generator=draw)).argmax(dim=1)
+    pair = x[:200], y[:200]
+    federation = Federation({"a": pair, "b": pair}, (x[200:], y[200:]), nn.Linear(4, 2))
+    retrain = feduhb.train(federation, 5, **TRAINED)
+    runs = [retrain.reseed(seed) for seed in range(30)]
+    scores = [score_model(run.federation.fresh_model(), federation.test, federation.loss)[1] for run in runs]
+    assert sum(score > 0.75 for score in scores) >= 3  # with two labels, chance goes far
+    assert [explain_start(run, retrain, []) for run in runs] == [None] * 30
 
 
 def test_a_model_that_is_too_small_to_be_judged_is_noted():
@@ -127,7 +199,7 @@ def test_a_model_that_is_too_small_to_be_judged_is_noted():
     federation = feduhb.Federation({"a": pair, "b": pair}, pair, nn.Linear(2, 1), loss=nn.functional.mse_loss)
     run = feduhb.train(federation, 1, epochs=1, engine="loop", show=None)
     notes: list[str] = []
-    assert explain_start(run, None, notes) is None
+    assert explain_start(run, run, notes) is None
     assert notes == [UNJUDGED]
 
 

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from feduhb.audit.measures import compute_accuracy, compute_chance
+from feduhb.audit.measures import compute_accuracy, compute_chance, compute_constant_loss
+from feduhb.audit.own_code import GAP, GUESSES
 from feduhb.audit.result import Check
 from feduhb.audit.verdict import explain_uselessness
 from feduhb.core.flat import flatten
 from feduhb.core.fresh import DRAWS, draw_several, find_shared
-from feduhb.core.seeds import seed_for
+from feduhb.core.seeds import generator, seed_for
+from feduhb.engines.scoring import score_model
 from feduhb.runs.run import Run
 
 BEGINNING = "Given two draws of a fresh model"
 GIVEN = "the model brings a start of its own, which may hold what another run learned"
+KNOWS = "The run's fresh model does well on test data"
 UNJUDGED = "The model's parameters are too small to tell whether fresh draws of it share weights."
 
 
@@ -34,29 +38,81 @@ def check_beginning(run: Run) -> Check:
     return Check("beginning", says, False, apart)
 
 
-def explain_start(run: Run, retrain: float | None, notes: list[str]) -> str | None:
+def explain_start(run: Run, retrain: Run, notes: list[str]) -> str | None:
     """Return why a run's fresh model may not be fresh, or None.
 
-    Several draws are compared, whatever the method: they must share no weights, and not all of them may do well on test
-    data. A factory that returns the old model with a little noise, or with its units in another order, can pass every
-    comparison of weights.
+    Whatever the method, several draws must share no weights, and not all of them may do well on test data. The run's own
+    w[0] must not do well either, because a factory may be honest for most seeds. A factory that returns the old model with a
+    little noise, or with its units in another order, can pass every comparison of weights.
 
     Args:
-        retrain: Retrain's test accuracy; None if targets are not labels.
         notes: get a note if the model is too small to be judged.
     """
-    federation = run.federation
-    shared = find_shared(draw_several(federation.model, run.seed))
+    model = run.federation.model
+    shared = find_shared(draw_several(model, run.seed))
     if shared.names:
         return f"Fresh draws of the model share weights in {shared}: {GIVEN}."
     if not shared.judged:
         notes.append(UNJUDGED)
-    chance = compute_chance(federation)
-    for draw in draw_several(federation.model, run.seed):
-        accuracy = compute_accuracy(draw, [federation.test], federation)
-        if retrain is None or accuracy is None or explain_uselessness(accuracy, retrain, chance) is not None:
-            return None
-    return f"Every one of {DRAWS} fresh draws of the model does well on test data: {GIVEN}."
+    accuracy = _compute_accuracy(retrain.model(), run)
+    if accuracy is None:
+        return _explain_loss(run, retrain)
+    if all(_is_useful(draw, run, accuracy) for draw in draw_several(model, run.seed)):
+        return f"Every one of {DRAWS} fresh draws of the model does well on test data: {GIVEN}."
+    return _explain_accuracy(run, accuracy)
+
+
+def _explain_accuracy(run: Run, retrain: float) -> str | None:
+    """Return how accurate w[0] is if that is nearer to Retrain than to the best of many models that know nothing, or None."""
+    start = run.federation.fresh_model()
+    if not _is_useful(start, run, retrain):  # nearly always, and the rest takes long
+        return None
+    found = _compute_accuracy(start, run) or 0.0
+    guess = max(_compute_accuracy(one, run) or 0.0 for one in _shuffle_start(run))
+    if retrain < guess + GAP or found < (guess + retrain) / 2:
+        return None
+    return f"{KNOWS}, with an accuracy of {found:.1%}, and Retrain has {retrain:.1%}: {GIVEN}."
+
+
+def _explain_loss(run: Run, retrain: Run) -> str | None:
+    """Return the same by the loss, for targets that are not labels. A constant answer is also a model that knows nothing."""
+    found, goal = _compute_loss(run.federation.fresh_model(), run), _compute_loss(retrain.model(), run)
+    guess = compute_constant_loss(run.federation)
+    if not found <= (guess + goal) / 2:  # nearly always, and the rest takes long
+        return None
+    guess = min(guess, *(_compute_loss(one, run) for one in _shuffle_start(run)))
+    if not (goal <= (1 - GAP) * guess and found <= (guess + goal) / 2):
+        return None
+    return f"{KNOWS}, with a loss of {found:.3g}, and Retrain has {goal:.3g}: {GIVEN}."
+
+
+def _shuffle_start(run: Run) -> Iterator[nn.Module]:
+    """Yield models that know nothing: w[0] with the values of each parameter in a random order.
+
+    Other draws would not do, because a factory could return a few that know as much.
+    """
+    for number in range(GUESSES):
+        draw, model = generator(run.seed, "shuffle", number), run.federation.fresh_model()
+        with torch.no_grad():
+            for p in model.parameters():
+                p.copy_(p.flatten()[torch.randperm(p.numel(), generator=draw)].view_as(p))
+        yield model
+
+
+def _is_useful(model: nn.Module, run: Run, retrain: float) -> bool:
+    accuracy = _compute_accuracy(model, run)
+    return (
+        accuracy is not None
+        and explain_uselessness(accuracy, retrain, compute_chance(run.federation)) is None
+    )
+
+
+def _compute_accuracy(model: nn.Module, run: Run) -> float | None:
+    return compute_accuracy(model, [run.federation.test], run.federation)
+
+
+def _compute_loss(model: nn.Module, run: Run) -> float:
+    return score_model(model, run.federation.test, run.federation.loss)[0]
 
 
 def _begin(run: Run, seed: int) -> tuple[Tensor, Tensor]:

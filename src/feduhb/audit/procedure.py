@@ -283,7 +283,7 @@ class RunAudit:
         is_copy = is_original[UNLEARNED] and not is_original[RETRAIN]
         verdict = reach_verdict(
             run.method.exact, exactness, findings, waste, copied=is_copy, own_code=not is_ours(run),
-            doubts=[*filter(None, (self._explain_process(), explain_start(run, yardstick, self.notes)))],
+            doubts=[*filter(None, (self._explain_process(), explain_start(run, models[RETRAIN], self.notes)))],
         )  # fmt: skip
         return Audit(
             method=run.method.name, exact=run.method.exact, forgot=str(request), seed=run.seed,
