@@ -1,13 +1,14 @@
 """Simulate attacks to check an audit's intervals, its verdicts and its forecast.
 
-    python benchmarks/intervals.py        # five minutes of one core
+    python benchmarks/intervals.py        # eight minutes of one core
 
 Scores are drawn from normal distributions, so that the true AUC of every client is known. The functions under test are those
 of an audit. Four tables:
 
 - coverage: how often the 99 % interval contains the truth. For these clients the truth is the mean of their own AUCs; for
   other clients it is the mean over all clients that could have been drawn.
-- the same for the paired difference between two models, and for five audits that are pooled.
+- the same for the paired difference between two models, and for five audits that are pooled. The pooled AUC is compared with
+  the mean of the audits' true AUCs by numbers of examples, the pooled difference with the plain mean of theirs.
 - verdicts on a model that remembers nothing (AUC 0.50), on one that remembers a little (0.57), and on one at the margin (0.55),
   which must not often be "not caught"; beside them the share that would be caught by a rule without the paired test: the 99 %
   interval lies above 0.5 and above Retrain's AUC, or below both.
@@ -31,7 +32,7 @@ from feduhb.audit.statistics import Scores, compare_aucs, compute_roc, is_equiva
 from feduhb.audit.verdict import MARGIN, judge_membership
 from feduhb.core.seeds import generator
 
-ATTACKS = 2000  # simulated, for each line
+ATTACKS = 2000  # simulated, for each line; of pools as many
 SEEDS = 5  # audits that are pooled
 KNOWN, LITTLE = 1.0, 0.25  # standard deviations between members and others: AUCs of 0.76 and 0.57
 EDGE = math.sqrt(2) * NormalDist().inv_cdf(0.5 + MARGIN)  # an AUC that lies at the margin
@@ -79,11 +80,14 @@ JUDGED = tuple(
     for alike in (0.0, 0.5, 0.9)
 )
 POOLED = tuple(
-    Case(sizes, known, apart, 0.5)
+    (Case(sizes, known, apart, 0.5),) * SEEDS
     for sizes in (((172, 57),), ((43, 14),) * 2)
     for known in (0.0, 1.0)
-    for apart in (0.0, 0.3)
-)
+    for apart in (0.0, 0.3, 1.0)
+) + tuple(
+    tuple(Case(((members, others),), known, 0.6, 0.5) for members, others in ((345, 115), (172, 57), (86, 29), (60, 20), (43, 14)))
+    for known in (0.0, 1.0)
+)  # audits of one size, alike or not, and of several sizes  # fmt: skip
 FORECAST = (
     ((345, 115),) * 2,
     ((571, 571),),
@@ -160,27 +164,36 @@ def measure_difference(case: Case, attacks: int = ATTACKS) -> str:
     )
 
 
-def measure_pool(case: Case, pools: int = ATTACKS // SEEDS) -> str:
-    """Return a line about the pooled AUCs and differences of five audits, each with leavers and examples of its own."""
+def measure_pool(cases: tuple[Case, ...], pools: int = ATTACKS) -> str:
+    """Return a line about the pooled AUCs and differences of audits, each with leavers and examples of its own.
+
+    Audits differ in their leavers' sizes at most, so the mean AUC over other audits is the same for each.
+    """
     held = apart = other = 0
-    middle = PHI.cdf(case.known / math.sqrt(1 + case.wide**2 + case.apart**2))
+    (first, *_), count = cases, len(cases)
+    middle = PHI.cdf(first.known / math.sqrt(1 + first.wide**2 + first.apart**2))
+    weights = [
+        m * n / (m + n) for m, n in ([sum(side) for side in zip(*case.sizes, strict=True)] for case in cases)
+    ]
     for number in range(pools):
         rocs: list[Roc] = []
         differences: list[AucDifference] = []
         truth: list[float] = []
-        for seed in range(SEEDS):
-            (first, second), own = attack_models(case, SEEDS * number + seed, [case.known, 0.0])
-            rocs.append(compute_roc(first))
-            differences.append(compare_aucs(first, second))
+        for place, case in enumerate(cases):
+            (audited, retrain), own = attack_models(case, count * number + place, [case.known, 0.0])
+            rocs.append(compute_roc(audited))
+            differences.append(compare_aucs(audited, retrain))
             truth.append(average_truth(case, own))
-        both, weights = pool_differences(differences), [one.se**-2 for one in differences]
-        mean = sum(w * (t - 0.5) for w, t in zip(weights, truth, strict=True)) / sum(weights)
-        together = pool(rocs)
-        held += holds(together.interval, sum(truth) / SEEDS)
+        together, both = pool(rocs), pool_differences(differences)
+        held += holds(
+            together.interval, sum(w * t for w, t in zip(weights, truth, strict=True)) / sum(weights)
+        )
         other += holds(together.population, middle)
-        apart += holds(both.interval, mean)
+        apart += holds(both.interval, sum(truth) / count - 0.5)
+    sizes = dict.fromkeys(str(case).partition(", ")[0] for case in cases)
+    said = f"{' and '.join(sizes)}, {str(first).partition(', ')[2]}"
     return (
-        f"pooled over {SEEDS} audits, {case}: 99 % interval of the AUC {held / pools:.1%}, for other audits {other / pools:.1%}, "
+        f"pooled over {count} audits, {said}: 99 % interval of the AUC {held / pools:.1%}, for other audits {other / pools:.1%}, "
         f"of the difference {apart / pools:.1%}"
     )
 
@@ -221,8 +234,8 @@ def main() -> None:
         print(measure_coverage(case), flush=True)
     for case in PAIRED:
         print(measure_difference(case), flush=True)
-    for case in POOLED:
-        print(measure_pool(case), flush=True)
+    for cases in POOLED:
+        print(measure_pool(cases), flush=True)
     for case in JUDGED:
         print(count_verdicts(case), flush=True)
     for sizes in FORECAST:

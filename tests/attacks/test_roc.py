@@ -441,17 +441,17 @@ def test_several_seeds_together_decide_what_one_cannot():
 
 
 def test_pooled_differences_by_hand():
-    """Errors 0.01 and 0.02 weigh 4 : 1; the spread of 0.1 and 0.0 says nearly nothing about other audits."""
+    """Each weighs the same, whatever its error; the spread of 0.1 and 0.0 says nearly nothing about other audits."""
 
     def differ(value: float, se: float) -> AucDifference:
         wide, equal = (Interval(value - z * se, value + z * se) for z in (2.5, 1.5))
         return AucDifference(value, se, wide, equal)
 
     found = pool_differences([differ(0.1, 0.01), differ(0.0, 0.02)])
-    assert found.value == pytest.approx(0.08)
-    assert found.se == pytest.approx(1 / math.sqrt(12_500))
-    assert found.interval.low == pytest.approx(0.08 - 2.5 * found.se)
-    assert found.equivalence.high == pytest.approx(0.08 + 1.5 * found.se)
+    assert found.value == pytest.approx(0.05)
+    assert found.se == pytest.approx(math.hypot(0.01, 0.02) / 2)
+    assert found.interval.low == pytest.approx(0.05 - 2.5 * found.se)
+    assert found.equivalence.high == pytest.approx(0.05 + 1.5 * found.se)
     assert found.population == Interval(-1.0, 1.0)
     with refused(DataError, "there are no audits to pool"):
         pool_differences([])

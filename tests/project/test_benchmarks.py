@@ -371,9 +371,10 @@ def test_the_truth_of_simulated_attacks_is_known(bench):
     assert intervals.holds(found.interval, mean)
     assert not intervals.holds(found.interval, 0.99)
     assert "99 % interval 100.0%" in intervals.measure_coverage(intervals.Case(((30, 20),) * 2), attacks=3)
-    assert "pooled over 5 audits, 30:20, AUC 0.50: 99 % interval of the AUC 100.0%" in intervals.measure_pool(
-        intervals.Case(((30, 20),)), pools=2
-    )
+    small, large = (intervals.Case((sizes,)) for sizes in ((30, 20), (60, 40)))
+    for audits, said in (((small,) * 5, "5 audits, 30:20"), ((small, large), "2 audits, 30:20 and 60:40")):
+        line = intervals.measure_pool(audits, pools=2)
+        assert f"pooled over {said}, AUC 0.50: 99 % interval of the AUC 100.0%" in line
     assert "difference, 30:20" in intervals.measure_difference(intervals.Case(((30, 20),)), attacks=3)
 
 

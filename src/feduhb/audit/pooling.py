@@ -71,12 +71,13 @@ def pool(found: Sequence[Roc], *, independent: bool = True) -> Roc:
 
 
 def pool_differences(found: Sequence[AucDifference], *, independent: bool = True) -> AucDifference:
-    """Combine the paired tests of audits, as `pool` combines their AUCs, but with s_i ∝ 1 / se_i².
+    """Combine the paired tests of audits, as `pool` combines their AUCs, but with the same weight for each: s_i = 1 / N.
 
-    Audits that share examples (``independent`` is false) have the same weight each.
+    So the interval is about the plain mean of these N audits. With weights of 1 / se_i² it would not be: an AUC near 1 has a
+    small error, so audits that are high, by luck or in truth, would count more.
     """
     _check_audits(found)
-    weights = _normalise([1 / one.se**2 if independent else 1.0 for one in found])
+    weights = _normalise([1.0] * len(found))
     values = [one.value for one in found]
     value, wide = _combine(weights, values, [one.interval for one in found], independent, least=-1.0)
     _, equal = _combine(weights, values, [one.equivalence for one in found], independent, least=-1.0)
