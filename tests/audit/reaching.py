@@ -65,17 +65,20 @@ class Forgets(feduhb.FedUHB):
         object.__setattr__(self, "momentum", self.momentum / 2)
 
 
+@dataclass(frozen=True, slots=True)
 class Dies(feduhb.FedUHB):
-    """Ends its process, as if the machine had run out of memory."""
+    """Ends its process while there is a file, as if the machine had run out of memory."""
 
-    __slots__ = ()
+    path: str = ""
+
     name: ClassVar[str] = "dies"
 
     def init(self, params: Tensor) -> HeavyBall:
-        """Do not return."""
+        """Do not return if there is the file."""
         assert "PYTEST_CURRENT_TEST" in os.environ
-        os.kill(os.getpid(), signal.SIGKILL)
-        return super().init(params)
+        if Path(self.path).is_file():
+            os.kill(os.getpid(), signal.SIGKILL)
+        return HeavyBall(params, previous=params)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +126,8 @@ class Spies(feduhb.FedUHB):
             **found,
             "threads": torch.get_num_threads(),
             "dtype": str(torch.get_default_dtype()),
+            "deterministic": torch.are_deterministic_algorithms_enabled(),
+            "warn only": torch.is_deterministic_algorithms_warn_only_enabled(),
             "process": os.getpid(),
             "folder": str(Path.cwd()),
             "word": os.environ.get("WORD"),

@@ -21,7 +21,7 @@ import feduhb
 from audit.auditing import QUIET, draw_federation
 from audit.reaching import Dies, Forgets, Holds, Mine, Reads, Spies
 from feduhb.audit import apart
-from feduhb.audit.apart import FailedRunError, run_apart, separate, write_job
+from feduhb.audit.apart import FailedRunError, ProcessError, run_apart, separate, write_job
 from feduhb.audit.audit import audit
 from feduhb.audit.recipes import CannotRebuild, follow, follow_method, write_method, write_recipe
 from feduhb.core.types import Updates
@@ -220,6 +220,7 @@ def test_where_a_run_is_made_and_what_it_can_reach(federation, hides, tmp_path, 
     monkeypatch.chdir(tmp_path)
     torch.set_num_threads(3)
     torch.set_default_dtype(torch.float64)
+    torch.use_deterministic_algorithms(True, warn_only=True)
     try:
         with socket.create_server(("127.0.0.1", 0)) as server:
             spy = Spies(path=str(old), port=server.getsockname()[1])
@@ -231,12 +232,15 @@ def test_where_a_run_is_made_and_what_it_can_reach(federation, hides, tmp_path, 
     finally:
         torch.set_num_threads(1)
         torch.set_default_dtype(torch.float32)
+        torch.use_deterministic_algorithms(False)
     found, open_to_all = (json.loads(str(each.value).partition(": ")[2]) for each in (failed, in_reach))
     assert open_to_all["is there"]
     assert open_to_all["network"]
     for facts in (found, open_to_all):
         assert facts["process"] != os.getpid()
         assert (facts["threads"], facts["dtype"]) == (3, "torch.float64")
+        assert facts["deterministic"]
+        assert facts["warn only"]
         assert (facts["folder"], facts["word"]) == (str(tmp_path), "spoken")
     if not hides:
         pytest.skip("this system does not let a process hide folders from itself")
@@ -252,11 +256,67 @@ def test_an_error_of_ours_keeps_its_kind(federation, tmp_path):
 
 
 def test_a_process_that_dies_is_reported(federation, tmp_path):
-    with pytest.raises(FailedRunError, match="it ended with status -9"):
-        run_apart(make_job(federation, Dies(epochs=1), tmp_path / "out"), [], None)
+    (tmp_path / "now").touch()
+    with pytest.raises(ProcessError, match="ended with status -9; start again to continue where it stopped"):
+        run_apart(
+            make_job(federation, Dies(epochs=1, path=str(tmp_path / "now")), tmp_path / "out"), [], None
+        )
     run_apart(
         make_job(federation, Mine(epochs=1), tmp_path / "next"), [], None
     )  # the next job has a new process
+
+
+def test_an_error_leaves_its_traceback(federation, tmp_path, capfd):
+    apart.stop_mother()  # the next one writes to the captured standard error
+    with pytest.raises(FailedRunError, match="FileNotFoundError: no old weights in nowhere"):
+        run_apart(make_job(federation, Reads(path="nowhere"), tmp_path / "out"), [], None)
+    apart.stop_mother()
+    assert 'reaching.py", line' in capfd.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_process_that_dies_does_not_blame_the_method(trained, tmp_path):
+    """The audit stops, keeps what it has done, and continues when it is started again."""
+    now, out = tmp_path / "now", tmp_path / "out"
+    run = unlearn(trained, Dies(epochs=1, path=str(now)))
+    now.touch()
+    with pytest.raises(ProcessError, match="ended with status -9"):
+        audit(run, trained, canaries=0, out=out, **QUIET)
+    done = {file: file.stat().st_mtime_ns for file in (out / "audit-work").rglob("result.json")}
+    assert done
+    now.unlink()
+    found = audit(run, trained, canaries=0, out=out, keep=True, **QUIET)
+    assert {file: file.stat().st_mtime_ns for file in done} == done
+    assert "failed" not in list_checks(found)
+
+
+CARELESS = """
+import os
+import feduhb
+from audit.auditing import QUIET, draw_federation
+from audit.reaching import Mine
+from feduhb.audit.audit import audit
+
+os.environ["DEPTH"] = str(int(os.environ["DEPTH"]) + 1)
+assert int(os.environ["DEPTH"]) < 3, "audits start each other"
+trained = feduhb.train(draw_federation(dict(ant=4, bee=5, cat=6)), 1, epochs=1, batch_size=8, engine="loop", show=None)
+audit(feduhb.unlearn(trained, ["ant"], method=Mine(epochs=1), rounds=1, show=None), trained, canaries=0, **QUIET)
+
+class Careless(feduhb.FedUHB):
+    name = "careless"
+"""
+
+
+@pytest.mark.slow
+def test_audits_do_not_start_each_other(federation, tmp_path, monkeypatch):
+    file = tmp_path / "careless.py"
+    file.write_text(CARELESS)
+    monkeypatch.setenv("DEPTH", "0")
+    monkeypatch.syspath_prepend(tmp_path)
+    job = make_job(federation, Mine(epochs=1), tmp_path / "out")
+    careless = replace(job.method.made_by, module="careless", name="Careless", file=str(file))
+    with pytest.raises(CannotRebuild, match='put that under if __name__ == "__main__"'):
+        run_apart(replace(job, method=replace(job.method, made_by=careless)), [], None)
 
 
 def test_a_module_that_is_not_there_cannot_be_read(federation, tmp_path):

@@ -97,6 +97,22 @@ def test_a_regression(tmp_path: Path):
     assert "(not searched for traces)" in checks["draw"].says
 
 
+class Zero(nn.Linear):
+    """A linear model whose weights begin at zero."""
+
+    def reset_parameters(self) -> None:
+        for own in self.parameters():
+            nn.init.zeros_(own)
+
+
+def test_a_fresh_model_that_is_always_the_same():
+    trained = feduhb.train(make_line().replace(model=lambda: Zero(6, 2)), 2, lr=0.1, **HOW)
+    found = audit(unlearn(trained, Mine(epochs=1), "c1", rounds=2), trained, **QUICK)
+    draw = get_checks(found)["draw"]
+    assert draw.outcome == "not made"
+    assert draw.says.endswith("not checked, because every draw of the fresh model is the same.")
+
+
 class Embeds(nn.Module):
     """The mean of words, and hidden units."""
 

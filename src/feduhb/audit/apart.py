@@ -17,6 +17,7 @@ import signal
 import subprocess
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -49,6 +50,10 @@ NO_JOB = 99  # the exit status of a child to which nobody listens any more
 
 class FailedRunError(FeduhbError):
     """A run in a fresh process ended by an error that is not one of this package."""
+
+
+class ProcessError(FeduhbError):
+    """A fresh process ended early or cannot be started here. That says nothing about the method."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,8 +101,14 @@ def separate(federation: Federation) -> Federation:
 def run_apart(job: Job, hidden: Sequence[Path], show: Callable[[Round], None] | None) -> str | None:
     """Make the run of a job in a fresh process; return why the hidden folders were in reach there, or None if they were not.
 
-    Raise CannotRebuild if the job cannot be read there, FailedRunError or the run's own FeduhbError if the run fails.
+    Raise CannotRebuild if the job cannot be read there, FailedRunError or the run's own FeduhbError if the run fails,
+    ProcessError if the process ends before it answers, or if this is a fresh process itself.
     """
+    if IS_FRESH.is_set():  # or audits would start each other without end
+        raise ProcessError(
+            "an audit cannot start in a fresh process of another audit; if a module starts one when it is imported, "
+            'put that under if __name__ == "__main__"'
+        )
     try:
         packed = cloudpickle.dumps(job)
     except Exception as error:  # whatever a model's own pickling raises
@@ -117,10 +128,13 @@ def run_apart(job: Job, hidden: Sequence[Path], show: Callable[[Round], None] | 
         raise getattr(errors, answer["kind"])(text)
     if answer["said"] == "failed":
         raise FailedRunError(text)
+    if answer["said"] == "died":
+        raise ProcessError(f"a run in a fresh process ended {text}; start again to continue where it stopped")
     return open_because
 
 
 LOCK = threading.Lock()  # one job at a time
+IS_FRESH = threading.Event()  # set in a process that does a job
 
 
 class Mother:
@@ -137,7 +151,7 @@ class Mother:
 
     def ask(self, *messages: bytes, show: Callable[[Round], None] | None) -> dict[str, Any]:
         """Send a job; return the last answer before the child ended."""
-        answer: dict[str, Any] = {"said": "failed", "text": "it ended early"}
+        answer: dict[str, Any] = {"said": "died", "text": "early"}
         with contextlib.suppress(BrokenPipeError):
             for message in messages:
                 send(self._process.stdin, message)  # pyright: ignore[reportArgumentType]
@@ -150,7 +164,7 @@ class Mother:
                 answer = said
             else:
                 if said["status"]:
-                    answer = {"said": "failed", "text": f"it ended with status {said['status']}"}
+                    answer = {"said": "died", "text": f"with status {said['status']}"}
                 return answer
         return answer
 
@@ -209,6 +223,7 @@ def _ask(
             "dtype": str(torch.get_default_dtype()).removeprefix("torch."),
             "precision": torch.get_float32_matmul_precision(),
             "deterministic": torch.are_deterministic_algorithms_enabled(),
+            "warn_only": torch.is_deterministic_algorithms_warn_only_enabled(),
         },
     }
     is_reusable = False
@@ -262,6 +277,7 @@ def _work(answers: IO[bytes]) -> int:
     heard, packed = receive(sys.stdin.buffer), receive(sys.stdin.buffer)
     if heard is None or packed is None:
         return NO_JOB
+    IS_FRESH.set()
     setting = json.loads(heard)
     if setting["hidden"]:
         try:
@@ -279,22 +295,24 @@ def _work(answers: IO[bytes]) -> int:
     except CannotRebuild as error:
         _say(answers, "unread", str(error))
         return 0
-    except Exception as error:  # whatever a module of the user's raises when it is imported
+    except (Exception, SystemExit) as error:  # whatever a module of the user's raises when it is imported
+        traceback.print_exc()
         _say(answers, "unread", f"it could not be made in a fresh process ({_describe(error)})")
         return 0
     try:
         _run(job, method, stop, engine, lambda record: _say(answers, "round", record.to_json()))
         _say(answers, "done")
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         kind = type(error).__name__
         if isinstance(error, FeduhbError) and getattr(errors, kind, None) is type(error):
             _say(answers, "refused", str(error), kind=kind)
         else:
+            traceback.print_exc()
             _say(answers, "failed", _describe(error))
     return 0
 
 
-def _describe(error: Exception) -> str:
+def _describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
@@ -326,7 +344,7 @@ def _adopt(setting: Mapping[str, Any]) -> None:
     torch.set_num_threads(of_torch["threads"])
     torch.set_default_dtype(getattr(torch, of_torch["dtype"]))
     torch.set_float32_matmul_precision(of_torch["precision"])
-    torch.use_deterministic_algorithms(of_torch["deterministic"])
+    torch.use_deterministic_algorithms(of_torch["deterministic"], warn_only=of_torch["warn_only"])
 
 
 def _run(

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import torch
 
-from feduhb.audit.apart import FailedRunError
+from feduhb.audit.apart import FailedRunError, ProcessError
 from feduhb.audit.beginning import check_beginning
 from feduhb.audit.controls import Controls, ShowRound, Step
 from feduhb.audit.own_code import OwnCode, is_ours
@@ -119,8 +119,10 @@ class Counterfactuals:
 
 
 def is_fault_of_method(error: FeduhbError, run: Run) -> bool:
-    """Return whether a run's method may have caused an error in a fresh process, and not this package or the disk."""
-    return isinstance(error, FailedRunError) or not (isinstance(error, StorageError) or is_ours(run))
+    """Return whether a run's method may have caused an error in a fresh process, and not this package, the machine or the disk."""
+    if isinstance(error, ProcessError | StorageError):
+        return False
+    return isinstance(error, FailedRunError) or not is_ours(run)
 
 
 def find_carried(method: Method[Any]) -> str | None:

@@ -60,19 +60,20 @@ class OwnCode:
         """Return the steps of all checks. Once a check of the method has failed, no other is needed."""
         worlds: list[World] = ["bare-other", "bare-same"]
         if self.run.method.exact:
-            if not torch.equal(self._draw("never"), self._draw("draw")):
-                worlds.insert(0, "draw")
-            worlds += NUDGES
+            worlds = ["draw", *worlds, *NUDGES]
         return [step for world in worlds for step in self._steps_in(world)]
 
     def _steps_in(self, world: World) -> Iterator[Step]:
+        name, is_needed = f"{world}-{self.run.method.name}", partial(self._is_needed, world)
+        if world == "draw" and torch.equal(self._draw("never"), self._draw("draw")):
+            yield Step(name, self._skip_draw, is_needed=is_needed)
+            return
         if (
             self.run.method.needs_history and world not in NUDGES
         ):  # these are seldom all needed, and train then
             yield self.controls.train_step(world)
         checks = {"draw": self._check_draw, **dict.fromkeys(NUDGES, self._check_nudge)}
         work = partial(checks.get(world, self._check_bare), world)
-        name, is_needed = f"{world}-{self.run.method.name}", partial(self._is_needed, world)
         yield Step(name, work, self.run.scheduled, is_needed)
 
     def _is_needed(self, world: World) -> bool:
@@ -83,7 +84,7 @@ class OwnCode:
     def _add(self, name: Literal["draw", "bare", "nudge"], says: str, *, passed: bool) -> None:
         self.checks.append(Check(name, says, passed, 0.0))
 
-    def _skip(self, name: Literal["nudge", "traces"], says: str) -> None:
+    def _skip(self, name: Literal["draw", "nudge", "traces"], says: str) -> None:
         self.checks.append(Check(name, says, True, 0.0, skipped=True))
 
     def _draw(self, world: World) -> Tensor:
@@ -102,6 +103,9 @@ class OwnCode:
                 f"{folder} has the models of {kept} rounds, not of {rounds}; delete {self.controls.folder} and audit again"
             )
         return read_models(folder / MODELS)
+
+    def _skip_draw(self, show: ShowRound) -> None:  # noqa: ARG002
+        self._skip("draw", f"{DRAW}: not checked, because every draw of the fresh model is the same.")
 
     def _check_draw(self, world: World, show: ShowRound) -> None:
         """Another w[0], and everything else equal, must give other weights after every round, without traces of the original.
