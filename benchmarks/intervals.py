@@ -1,6 +1,6 @@
 """Simulate attacks to check an audit's intervals, its verdicts and its forecast.
 
-    python benchmarks/intervals.py        # eight minutes of one core
+    python benchmarks/intervals.py        # seven minutes of one core
 
 Scores are drawn from normal distributions, so that the true AUC of every client is known. The functions under test are those
 of an audit. Four tables:
