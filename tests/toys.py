@@ -1,4 +1,4 @@
-"""Engines whose answers can be worked out on paper, and the settings that keep property tests repeatable."""
+"""Engines and models whose answers can be worked out on paper, and the settings that keep property tests repeatable."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from hypothesis import settings
-from torch import Tensor
+from torch import Tensor, nn
 
 from feduhb.core.types import ClientId, Updates, Work
 
@@ -26,6 +26,18 @@ def summed(blocks: Sequence[Updates]) -> Updates:
     values, weights = torch.cat([b.values for b in blocks]), torch.cat([b.weights for b in blocks])
     mean = (weights.to(values.dtype) @ values / weights.sum()).unsqueeze(0).to(values.dtype)
     return Updates(tuple(c for b in blocks for c in b.clients), mean, weights.sum().unsqueeze(0))
+
+
+class Table(nn.Module):
+    """Looks the input, a whole number, up in a table of outputs."""
+
+    def __init__(self, rows: Tensor) -> None:
+        super().__init__()
+        self.rows = nn.Parameter(rows)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the rows of these numbers."""
+        return self.rows[x.flatten().long()]
 
 
 @dataclass

@@ -24,16 +24,7 @@ from feduhb.audit.statistics import compute_auc, compute_roc
 from feduhb.core.flat import flatten, with_params
 from feduhb.data.federation import Examples
 from feduhb.errors import ModelError
-from toys import quick
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """On a busy machine two threads wait for each other longer than they work."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+from toys import Table, quick
 
 
 def draw_models(seed: int, model: nn.Module) -> tuple[nn.Module, nn.Module, torch.Generator]:
@@ -156,15 +147,18 @@ def test_a_model_that_cannot_be_differentiated_twice_is_explained():
     assert compare_answers(v, w, some, F.cross_entropy).shape == (4,)
 
 
-class Table(nn.Module):
-    """Looks the input, a whole number, up in a table of outputs."""
+class Breaks(nn.Linear):
+    """A layer that does not compute at all."""
 
-    def __init__(self, rows: Tensor) -> None:
-        super().__init__()
-        self.rows = nn.Parameter(rows)
+    def forward(self, input: Tensor) -> Tensor:
+        raise RuntimeError("shapes do not fit")
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.rows[x.flatten().long()]
+
+def test_an_error_that_is_not_about_derivatives_is_not_explained_away():
+    v, w, rng = draw_models(4, Breaks(3, 2))
+    some = Examples.of(torch.randn(4, 3, generator=rng).double(), torch.arange(4) % 2)
+    with pytest.raises(RuntimeError, match="shapes do not fit"):
+        compare_weights(v, w, some, F.cross_entropy)
 
 
 def draw_tables(*knows: float, count: int = 400) -> tuple[list[Table], Candidates]:

@@ -14,29 +14,9 @@ from torch.nn import functional as F  # noqa: N812
 from feduhb.audit.attacks.membership import Candidates, compute_confidences, compute_losses, score_losses
 from feduhb.audit.statistics import compute_auc, compute_roc
 from feduhb.data.federation import Examples
-from toys import quick
+from toys import Table, quick
 
 LN3 = math.log(3)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """On a busy machine two threads wait for each other longer than they work."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-class Table(nn.Module):
-    """Looks the input, a whole number, up in a table of outputs."""
-
-    def __init__(self, rows: Tensor) -> None:
-        super().__init__()
-        self.rows = nn.Parameter(rows)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.rows[x.flatten().long()]
 
 
 TABLE = Table(torch.tensor([[LN3, 0.0], [0.0, LN3], [0.0, 0.0]]))  # 3 : 1, 1 : 3, undecided

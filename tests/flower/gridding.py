@@ -150,3 +150,19 @@ def change_answers(app: Handler, change: Callable[[RecordDict], RecordDict | Non
         return None if content is None else Message(content, reply_to=message)
 
     return handle
+
+
+class Killed(BaseException):
+    """The server's process ends here."""
+
+
+def make_killing_grid(federation: Federation, round: int) -> Stage:
+    """Return a grid whose server is killed when it asks for work in a round."""
+    grid = make_grid(federation)
+
+    def before(message: Message) -> None:
+        if message.metadata.message_type == "train" and message.content["config"]["round"] == round:
+            raise Killed
+
+    grid.before = before
+    return grid

@@ -11,7 +11,7 @@ from feduhb.core.seeds import sample_clients
 from feduhb.errors import ConfigError, RunFolderError
 from feduhb.runs.folder import RunFolder
 from feduhb.runs.history import DiskHistory
-from flower.gridding import make_grid
+from flower.gridding import Killed, make_grid, make_killing_grid
 
 pytestmark = pytest.mark.slow
 
@@ -20,10 +20,6 @@ FEDERATION = ragged()
 NAMES = ("ant", "bee", "cat", "dog", "elk")
 EARLY, LATE = "bee", "cat"
 ROUNDS = 7
-
-
-class Killed(BaseException):
-    """An exception that no handler catches."""
 
 
 def find_first_rounds(rounds):
@@ -76,17 +72,6 @@ def list_clients(place):
     return {client for t in history.rounds for client in history.clients(t)}
 
 
-def kill_in_round(number):
-    grid = make_grid(FEDERATION)
-
-    def before(message):
-        if message.metadata.message_type == "train" and message.content["config"]["round"] == number:
-            raise Killed
-
-    grid.before = before
-    return grid
-
-
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     """A training, and a run without cat that keeps a history too."""
@@ -125,7 +110,7 @@ def test_a_replay_erases_all_histories_when_it_ends(chain, strategy):
     more = {"warmup": 2, "buffer": 1} if strategy is flower.FedRecover else {"interval": 1}
     replay = strategy(EARLY, trained=chain / "b", checkpoint=chain / "c", **more, **make_settings())
     with pytest.raises(Killed):
-        replay.start(kill_in_round(1))
+        replay.start(make_killing_grid(FEDERATION, 1))
     assert EARLY in list_clients(chain / "a") & list_clients(chain / "b")
     replay.start(make_grid(FEDERATION))
     assert EARLY not in list_clients(chain / "a") | list_clients(chain / "b")
@@ -133,7 +118,7 @@ def test_a_replay_erases_all_histories_when_it_ends(chain, strategy):
 
 def test_killed_in_its_first_round_it_has_reached_all(chain):
     with pytest.raises(Killed):
-        unlearn(EARLY, chain / "b", chain / "c", kill_in_round(0))
+        unlearn(EARLY, chain / "b", chain / "c", make_killing_grid(FEDERATION, 0))
     assert EARLY not in list_clients(chain / "a") | list_clients(chain / "b")
     assert len(unlearn(EARLY, chain / "b", chain / "c").rounds) == 3
 

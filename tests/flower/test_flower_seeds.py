@@ -16,16 +16,12 @@ from feduhb.errors import ConfigError, HistoryError, ModelError, RunFolderError
 from feduhb.flower.wire import Layout
 from feduhb.runs.checkpoint import digest_weights
 from feduhb.runs.folder import RunFolder
-from flower.gridding import make_grid
+from flower.gridding import Killed, make_grid, make_killing_grid
 
 LOCAL = feduhb.Local(batch_size=8, lr=0.05)
 NAMES = ("ant", "bee", "cat", "dog", "elk")
 FEDERATION = ragged()
 REPLAYS: list[Any] = [flower.FedEraser, flower.FedRecover]
-
-
-class Killed(BaseException):
-    """An exception that no handler catches."""
 
 
 def make_settings(**more):
@@ -179,21 +175,10 @@ def test_weights_that_the_training_itself_started_from_are_no_secret(tmp_path):
     assert unlearn(model=given, trained=tmp_path / "first").rounds
 
 
-def kill_in_round(number):
-    grid = make_grid(FEDERATION)
-
-    def before(message):
-        if message.metadata.message_type == "train" and message.content["config"]["round"] == number:
-            raise Killed
-
-    grid.before = before
-    return grid
-
-
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_resumed_run_keeps_its_seed(number, tmp_path):
     with pytest.raises(Killed):
-        unlearn(tmp_path, grid=kill_in_round(number))
+        unlearn(tmp_path, grid=make_killing_grid(FEDERATION, number))
     seed = read_seed(tmp_path)
     with pytest.raises(
         RunFolderError, match=rf"was started with seed = {seed}, not 7; resubmit with the same"
@@ -206,7 +191,7 @@ def test_a_resumed_run_keeps_its_seed(number, tmp_path):
 
 def test_a_resumed_run_needs_the_model_that_it_started_with(tmp_path):
     with pytest.raises(Killed):
-        unlearn(tmp_path, grid=kill_in_round(1))
+        unlearn(tmp_path, grid=make_killing_grid(FEDERATION, 1))
     with pytest.raises(
         RunFolderError, match=r"started from other weights than seed .* draws; give the model"
     ):
@@ -216,7 +201,9 @@ def test_a_resumed_run_needs_the_model_that_it_started_with(tmp_path):
 def test_a_run_that_an_earlier_version_started_with_the_arrays_of_another_seed_goes_on(tmp_path):
     """Earlier versions took seed 0 for batches and any arrays for the start."""
     with pytest.raises(Killed):
-        flower.Train(checkpoint=tmp_path, **make_settings(seed=7)).start(kill_in_round(1), num_rounds=2)
+        flower.Train(checkpoint=tmp_path, **make_settings(seed=7)).start(
+            make_killing_grid(FEDERATION, 1), num_rounds=2
+        )
     config = RunFolder(tmp_path).config_path
     config.write_text(config.read_text().replace("seed = 7", "seed = 0"))
     with pytest.raises(RunFolderError, match="If it was started by an earlier version, pass the same arrays"):

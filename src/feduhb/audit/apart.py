@@ -137,7 +137,7 @@ LOCK = threading.Lock()  # one job at a time
 IS_FRESH = threading.Event()  # set in a process that does a job
 
 
-class Mother:
+class ForkServer:
     """The process that forks a child for every job."""
 
     def __init__(self) -> None:
@@ -186,23 +186,23 @@ class Mother:
             self._process.wait()
 
 
-MOTHERS: list[Mother] = []  # at most one
+SERVERS: list[ForkServer] = []  # at most one
 
 
-def start_mother() -> Mother:
+def start_server() -> ForkServer:
     """Return the process that forks children, which is started if there is none."""
-    if MOTHERS and not MOTHERS[0].is_alive():
-        stop_mother()
-    if not MOTHERS:
-        MOTHERS.append(Mother())
-    return MOTHERS[0]
+    if SERVERS and not SERVERS[0].is_alive():
+        stop_server()
+    if not SERVERS:
+        SERVERS.append(ForkServer())
+    return SERVERS[0]
 
 
 @atexit.register
-def stop_mother() -> None:
+def stop_server() -> None:
     """End the process that forks children, if there is one."""
-    while MOTHERS:
-        MOTHERS.pop().stop()
+    while SERVERS:
+        SERVERS.pop().stop()
 
 
 def _list_paths() -> list[str]:
@@ -228,11 +228,11 @@ def _ask(
     }
     is_reusable = False
     try:
-        answer = start_mother().ask(json.dumps(setting).encode(), packed, show=show)
+        answer = start_server().ask(json.dumps(setting).encode(), packed, show=show)
         is_reusable = FORKS
     finally:
         if not is_reusable:  # it does one job only, or there was an error, such as Ctrl-C
-            stop_mother()
+            stop_server()
     return answer
 
 

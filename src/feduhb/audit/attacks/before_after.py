@@ -147,12 +147,7 @@ def _compute_slopes(model: nn.Module, direction: Tensor, examples: Examples, los
     """Return the derivative of φ along a direction [P] of the weights for each example, [n] in float64."""
     towards = split(direction, model)
     chunks = zip(*(part.split(CPU_CHUNK) for part in examples.all()), strict=True)
-    try:
-        slopes = [_compute_slope(model, towards, x, y, loss) for x, y in chunks]
-    except (RuntimeError, NotImplementedError) as error:
-        raise ModelError(
-            f"The weights were not compared: torch cannot differentiate this model twice, or its loss ({str(error).splitlines()[0]})."
-        ) from error
+    slopes = [_compute_slope(model, towards, x, y, loss) for x, y in chunks]
     return torch.cat([torch.zeros(0).double(), *slopes])
 
 
@@ -165,9 +160,17 @@ def _compute_slope(model: nn.Module, towards: Sequence[Tensor], x: Tensor, y: Te
     with torch.enable_grad():
         z = model(x)
         u = torch.zeros_like(z, requires_grad=True)
-        pulled = torch.autograd.grad(z, weights, u, create_graph=True, materialize_grads=True)
-        mapped = torch.stack([(one * d).sum() for one, d in zip(pulled, towards, strict=True)]).sum()
-        [moved] = torch.autograd.grad(mapped, u)  # [n, k]
+        try:
+            pulled = torch.autograd.grad(z, weights, u, create_graph=True, materialize_grads=True)
+            mapped = torch.stack([(one * d).sum() for one, d in zip(pulled, towards, strict=True)]).sum()
+            [moved] = torch.autograd.grad(mapped, u)  # [n, k]
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:  # also NotImplementedError: a layer has no second derivative
+            why = str(error).splitlines()[0]
+            raise ModelError(
+                f"The weights were not compared: torch cannot differentiate this model twice ({why})."
+            ) from error
         given = z.detach().requires_grad_()
         [steep] = torch.autograd.grad(to_confidences(given, y, loss).sum(), given)
     return (steep.double() * moved.double()).flatten(1).sum(dim=1)
