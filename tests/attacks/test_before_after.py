@@ -150,7 +150,7 @@ def test_a_model_that_cannot_be_differentiated_twice_is_explained():
 class Breaks(nn.Linear):
     """A layer that does not compute at all."""
 
-    def forward(self, input: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:  # noqa: ARG002
         raise RuntimeError("shapes do not fit")
 
 
