@@ -104,7 +104,7 @@ def test_verdicts_with_their_parts(two):
     grid = make_grids(two)["verdicts"]
     assert grid.rows[0] == [
         "FedUHB", "forgotten", "bit for bit",
-        "loss, all forgotten data: no power here; loss, canaries: not caught; LiRA, canaries: not caught",
+        "No power here: loss, all forgotten data. Not caught: loss, canaries; LiRA, canaries.",
         "not caught", "89.9%",
     ]  # fmt: skip
     assert grid.rows[1][:4] == ["FedEraser", "not forgotten", "bit for bit", "loss, canaries: caught"]

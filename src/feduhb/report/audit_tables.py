@@ -162,15 +162,18 @@ def to_latex(views: Sequence[RunView]) -> str:
 
 
 def list_outcomes(audit: Audit) -> list[str]:
-    """Return the outcome of each membership attack."""
-    return [f"{name_attack(attack)}: {attack.verdict}" for attack in audit.membership]
+    """Return each outcome of membership attacks with the attacks that had it."""
+    found: dict[str, list[str]] = {}
+    for attack in audit.membership:
+        found.setdefault(attack.verdict, []).append(name_attack(attack))
+    return [f"{outcome.capitalize()}: {'; '.join(attacks)}." for outcome, attacks in found.items()]
 
 
 def _judge(audit: Audit) -> Iterator[Row]:
     checks, planted = audit.exactness, audit.backdoor
     bits = NOTHING if checks is None else "bit for bit" if checks.exact else "not exact"
     backdoor = NOTHING if planted is None else planted.verdict
-    outcomes = "; ".join(list_outcomes(audit)) or NOTHING
+    outcomes = " ".join(list_outcomes(audit)) or NOTHING
     yield [audit.verdict.word, bits, outcomes, backdoor, format_share(audit.accuracy[UNLEARNED].test)]
 
 
