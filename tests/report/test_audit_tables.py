@@ -107,7 +107,7 @@ def test_verdicts_with_their_parts(two):
         "No power here: loss, all forgotten data. Not caught: loss, canaries; LiRA, canaries.",
         "not caught", "89.9%",
     ]  # fmt: skip
-    assert grid.rows[1][:4] == ["FedEraser", "not forgotten", "bit for bit", "loss, canaries: caught"]
+    assert grid.rows[1][:4] == ["FedEraser", "not forgotten", "bit for bit", "Caught: loss, canaries."]
     assert grid.sentences[0] == "FedUHB: Both checks gave the same weights to the last bit."
 
 
