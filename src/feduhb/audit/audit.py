@@ -197,6 +197,12 @@ def check_runs(runs: Sequence[Run], trained: Run | None, retrain: Run | None) ->
     if not runs:
         raise RunFolderError("there is no run to audit; give at least one that feduhb unlearn made")
     first = runs[0]
+    for run in filter(None, (*runs, trained, retrain)):
+        if run.unconfirmed:
+            raise RunFolderError(
+                f"forgotten rows of client {run.unconfirmed[0]} were deleted, and the lineage of {run.folder} alone says which: "
+                "no run or tombstone confirms it, so the audit could look at other rows; restore the runs that it came from"
+            )
     _check_data(first.original, get_request(first))
     for name, control in (("original", trained), ("retrain", retrain)):
         if control is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -96,6 +96,9 @@ def unlearn(
             show="auto" if json else "lines",
         )
         options.print_run(answer, new.folder, json)
+        answer.update(erased=[asdict(one) for one in new.erased])
+        if not json:
+            typer.echo("".join(f"{one}\n" for one in new.erased), nl=False)
         if retire:
             _retire(answer, opened, new, unaudited, json)
 

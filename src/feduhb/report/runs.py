@@ -141,6 +141,7 @@ def read_runs(paths: Sequence[Path | str]) -> list[RunView]:
 def _read(folder: RunFolder) -> RunView:
     try:
         config, written, rounds = folder.config(), folder.result(), folder.rounds()
+        folder.check_weights()
         text = folder.config_path.read_text(encoding="utf-8")
     except OSError as error:
         raise RunFolderError(

@@ -82,11 +82,12 @@ def check(plan: Plan) -> None:
 
 
 def _place_history(plan: Plan) -> Method[Any]:
-    """Return the method. If the clients train on a GPU, the method's history is read into GPU memory."""
+    """Return the method. Its history, if it has one, is read into the memory of the device on which clients train."""
     history = get_history(plan.method)
-    if history is None or plan.engine.about["device"] != "cuda":
+    if history is None:
         return plan.method
-    on_device = HistoryOnDevice(history, torch.device("cuda"))
+    device = torch.device("cuda" if plan.engine.about["device"] == "cuda" else "cpu")
+    on_device = HistoryOnDevice(history, device, tuple(history.rounds))
     return bind_history(unbind_history(plan.method), on_device, get_replayed_clients(plan.method))
 
 

@@ -288,15 +288,11 @@ def _write(path: Path, name: str, value: Tensor) -> None:
 
 @dataclass(frozen=True, slots=True)
 class HistoryOnDevice:
-    """A history whose tensors are moved to a device when they are read."""
+    """A history as a run reads it: tensors are moved to a device, and rounds that are erased meanwhile are missed."""
 
     history: History
     device: torch.device
-
-    @property
-    def rounds(self) -> Sequence[int]:
-        """The complete rounds, in order."""
-        return self.history.rounds
+    rounds: Sequence[int]  # the complete rounds when the run began, in order
 
     @property
     def bytes(self) -> int:

@@ -19,10 +19,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from typing_extensions import TypedDict
+
 from feduhb.data.request import Request
 from feduhb.errors import ConfigError, FeduhbError, RequestError, RunFolderError
 from feduhb.runs import lineage
-from feduhb.runs.files import disk_errors, remove, sync_folder, write_atomically
+from feduhb.runs.files import disk_errors, read_json, remove, sync_folder, write_atomically
 from feduhb.runs.folder import (
     HISTORY,
     LEFT_OUT,
@@ -48,7 +50,6 @@ from feduhb.runs.siblings import (
     list_ancestor_digests,
     list_data,
     list_digests,
-    read_json,
     still_holds,
 )
 
@@ -66,6 +67,20 @@ KEPT = (
     ".writing.lock", ".lineage.lock",
 )  # fmt: skip
 PASSED = ("forgotten", "not caught")  # verdicts after which the old run is no longer needed
+
+
+class Word(TypedDict):
+    """The verdict of an audit."""
+
+    word: str
+
+
+class Judged(TypedDict):
+    """What a retirement reads of audit.json."""
+
+    weights_sha256: str
+    forgot: str
+    verdict: Word
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +122,7 @@ class Retirement:
         """Return the folders of audit work that are deleted although their runs stay."""
         return [place for place in self.along if place.name == WORK]
 
-    def carry_out(self) -> list[Tombstone]:
+    def carry_out(self) -> list[dict[str, Any]]:
         """Delete the run, and before it what it takes along; return the tombstones of the runs.
 
         Raise RunFolderError, and delete nothing, if another process is writing one of these runs.
@@ -123,7 +138,9 @@ class Retirement:
                 claims.enter_context(RunFolder(folder).claim(advice="stop it", patience=lineage.PATIENCE))
             if any(RunFolder(folder).tombstone() is None for folder in runs):
                 self._check_still_there()
-            return [self._delete(RunFolder(folder), work if folder == self.run else ()) for folder in runs]
+            return [
+                dict(self._delete(RunFolder(folder), work if folder == self.run else ())) for folder in runs
+            ]
 
     def _was_deleted(self, place: Path) -> bool:
         """Whether an earlier call retired this run, or deleted this audit work."""
@@ -172,7 +189,7 @@ class Retirement:
         config, new, forgot = old.config(), RunFolder(self.replaced_by), read_forgotten(old)
         return {
             "config_sha256": digest_config(old.path),
-            "weights_sha256": read_json(old.result_path).get("weights_sha256"),
+            "weights_sha256": _read_weights(old),
             "method": config.get("unlearn", {}).get("method", "retrain"),
             "scheduled_rounds": config.get("train", {}).get("rounds"),
             "forgot": str(forgot or ""),
@@ -205,7 +222,7 @@ def retire(
     unaudited: str | None = None,
     siblings: bool = False,
     also: Iterable[str | Path] = (),
-) -> list[Tombstone]:
+) -> list[dict[str, Any]]:
     """Delete a run that another run has replaced, and return its tombstone, the content of retired.json.
 
     Weights, checkpoints, history, audit work, records and settings are deleted. Audits, the lineage and files that
@@ -393,11 +410,23 @@ def _list_between(old: RunFolder, new: RunFolder) -> list[Path]:
 def _read_audit(folder: Path) -> dict[str, str] | None:
     """Return what a run's last audit says and covers; None if there is no audit of its weights."""
     files, path = RunFolder(folder), folder / "audit.json"
-    made, found = files.tombstone() or read_json(files.result_path), read_json(path)
-    if not found or found.get("weights_sha256") != made.get("weights_sha256"):
+    tombstone = files.tombstone()
+    weights = _read_weights(files) if tombstone is None else tombstone["weights_sha256"]
+    try:
+        found = read_json(path, Judged, "audit the run again")
+    except (FileNotFoundError, NotADirectoryError, RunFolderError):
         return None
-    about = {"verdict": str(found["verdict"]["word"]), "forgot": str(found["forgot"])}
+    if found["weights_sha256"] != weights:
+        return None
+    about = {"verdict": found["verdict"]["word"], "forgot": found["forgot"]}
     return {"run": str(folder), **about, "sha256": _digest_file(path)}
+
+
+def _read_weights(files: RunFolder) -> str | None:
+    """Return the digest of a run's weights, by its result; None if it has not finished, or the result is damaged."""
+    with contextlib.suppress(RunFolderError):
+        return files.result()["weights_sha256"]
+    return None
 
 
 def _list_files(folder: Path, patterns: Iterable[str]) -> list[Path]:
