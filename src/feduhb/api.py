@@ -97,6 +97,8 @@ def train(
         rounds=rounds, epochs=epochs, batch_size=batch_size, lr=lr, l2=l2, aggregate=aggregate,
         clients_per_round=clients_per_round, engine=name_engine(engine), keep_history=keep_history,
     )  # fmt: skip
+    if (unused := federation.explain_unused()) is not None:
+        print_notice(unused)
     return run_method(
         federation, adapt_method("retrain", settings), settings, rounds=rounds, engine=engine, block=block, out=out,
         resume=resume, checkpoint_every=checkpoint_every, show=show, label="train",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
@@ -13,8 +14,10 @@ from torch import Tensor, nn
 
 from feduhb.core.checks import check_whole
 from feduhb.core.flat import ModelSource, draw_model
+from feduhb.core.fresh import find_unlike
 from feduhb.core.types import ClientId, Loss
 from feduhb.data.backdoor import Backdoor
+from feduhb.data.loss import SOME, check_loss, check_targets
 from feduhb.data.request import Forget, Request, as_request
 from feduhb.errors import DataError, ModelError, RequestError
 
@@ -112,6 +115,11 @@ class Federation:
         backdoor: Backdoor | None = None,
         about: Description | None = None,
     ) -> None:
+        for what, given in (("clients", clients), ("held_out", held_out or {})):
+            if not isinstance(given, Mapping):
+                raise DataError(
+                    f"{what} is a {type(given).__name__}; give examples by the ids of clients: {what}={{'c00': (x, y)}}"
+                )
         self.clients = {check_id(c): _make_examples(data, f"client {c}") for c, data in clients.items()}
         self.test = _make_examples(test, "the test set")
         held = (held_out or {}).items()
@@ -129,11 +137,11 @@ class Federation:
             raise DataError(f"held_out names {strangers[0]}, which is not a client; use the ids of clients")
         named = {f"client {c}": e for c, e in self.clients.items()}
         named.update({f"held-out part of {c}": e for c, e in self.held_out.items()})
-        expected = (self.test.x.dtype, list(self.test.x.shape[1:]))
         for what, examples in named.items():
-            for found, wanted in zip((examples.x.dtype, list(examples.x.shape[1:])), expected, strict=True):
-                if found != wanted:
-                    raise DataError(f"{what} holds inputs {found}, the test set {wanted}; make them alike")
+            pairs = zip(_list_kinds(examples), _list_kinds(self.test), strict=True)
+            if unlike := [(found, wanted) for found, wanted in pairs if found != wanted]:
+                found, wanted = unlike[0]
+                raise DataError(f"{what} holds {found}, the test set {wanted.split(' ', 1)[1]}; make them alike")
 
     def __repr__(self) -> str:
         sizes = [len(e) for e in self.clients.values()]
@@ -148,6 +156,16 @@ class Federation:
         if not self._draw.fits(self):
             self._draw = _Draw.of(self)
         return self._draw.copy_module()
+
+    def explain_unused(self) -> str | None:
+        """Return a notice if the model is a module whose own weights, which no run uses, do not look like a fresh draw."""
+        name = find_unlike(self.model, self.seed) if isinstance(self.model, nn.Module) else None
+        if name is None:
+            return None
+        return (
+            f"the weights that the module holds are not used: every run draws them anew from its seed, by the reset_parameters of "
+            f"the layers, and {name} does not look like such a draw. To draw weights in another way, give a factory: model=make_net"
+        )
 
     def without(self, forget: Forget) -> Federation:
         """Return the federation without the data that a request forgets, and without clients that have no data left."""
@@ -243,12 +261,16 @@ class _Draw:
         return copy.deepcopy(self.module)
 
     def _check(self, module: nn.Module) -> None:
-        """Raise ModelError if a model cannot read the test set or draws random numbers in its forward pass."""
-        x, y = self.test.batch(torch.arange(min(2, len(self.test))))
+        """Raise ModelError if a model cannot read the test set, draws random numbers in its forward pass, or has an unfit loss."""
+        x, y = self.test.batch(torch.linspace(0, len(self.test) - 1, min(SOME, len(self.test))).long())
         before = torch.default_generator.get_state()
+        check_targets(self.loss, y)
         try:
-            value = self.loss(module(x), y)
-            drew = not torch.equal(before, torch.default_generator.get_state())
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of shapes, which check_loss judges
+                value = self.loss(module(x[:2]), y[:2])
+                drew = not torch.equal(before, torch.default_generator.get_state())
+                outputs = module(x)
         except Exception as error:
             raise ModelError(
                 f"the model and its loss cannot read this data ({' '.join(str(error).split())}); check shapes and types"
@@ -260,6 +282,8 @@ class _Draw:
             raise ModelError(f"the loss returns {returned}, not one number; use its mean over the batch")
         if drew:
             raise ModelError("the model's forward pass draws random numbers; remove dropout and the like")
+        if isinstance(outputs, Tensor):
+            check_loss(self.loss, outputs, y)
 
 
 def fingerprint(examples: Examples) -> str:
@@ -291,6 +315,13 @@ def _make_examples(data: Examples | Pair, what: str, *, empty: bool = False) -> 
     if not len(examples) and not empty:
         raise DataError(f"{what} holds no examples; leave it out, or give it at least one")
     return examples
+
+
+def _list_kinds(examples: Examples) -> list[str]:
+    """Return the types and shapes that all examples of a federation must share."""
+    x, y = examples.x, examples.y
+    kind = "numbers" if y.is_floating_point() else "classes"
+    return [f"inputs {x.dtype}", f"inputs {list(x.shape[1:])}", f"targets {kind}", f"targets {list(y.shape[1:])}"]
 
 
 def restore_keys(
