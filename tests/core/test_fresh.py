@@ -175,7 +175,9 @@ def test_one_fresh_layer_does_not_excuse_the_others():
         module.append(nn.Linear(4, 4))
         return module
 
-    with pytest.raises(ModelError, match=r"the model's factory returns the same weights for every seed in 0\.weight"):
+    with pytest.raises(
+        ModelError, match=r"the model's factory returns the same weights for every seed in 0\.weight"
+    ):
         draw_model(make, 0)
 
 

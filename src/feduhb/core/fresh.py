@@ -80,8 +80,13 @@ def _is_unlike(p: Tensor, drawn: Sequence[Tensor]) -> bool:
     values = p.flatten()[:COMPARED].double()
     fresh = torch.cat([draw.detach().flatten()[:COMPARED] for draw in drawn]).double()
     here = torch.cat([values, fresh])
-    shares = [torch.searchsorted(some.sort().values, here, right=True) / len(some) for some in (values, fresh)]
-    return float((shares[0] - shares[1]).abs().max()) > (UNLIKELY * (1 / len(values) + 1 / len(fresh)) / 2) ** 0.5
+    shares = [
+        torch.searchsorted(some.sort().values, here, right=True) / len(some) for some in (values, fresh)
+    ]
+    return (
+        float((shares[0] - shares[1]).abs().max())
+        > (UNLIKELY * (1 / len(values) + 1 / len(fresh)) / 2) ** 0.5
+    )
 
 
 def _take_signs(p: Tensor) -> Tensor | None:

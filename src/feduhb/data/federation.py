@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import difflib
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +19,7 @@ from feduhb.core.fresh import find_unlike
 from feduhb.core.types import ClientId, Loss
 from feduhb.data.backdoor import Backdoor
 from feduhb.data.loss import SOME, check_loss, check_targets
-from feduhb.data.request import Forget, Request, as_request
+from feduhb.data.request import Forget, Request, as_request, explain_unclear
 from feduhb.errors import DataError, ModelError, RequestError
 
 
@@ -141,7 +142,9 @@ class Federation:
             pairs = zip(_list_kinds(examples), _list_kinds(self.test), strict=True)
             if unlike := [(found, wanted) for found, wanted in pairs if found != wanted]:
                 found, wanted = unlike[0]
-                raise DataError(f"{what} holds {found}, the test set {wanted.split(' ', 1)[1]}; make them alike")
+                raise DataError(
+                    f"{what} holds {found}, the test set {wanted.split(' ', 1)[1]}; make them alike"
+                )
 
     def __repr__(self) -> str:
         sizes = [len(e) for e in self.clients.values()]
@@ -214,7 +217,9 @@ class Federation:
         named = [*request.clients, *request.rows]
         if unknown := [c for c in named if c not in self.clients]:
             some = ", ".join([*self.clients][:8]) + (" and others" if len(self.clients) > 8 else "")
-            raise RequestError(f"there is no client {unknown[0]!r}; the clients are {some}")
+            near = difflib.get_close_matches(unknown[0], self.clients, n=1)
+            meant = f"did you mean {near[0]}? The" if near else "the"
+            raise RequestError(f"there is no client {unknown[0]!r}; {meant} clients are {some}")
         for client, rows in request.rows.items():
             if missing := sorted(set(rows) - set(self.clients[client].keys.tolist())):
                 raise RequestError(
@@ -302,6 +307,8 @@ def check_id(client: Any) -> ClientId:
         raise DataError(
             f"{client!r} cannot be a client's id; use a word other than class, without commas, colons, plus signs or spaces around it"
         )
+    if (unclear := explain_unclear(client)) is not None:
+        raise DataError(unclear)
     return client
 
 
@@ -321,7 +328,12 @@ def _list_kinds(examples: Examples) -> list[str]:
     """Return the types and shapes that all examples of a federation must share."""
     x, y = examples.x, examples.y
     kind = "numbers" if y.is_floating_point() else "classes"
-    return [f"inputs {x.dtype}", f"inputs {list(x.shape[1:])}", f"targets {kind}", f"targets {list(y.shape[1:])}"]
+    return [
+        f"inputs {x.dtype}",
+        f"inputs {list(x.shape[1:])}",
+        f"targets {kind}",
+        f"targets {list(y.shape[1:])}",
+    ]
 
 
 def restore_keys(
