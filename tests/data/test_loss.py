@@ -13,7 +13,7 @@ from torch.nn import functional as F  # noqa: N812
 import feduhb
 from data.wording import refused
 from feduhb.data.federation import Federation
-from feduhb.errors import DataError, ModelError
+from feduhb.errors import ModelError
 
 DRAW = torch.Generator().manual_seed(0)
 X, NUMBERS = torch.randn(20, 3, generator=DRAW), torch.randn(20, generator=DRAW)
@@ -174,13 +174,15 @@ def test_the_trials_leave_the_random_state_alone():
     assert torch.equal(before, torch.default_generator.get_state())
 
 
-@pytest.mark.parametrize(
-    ("y", "words"),
-    [
-        (NUMBERS[:, None], "client b holds targets numbers, the test set classes; make them alike"),
-        (LABELS[:, None], "client b holds targets [1], the test set []; make them alike"),
-    ],
-)
-def test_clients_have_targets_like_those_of_the_test_set(y, words):
-    with refused(DataError, words):
-        Federation({"a": (X, LABELS), "b": (X, y)}, (X, LABELS), nn.Linear(3, 3))
+def test_the_targets_of_clients_are_tried_too():
+    """Clients may hold probabilities while the test set holds classes, but not numbers."""
+    probabilities = torch.softmax(X, dim=1)
+    Federation({"a": (X, LABELS), "b": (X, probabilities)}, (X, LABELS), nn.Linear(3, 3)).fresh_model()
+    with refused(
+        ModelError,
+        "client b: the loss is cross-entropy, but the targets are numbers (float32 [n]) and not classes",
+    ):
+        Federation({"a": (X, LABELS), "b": (X, NUMBERS)}, (X, LABELS), nn.Linear(3, 3)).fresh_model()
+    squares = Federation({"a": (X, NUMBERS)}, (X, NUMBERS[:, None]), nn.Linear(3, 1), loss=F.mse_loss)
+    with refused(ModelError, "the model's outputs are [16, 1] and the targets [16]"):
+        squares.fresh_model()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import difflib
+import re
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -138,13 +139,11 @@ class Federation:
             raise DataError(f"held_out names {strangers[0]}, which is not a client; use the ids of clients")
         named = {f"client {c}": e for c, e in self.clients.items()}
         named.update({f"held-out part of {c}": e for c, e in self.held_out.items()})
+        expected = (self.test.x.dtype, list(self.test.x.shape[1:]))
         for what, examples in named.items():
-            pairs = zip(_list_kinds(examples), _list_kinds(self.test), strict=True)
-            if unlike := [(found, wanted) for found, wanted in pairs if found != wanted]:
-                found, wanted = unlike[0]
-                raise DataError(
-                    f"{what} holds {found}, the test set {wanted.split(' ', 1)[1]}; make them alike"
-                )
+            for found, wanted in zip((examples.x.dtype, list(examples.x.shape[1:])), expected, strict=True):
+                if found != wanted:
+                    raise DataError(f"{what} holds inputs {found}, the test set {wanted}; make them alike")
 
     def __repr__(self) -> str:
         sizes = [len(e) for e in self.clients.values()]
@@ -158,7 +157,18 @@ class Federation:
         """Return a copy of w[0], which is drawn and checked at the first call."""
         if not self._draw.fits(self):
             self._draw = _Draw.of(self)
-        return self._draw.copy_module()
+        module = self._draw.copy_module()
+        for client in self._list_unlike():
+            try:
+                check_fit(copy.deepcopy(module), self.loss, self.clients[client])
+            except ModelError as error:
+                raise ModelError(f"client {client}: {error}") from error
+        return module
+
+    def _list_unlike(self) -> list[ClientId]:
+        """Return a client for each type and shape of targets that is not the test set's, such as probabilities of classes."""
+        kinds = {} if self.is_remote else {_kind(e.y): client for client, e in self.clients.items()}
+        return [client for kind, client in kinds.items() if kind != _kind(self.test.y)]
 
     def explain_unused(self) -> str | None:
         """Return a notice if the model is a module whose own weights, which no run uses, do not look like a fresh draw."""
@@ -217,7 +227,10 @@ class Federation:
         named = [*request.clients, *request.rows]
         if unknown := [c for c in named if c not in self.clients]:
             some = ", ".join([*self.clients][:8]) + (" and others" if len(self.clients) > 8 else "")
-            near = difflib.get_close_matches(unknown[0], self.clients, n=1)
+            alike = [
+                c for c in self.clients if _read_numbers(c) == _read_numbers(unknown[0])
+            ]  # c09 is never meant by c03
+            near = difflib.get_close_matches(unknown[0], alike, n=1)
             meant = f"did you mean {near[0]}? The" if near else "the"
             raise RequestError(f"there is no client {unknown[0]!r}; {meant} clients are {some}")
         for client, rows in request.rows.items():
@@ -261,34 +274,39 @@ class _Draw:
         """Return a copy of the model; draw and check it first if that has not been done."""
         if self.module is None:
             drawn = draw_model(self.model, self.seed)
-            self._check(copy.deepcopy(drawn))  # a forward pass may change a module
+            check_fit(copy.deepcopy(drawn), self.loss, self.test)  # a forward pass may change a module
             self.module = drawn
         return copy.deepcopy(self.module)
 
-    def _check(self, module: nn.Module) -> None:
-        """Raise ModelError if a model cannot read the test set, draws random numbers in its forward pass, or has an unfit loss."""
-        x, y = self.test.batch(torch.linspace(0, len(self.test) - 1, min(SOME, len(self.test))).long())
-        before = torch.default_generator.get_state()
-        check_targets(self.loss, y)
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of shapes, which check_loss judges
-                value = self.loss(module(x[:2]), y[:2])
-                drew = not torch.equal(before, torch.default_generator.get_state())
-                outputs = module(x)
-        except Exception as error:
-            raise ModelError(
-                f"the model and its loss cannot read this data ({' '.join(str(error).split())}); check shapes and types"
-            ) from error
-        finally:
-            torch.default_generator.set_state(before)
-        if not isinstance(value, Tensor) or value.dim():
-            returned = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
-            raise ModelError(f"the loss returns {returned}, not one number; use its mean over the batch")
-        if drew:
-            raise ModelError("the model's forward pass draws random numbers; remove dropout and the like")
-        if isinstance(outputs, Tensor):
-            check_loss(self.loss, outputs, y)
+
+def check_fit(module: nn.Module, loss: Loss, examples: Examples) -> None:
+    """Raise ModelError if a model cannot read examples, draws random numbers in its forward pass, or has an unfit loss."""
+    x, y = examples.batch(torch.linspace(0, len(examples) - 1, min(SOME, len(examples))).long())
+    before = torch.default_generator.get_state()
+    check_targets(loss, y)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of shapes, which check_loss judges
+            value = loss(module(x[:2]), y[:2])
+            drew = not torch.equal(before, torch.default_generator.get_state())
+            outputs = module(x)
+    except Exception as error:
+        raise ModelError(
+            f"the model and its loss cannot read this data ({' '.join(str(error).split())}); check shapes and types"
+        ) from error
+    finally:
+        torch.default_generator.set_state(before)
+    if not isinstance(value, Tensor) or value.dim():
+        returned = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
+        raise ModelError(f"the loss returns {returned}, not one number; use its mean over the batch")
+    if drew:
+        raise ModelError("the model's forward pass draws random numbers; remove dropout and the like")
+    if isinstance(outputs, Tensor):
+        check_loss(loss, outputs, y)
+
+
+def _kind(y: Tensor) -> tuple[torch.dtype, torch.Size]:
+    return y.dtype, y.shape[1:]
 
 
 def fingerprint(examples: Examples) -> str:
@@ -312,6 +330,10 @@ def check_id(client: Any) -> ClientId:
     return client
 
 
+def _read_numbers(client: ClientId) -> list[int]:
+    return [int(digits) for digits in re.findall("[0-9]+", str(client))]
+
+
 def _make_examples(data: Examples | Pair, what: str, *, empty: bool = False) -> Examples:
     try:
         examples = data if isinstance(data, Examples) else Examples.of(*data)
@@ -322,18 +344,6 @@ def _make_examples(data: Examples | Pair, what: str, *, empty: bool = False) -> 
     if not len(examples) and not empty:
         raise DataError(f"{what} holds no examples; leave it out, or give it at least one")
     return examples
-
-
-def _list_kinds(examples: Examples) -> list[str]:
-    """Return the types and shapes that all examples of a federation must share."""
-    x, y = examples.x, examples.y
-    kind = "numbers" if y.is_floating_point() else "classes"
-    return [
-        f"inputs {x.dtype}",
-        f"inputs {list(x.shape[1:])}",
-        f"targets {kind}",
-        f"targets {list(y.shape[1:])}",
-    ]
 
 
 def restore_keys(
