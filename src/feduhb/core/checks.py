@@ -7,7 +7,6 @@ import operator
 from typing import Any
 
 from feduhb.errors import ConfigError
-from feduhb.stopping import StopRule
 
 
 def check_whole(name: str, value: Any, least: int | None = 1) -> None:
@@ -31,14 +30,13 @@ def check_show(show: Any) -> None:
         )
 
 
-def check_stop(stop: Any) -> StopRule:
-    """Return a stop rule; raise ConfigError for an object that is not one, such as a plain function."""
+def check_stop(stop: Any) -> None:
+    """Raise ConfigError for an object that is not a stop rule, such as a plain function."""
     if isinstance(stop, type) or not (callable(stop) and callable(getattr(stop, "threshold", None))):
         raise ConfigError(
             f"stop is {stop!r}, which is not a stop rule; give feduhb.dynamic_stop(0.6), feduhb.never, or an object with the two "
             "methods of feduhb.stopping.StopRule: __call__ and threshold"
         )
-    return stop
 
 
 def is_finite(value: Any) -> bool:
