@@ -58,15 +58,23 @@ def _find_fault(layer: nn.Module) -> str | None:
     return None
 
 
-def draw_model(source: ModelSource, seed: int) -> nn.Module:
+def draw_model(source: ModelSource, seed: int, *, check: bool = True) -> nn.Module:
     """Draw the fresh model w[0] of a run. Training and every unlearning with the same seed draw the same model.
 
     A module is copied, and the ``reset_parameters`` of every layer draws its weights anew: none of the module's own
-    weights are used. A factory is called. Raise ModelError if a parameter has the same values for every seed.
+    weights are used. A factory is called.
+
+    Args:
+        check: draw another model too, and raise ModelError if a parameter has the same values in both. False is for a
+            source that has been checked.
     """
     is_module = isinstance(source, nn.Module)
     with fixed_draws(seed, "init"):
-        module = _reset_module(source) if is_module else _call_factory(source)
+        module = _reset_module(source) if is_module else source()
+        if not check:
+            return module
+        if not is_module:
+            _check_factory(source, module)
     with fixed_draws(seed, "another draw"):
         other = _reset_module(source) if is_module else source()
     if (name := _find_given(module, other)) is not None:
@@ -103,15 +111,13 @@ def _reset_module(source: nn.Module) -> nn.Module:
     return module
 
 
-def _call_factory(factory: Callable[[], nn.Module]) -> nn.Module:
-    """Return a factory's module; raise ModelError if the factory returns the same one each time."""
-    module = factory()
+def _check_factory(factory: Callable[[], nn.Module], module: nn.Module) -> None:
+    """Raise ModelError if a factory's module cannot be trained exactly, or the factory returns the same one each time."""
     check_module(module)
     if factory() is module:
         raise ModelError(
             "the model's factory returns the same module each time, with what it has learned; return a new one: model=lambda: MyModule()"
         )
-    return module
 
 
 def _find_given(module: nn.Module, other: nn.Module) -> str | None:

@@ -31,7 +31,7 @@ class Shared:
 
 def draw_several(source: ModelSource, seed: int) -> Iterable[nn.Module]:
     """Yield draws of a fresh model that no run begins at."""
-    return (draw_model(source, seed_for(seed, "fresh", number)) for number in range(DRAWS))
+    return (draw_model(source, seed_for(seed, "fresh", number), check=False) for number in range(DRAWS))
 
 
 def find_shared(draws: Iterable[nn.Module]) -> Shared:
@@ -68,7 +68,9 @@ def find_unlike(module: nn.Module, seed: int) -> str | None:
     A parameter that draws share, such as a bias of zeros, must be equal. Others are compared by the distribution of their
     values, so a parameter of a few values, or one that was trained only a little, may look like a draw.
     """
-    one, other = (draw_model(module, seed_for(seed, "unlike", number)).parameters() for number in range(2))
+    one, other = (
+        draw_model(module, seed_for(seed, "unlike", number), check=False).parameters() for number in range(2)
+    )
     triples = zip(module.named_parameters(), one, other, strict=True)
     return next((name for (name, p), *drawn in triples if _is_unlike(p.detach().cpu(), drawn)), None)
 

@@ -207,9 +207,14 @@ class Federation:
         return self.replace(seed=seed, about=self.about and self.about.keep_data(self.seed))
 
     def share_draw(self, other: Federation) -> None:
-        """Use the fresh model of another federation if it has the same model, seed, loss and test set."""
+        """Use the fresh model of another federation if it has the same model, seed, loss and test set.
+
+        If only the seed differs, the model is drawn again but not checked again.
+        """
         if other._draw.fits(self):
             self._draw = other._draw
+        else:
+            self._draw.is_checked = other._draw.is_checked and other._draw.has_parts_of(self)
 
     def fingerprints(self) -> dict[ClientId, str]:
         """Return the size and a digest of each client's data, by which a run recognises its data."""
@@ -258,6 +263,9 @@ class _Draw:
     loss: Loss
     test: Examples
     module: nn.Module | None = None  # None until it is needed
+    is_checked: bool = (
+        False  # whether the model was found to be fresh and to fit its data, with this seed or another
+    )
 
     @classmethod
     def of(cls, federation: Federation) -> _Draw:
@@ -266,16 +274,20 @@ class _Draw:
 
     def fits(self, federation: Federation) -> bool:
         """Return whether a federation has this model, seed, loss and test set, so that it can share the draw."""
+        return federation.seed == self.seed and self.has_parts_of(federation)
+
+    def has_parts_of(self, federation: Federation) -> bool:
+        """Return whether a federation has this model, loss and test set."""
         parts = (federation.model, federation.loss, federation.test)
-        is_same = all(a is b for a, b in zip(parts, (self.model, self.loss, self.test), strict=True))
-        return is_same and federation.seed == self.seed
+        return all(a is b for a, b in zip(parts, (self.model, self.loss, self.test), strict=True))
 
     def copy_module(self) -> nn.Module:
         """Return a copy of the model; draw and check it first if that has not been done."""
         if self.module is None:
-            drawn = draw_model(self.model, self.seed)
-            check_fit(copy.deepcopy(drawn), self.loss, self.test)  # a forward pass may change a module
-            self.module = drawn
+            drawn = draw_model(self.model, self.seed, check=not self.is_checked)
+            if not self.is_checked:
+                check_fit(copy.deepcopy(drawn), self.loss, self.test)  # a forward pass may change a module
+            self.module, self.is_checked = drawn, True
         return copy.deepcopy(self.module)
 
 
