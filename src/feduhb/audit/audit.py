@@ -15,6 +15,7 @@ from typing import Any
 from feduhb.audit.controls import Controls, carry_out, list_once
 from feduhb.audit.procedure import AuditSettings, RunAudit
 from feduhb.audit.result import FILE, Audit
+from feduhb.core.checks import check_show
 from feduhb.data.federation import Federation, select_held
 from feduhb.data.request import Request
 from feduhb.engines import EngineMaker
@@ -81,6 +82,7 @@ def audit_all(
     if out is not None and len(runs) > 1:
         raise ConfigError(f"out= is for a single run, but {len(runs)} runs are given; omit out=")
     how = AuditSettings(**settings)
+    check_show(show)
     if engine is not None:
         runs = [replace(run, engine=engine) for run in runs]
         trained = trained and replace(trained, engine=engine)

@@ -14,6 +14,7 @@ import click
 import typer
 from typer.core import TyperGroup
 
+from feduhb.cli.interrupts import raise_on_interrupt
 from feduhb.core.plugins import find_plugin, list_plugins
 from feduhb.errors import ConfigError, FeduhbError
 
@@ -35,7 +36,10 @@ Forget = Annotated[
     ),
 ]
 Rounds = Annotated[
-    int, typer.Option(help="Maximum number of rounds; FedEraser and FedRecover set their own number.")
+    int | None,
+    typer.Option(
+        help="Maximum number of rounds; 40 if not given, whatever the training used. FedEraser and FedRecover set their own number."
+    ),
 ]
 Data = Annotated[
     Path | None,
@@ -128,7 +132,8 @@ def answering(json: bool, interrupted: str = "start again") -> Generator[dict[st
     """
     answer: dict[str, Any] = {}
     try:
-        yield answer
+        with raise_on_interrupt():
+            yield answer
     except FeduhbError as error:
         if json:
             answer["error"] = {"kind": type(error).__name__, "message": str(error)}
@@ -179,6 +184,7 @@ def find_command(name: str) -> click.Command | None:
 
 def make_command(name: str, function: Callable[..., Any], **settings: Any) -> click.Command:
     """Return the command that a function's signature and docstring describe."""
+    function = raise_on_interrupt()(function)  # it may not use `answering`
     lone = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
     lone.command(name, help=join_lines(function.__doc__ or ""), context_settings=settings)(function)
     return typer.main.get_command(lone)
