@@ -16,7 +16,7 @@ from feduhb.audit.attacks.misr import measure_misr
 from feduhb.audit.beginning import explain_start
 from feduhb.audit.client_code import note_client_code
 from feduhb.audit.controls import Controls, ShowRound, Step, name_run
-from feduhb.audit.exactness import Counterfactuals, find_carried, has_recorded_weights, is_fault_of_method
+from feduhb.audit.exactness import Counterfactuals, find_carried, is_fault_of_method
 from feduhb.audit.forecast import forecast_power
 from feduhb.audit.measures import (
     attack_by_backdoor,
@@ -80,8 +80,6 @@ class RunAudit:
     def __init__(self, run: Run, controls: Controls, how: AuditSettings) -> None:
         self.run, self.controls, self.how = run, controls, how
         self.notes: list[str] = []
-        if not has_recorded_weights(run):
-            self.notes.append("The weights are not those whose digest was recorded when the run ended.")
         self.counterfactuals = self._choose_counterfactuals()
         self.candidates = Candidates.of(controls.federation, controls.request)
         self.rehearsal = self._choose_rehearsal()

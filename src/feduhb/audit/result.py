@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import AfterValidator, TypeAdapter, ValidationError
 
 from feduhb.errors import RunFolderError
+from feduhb.runs.files import read_file
 
 FILE = "audit.json"  # in the folder of an audited run
 UNLEARNED, ORIGINAL, RETRAIN = "unlearned", "original", "retrain"
@@ -345,14 +346,13 @@ def read_audit(folder: Path) -> Audit | None:
     path = folder / FILE
     advice = f"delete it and audit the run again: feduhb audit {folder}"
     try:
-        return Audit.from_json(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+        return Audit.from_json(read_file(path, advice).decode())
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except AuditFormatError as error:
         raise RunFolderError(f"{path} is damaged, or another version wrote it: {error}; {advice}") from None
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or "it is not complete JSON"
-        raise RunFolderError(f"{path} cannot be read: {reason}; {advice}") from None
+    except (ValueError, RecursionError):
+        raise RunFolderError(f"{path} cannot be read: it is not complete JSON; {advice}") from None
 
 
 @cache
