@@ -30,6 +30,7 @@ for _file in pkgutil.iter_modules(__path__, f"{__name__}."):  # every subclass o
     for _kind in vars(importlib.import_module(_file.name)).values():
         if isinstance(_kind, type) and _kind.__module__ == _file.name and Method in _kind.__mro__:
             METHODS.setdefault(_kind.name, _kind)
+BUILT_IN = tuple(METHODS.values())  # what is added to METHODS later is not of this package
 
 
 def list_methods() -> list[str]:
@@ -104,8 +105,8 @@ def settings_of(method: Method[Any]) -> dict[str, float | int | str]:
 
 
 def is_built_in(method: Method[Any]) -> bool:
-    """Whether a method is of one of this package's classes. A subclass is not built in."""
-    return any(type(method) is known for known in METHODS.values())
+    """Whether a method is of one of this package's classes. A subclass is not, nor a class that only has a name here."""
+    return any(type(method) is known for known in BUILT_IN)
 
 
 def is_retrain(method: Method[Any]) -> bool:

@@ -53,6 +53,8 @@ NOTES = {
     "backdoor": "The share of test images with the trigger that a model gives the backdoor's label. Retrain, which never saw the trigger, is the floor.",
     "accuracy": "Shares of correct answers: on the forgotten data, on the remaining clients' data and on test data. "
     "On the forgotten data, Retrain shows what a model reaches that never saw it.",
+    "loss": "Mean losses on the same data, in the unit of the loss function; less is better. Where targets are not labels, "
+    "the verdict judges by the loss on test data whether a model is of use.",
     "clients": "How unlearning changed the remaining clients' accuracy: with the original model (before) and with "
     "the unlearned one (after).",
     "distance": "How far the models are from Retrain's: weights (L2, cosine) and answers on test data (KL in nats; share of "
@@ -251,6 +253,13 @@ def _score(audit: Audit) -> Iterator[Row]:
             yield [NAMES[model], *shares]
 
 
+def _measure_loss(audit: Audit) -> Iterator[Row]:
+    for model in MODELS:
+        if found := audit.loss.get(model):
+            losses = (found.forgotten, found.retained, found.test)
+            yield [NAMES[model], *(NOTHING if loss is None else format_number(loss) for loss in losses)]
+
+
 def _compare_clients(audit: Audit) -> Iterator[Row]:
     gains = [row.gain for row in list_changes(audit)]
     if gains:
@@ -350,6 +359,7 @@ TABLES = {
         said=lambda audit: [audit.backdoor.says] if audit.backdoor else [],
     ),
     "accuracy": Table("Accuracy", ["model", "forgotten data", "retained data", "test data"], _score, words=1),
+    "loss": Table("Loss", ["model", "forgotten data", "retained data", "test data"], _measure_loss, words=1),
     "clients": Table(
         "Remaining clients",
         [

@@ -44,6 +44,7 @@ from feduhb.runs.lineage import (
     relate,
     shorten,
 )
+from feduhb.runs.private import find_work
 from feduhb.runs.siblings import (
     find_runs,
     find_siblings,
@@ -165,6 +166,7 @@ class Retirement:
         own = [
             path for path in _list_files(old.path, DELETED) if path.name != f".{old.tombstone_path.name}.tmp"
         ]
+        own += [find_work(old.path)] if find_work(old.path).exists() else []
         known = {entry["name"] for entry in tombstone["deleted"]}
         for path in (*work, *own):
             name = relate(path, old.path)
@@ -238,7 +240,8 @@ def retire(
         unaudited: the reason to retire a run without such audits, for example because the server has no data.
         siblings: retire every other run that still holds the leavers too, before this one. They are those that came from
             the same training or have the leavers' data in their config, in the folders beside the known runs.
-            What audits left in the `audit-work` of such runs, and of the new run, is deleted too.
+            What audits left in the `audit-work` of such runs, and of the new run, is deleted too, and what this user's
+            interrupted audits left in folders of their own.
             The tombstones come in the order in which the runs are deleted.
         also: folders to delete too, of those that the tombstone lists under "holding" or "may_hold". The latter are runs
             in which a client with a leaver's id or name took part; siblings= does not include them. Folders that could

@@ -1,5 +1,8 @@
 """Find what else holds the data that a run has forgotten: other runs, and what audits left in `audit-work`.
 
+An audit works in a folder of the auditor, see `feduhb.runs.private`. With --keep, and in earlier versions, its work is in
+the run folder.
+
 A run holds the leavers if it is related to the old run by lineage, or has data in its config that the old run had and
 the new one has not. It may hold them if a client with the id or the registered name of a leaver took part: over Flower
 the server has no data to compare, and elsewhere the client's data may have changed since. A folder that cannot be read
@@ -20,6 +23,7 @@ from feduhb.runs.config import upgrade
 from feduhb.runs.files import read_json
 from feduhb.runs.folder import NAMES, WORK, RunFolder
 from feduhb.runs.lineage import digest_config, read_ancestors, read_forgotten, read_successors
+from feduhb.runs.private import find_work, list_work
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +51,8 @@ def find_siblings(old: Path, new: Path, leavers: Request) -> Siblings:
     holding: list[Path] = []
     may_hold: list[Path] = []
     parents = {place.parent for place in places}
-    for place in sorted({*_walk(parents, depth=2, unread=unread), *parents, *places} - {old}):
+    around = sorted({*_walk(parents, depth=2, unread=unread), *parents, *places} - {old})
+    for place in around:
         try:
             work, inside = place / WORK, [place]
             found: Path | None = place if place != new and still_holds(place, leavers) else None
@@ -62,9 +67,19 @@ def find_siblings(old: Path, new: Path, leavers: Request) -> Siblings:
                     _check_readable(run)
         except (OSError, FeduhbError):
             unread.add(place)
+    owners = {find_work(place): place for place in around}
+    for work in {*list_work()} - {find_work(place) for place in (old, *holding, *may_hold)}:
+        try:
+            inside = [*find_runs([work], depth=1, unread=unread), *([owners[work]] if work in owners else [])]
+            if work == find_work(new) or any(map(is_related, inside)):
+                holding.append(work)
+            elif any(map(is_named, inside)):
+                may_hold.append(work)
+        except (OSError, FeduhbError):
+            unread.add(work)
     listed = {*holding, *may_hold}
     rest = [place for place in unread if not {place, *place.parents} & listed]
-    return Siblings(tuple(holding), tuple(may_hold), tuple(sorted(rest)))
+    return Siblings(tuple(sorted(holding)), tuple(sorted(may_hold)), tuple(sorted(rest)))
 
 
 def still_holds(place: Path, leavers: Request) -> bool:
