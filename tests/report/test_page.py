@@ -261,5 +261,6 @@ def test_other_reports_get_the_same_look():
     said = words(document)
     assert said.startswith("A title A title A headline & more rounds 3 of 4 One a phrase")
     assert said.endswith("Two b c claim reason seed 1")
-    assert '<td class="text name" rowspan="2">a</td><td>x&lt;y</td>' in document
+    cells = '<td class="text name" rowspan="2" data-head="run">a</td><td data-head="model">x&lt;y</td>'
+    assert cells in document
     assert document.count("<details>") == 1

@@ -173,5 +173,5 @@ def test_json_has_the_history_too(five):
 def test_marks_of_markdown_latex_and_rich_stay_text(tmp_path: Path):
     views = read_runs([write(tmp_path / f"[red]{i}_a|b%$x", "feduhb", series(3)) for i in range(2)])
     assert r"\|b" in make_grid(views).to_markdown()
-    assert r"\_a|b\%\$x" in make_grid(views).to_latex()
+    assert r"\_a\textbar{}b\%\$x" in make_grid(views).to_latex()
     assert "[red]0" in "".join(line.replace(" ", "") for line in printed_lines(views))
