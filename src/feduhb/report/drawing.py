@@ -133,12 +133,7 @@ def draw_line(
     heights = [math.nan if value is None else value for value in series]
     width = WIDE_LINE if stroke.wide else 1.1 if thin else 1.3 if faint else 1.8
     under = faint or thin or stroke.wide
-    look = {
-        "color": stroke.colour,
-        "linestyle": stroke.dash,
-        "alpha": 0.75 if faint else 1.0,
-        "clip_on": False,
-    }
+    look = {"color": stroke.colour, "linestyle": stroke.dash, "alpha": 0.75 if faint else 1.0}
     axes.plot(range(1, len(series) + 1), heights, linewidth=width, zorder=2 if under else 3, **look)
     if len(series) == 1:
         axes.plot([1], heights, marker=".", zorder=3, **look)
@@ -147,7 +142,7 @@ def draw_line(
 def draw_dot(axes: Axes, x: float, y: float, colour: str) -> None:
     """Draw a dot on a line."""
     edge = {"markeredgecolor": GROUND, "markeredgewidth": 1.2}
-    axes.plot([x], [y], marker="o", markersize=6.5, color=colour, zorder=5, clip_on=False, **edge)
+    axes.plot([x], [y], marker="o", markersize=6.5, color=colour, zorder=5, **edge)
 
 
 def write_text(
@@ -181,6 +176,8 @@ def show_percent(axes: Axes) -> None:
     """Label the vertical axis in percent, with as many digits as its ticks have; it ends at 0% and 100%."""
     low, high = axes.get_ylim()
     axes.set_ylim(max(0.0, low), min(1.0, high))
+    for mark in (*axes.lines, *axes.collections):  # a line or a dot at 100% is drawn whole
+        mark.set_clip_on(False)
     axes.yaxis.set_major_formatter(lambda value, _: f"{round(100 * value, 4):g}%")
 
 
