@@ -85,7 +85,7 @@ def test_a_regression_shows_its_loss_first(tmp_path: Path):
     rounds = judged(unlabelled(series(12, rate=0.6)), DynamicStop(0.6))
     paths = [
         write(tmp_path / "train", None, unlabelled(series(8, backdoor=None))),
-        put(write(tmp_path / "feduhb", "feduhb", rounds, scale=0.6), bare("forgotten")),
+        put(write(tmp_path / "feduhb", "feduhb", rounds, scale=0.6), bare("forgotten") | {"distance": {}}),
         write(tmp_path / "retrain", "retrain", unlabelled(series(8, backdoor=None))),
     ]
     views = read_runs(paths)
