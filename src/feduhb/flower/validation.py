@@ -144,7 +144,7 @@ def _limit_share(counts: Mapping[ClientId, float], bounded: set[ClientId], share
     for number in range(len(ranked) + 1):  # this many clients are too heavy
         rest, room = math.fsum(counts.values()) - math.fsum(ranked[:number]), 1 - number * share
         if rest <= 0 or room <= 0:
-            return ranked[-1]  # equal weights are the nearest
+            return min(ranked, default=math.inf)  # equal weights are the nearest
         most = share * rest / room
         if number == len(ranked) or ranked[number] <= most:
             return most if number else math.inf
