@@ -66,7 +66,9 @@ def print_version(
 
 def name_folder(run: Path, word: str) -> Path:
     """Return the folder RUN-WORD beside a run."""
-    place = run.resolve()
+    from feduhb.runs.files import resolve
+
+    place = resolve(run)
     return place.with_name(f"{place.name}-{word}")
 
 
@@ -134,11 +136,15 @@ def answering(json: bool, interrupted: str = "start again") -> Generator[dict[st
     try:
         with raise_on_interrupt():
             yield answer
-    except FeduhbError as error:
+    except (FeduhbError, OSError) as error:
+        message = str(error)
+        if isinstance(error, OSError):  # a file or folder that is out of reach
+            where = f"{error.filename}: " if error.filename else ""
+            message = f"{where}{error.strerror or error}; check that file or folder, and start again"
         if json:
-            answer["error"] = {"kind": type(error).__name__, "message": str(error)}
+            answer["error"] = {"kind": type(error).__name__, "message": message}
             typer.echo(json_format.dumps(answer))
-        typer.echo(f"feduhb: {error}", err=True)
+        typer.echo(f"feduhb: {message}", err=True)
         raise typer.Exit(2) from None
     except KeyboardInterrupt:
         typer.echo(f"feduhb: interrupted; {interrupted}", err=True)

@@ -32,7 +32,6 @@ from feduhb.methods.retrain import Plain
 from feduhb.runs.checkpoint import digest_weights, load_params
 from feduhb.runs.config import identify_run
 from feduhb.runs.execute import Finished, execute, finish_replay
-from feduhb.runs.files import write_atomically
 from feduhb.runs.folder import (
     HISTORY,
     LEFT_OUT,
@@ -122,13 +121,14 @@ def serve(
     method = _bind(method, trained, forgotten, start)
     scheduled = method.rounds or rounds
     observer = _Observer(engine, start, scheduled, outcome, folder, evaluate, strategy.evaluate_every)
+    ancestors = () if trained is None else (Ancestor.at(trained.path), *read_ancestors(trained.path))
     plan = Plan(
         label=method.name, method=method, start=start, engine=engine, clients=_choose_clients(method, engine, strategy, begun.seed),
         rounds=scheduled, stop=strategy.stop_rule(), on_bad="drop", score=observer.score, folder=folder,
         config=_describe(strategy, method, forgotten.total, start, scheduled, train_config or {}),
         files={REQUEST: forgotten.to_json()}, resume=True,
         history_to_write=DiskHistory(Path(strategy.checkpoint or "") / HISTORY) if strategy.keep_history else None, advice=ADVICE,
-        ancestors=() if trained is None else (Ancestor.at(trained.path), *read_ancestors(trained.path)),
+        ancestors=ancestors, supersedes=tuple(one.path for one in ancestors if one.is_there), forgets=forgotten.total,
         erasure=erasure, reporter=reporter, show=observer.show, observe=observer.observe,
     )  # fmt: skip
     return _complete(outcome, engine, execute(plan))

@@ -10,6 +10,7 @@ from typing import Any
 
 from feduhb.audit.result import Audit, read_audit
 from feduhb.errors import RunFolderError
+from feduhb.runs.files import resolve
 from feduhb.runs.folder import Round, RunFolder
 
 ORIGINAL, RETRAIN = "original", "retrain"
@@ -130,7 +131,7 @@ def retrain_of(view: RunView, views: Sequence[RunView]) -> RunView | None:
 
 def read_runs(paths: Sequence[Path | str]) -> list[RunView]:
     """Read finished run folders, each once, in the order given; raise RunFolderError if one is not finished."""
-    folders = list({Path(path).resolve(): Path(path) for path in paths}.values())
+    folders = list({resolve(Path(path)): Path(path) for path in paths}.values())
     if not folders:
         raise RunFolderError(
             "there is no run to report on; give at least one folder that feduhb train or feduhb unlearn made"
@@ -202,7 +203,7 @@ def _join_settings(settings: Mapping[tuple[str, ...], str], keys: Sequence[tuple
 
 def _label_by_folder(views: Sequence[RunView]) -> list[str]:
     """Add the shortest part of the path that distinguishes the folders."""
-    parts = [view.path.resolve().parts for view in views]
+    parts = [resolve(view.path).parts for view in views]
     depths = range(1, max(map(len, parts)) + 1)
     depth = next(d for d in depths if len({path[-d:] for path in parts}) == len(parts))
     alone = [path[-depth:][:1] for path in parts]

@@ -26,6 +26,7 @@ from typing_extensions import TypedDict
 from feduhb.core.types import ClientId, Engine, History, Updates, Work
 from feduhb.errors import HistoryError, RunFolderError
 from feduhb.runs.files import (
+    check_regular,
     digest_json,
     disk_errors,
     make_private_folder,
@@ -259,6 +260,7 @@ class DiskHistory:
 def _read_tensor(path: Path, name: str, shape: list[int], rows: Sequence[int] | None = None) -> Tensor:
     """Return a tensor, or some rows of it; raise HistoryError if it does not have this shape."""
     try:
+        check_regular(path)
         with safe_open(path, framework="pt") as file:
             stored = file.get_slice(name)
             if list(stored.get_shape()) != shape:

@@ -24,7 +24,15 @@ from typing_extensions import TypedDict
 from feduhb.data.request import Request
 from feduhb.errors import ConfigError, FeduhbError, RequestError, RunFolderError
 from feduhb.runs import lineage
-from feduhb.runs.files import disk_errors, read_json, remove, sync_folder, write_atomically
+from feduhb.runs.files import (
+    disk_errors,
+    open_regular,
+    read_json,
+    remove,
+    resolve,
+    sync_folder,
+    write_atomically,
+)
 from feduhb.runs.folder import (
     HISTORY,
     LEFT_OUT,
@@ -100,7 +108,7 @@ class Retirement:
 
     def take_along(self, *, siblings: bool = False, also: Iterable[str | Path] = ()) -> Retirement:
         """Return a retirement that deletes, too, the folders that hold the leavers, and those that are named."""
-        named = {Path(place).resolve() for place in also}
+        named = {resolve(Path(place)) for place in also}
         known = {*self.holding, *self.may_hold}
         if strange := sorted(named - known - {place for place in named if self._was_deleted(place)}):
             raise RequestError(
@@ -172,7 +180,8 @@ class Retirement:
             name = relate(path, old.path)
             if name not in known:
                 when = {"when": now()} if path in work else {}
-                tombstone["deleted"].append({**_describe(path), "name": name, **when})
+                with disk_errors(path):
+                    tombstone["deleted"].append({**_describe(path), "name": name, **when})
         _write(old, tombstone)
         with disk_errors(old.path):
             for path in (*work, *own):
@@ -297,7 +306,7 @@ def _read_plan(old: RunFolder, tombstone: Tombstone) -> Retirement:
 
     holding = {*list_left(tombstone["holding"]), *found.holding} - {new}
     may_hold = {*list_left(tombstone.get("may_hold", ())), *found.may_hold} - holding - {new}
-    audits = [{**audit, "run": str((old.path / audit["run"]).resolve())} for audit in tombstone["audits"]]
+    audits = [{**audit, "run": str(resolve(old.path / audit["run"]))} for audit in tombstone["audits"]]
     return Retirement(
         old.path, new, leavers, tuple(sorted(holding)), tuple(sorted(may_hold)), tuple(audits), tombstone["unaudited"],
         unread=tuple(sorted(unread - holding - may_hold)),
@@ -309,7 +318,7 @@ def _find_living(place: Path) -> Path:
     seen: set[Path] = set()
     while place not in seen and (found := RunFolder(place).tombstone()) is not None:
         seen.add(place)
-        place = (place / found["replaced_by"]["run"]).resolve()
+        place = resolve(place / found["replaced_by"]["run"])
     return place
 
 
@@ -319,7 +328,7 @@ def _locate(run: Run | str | Path) -> Path:
         raise ConfigError(
             "this run has no folder, so there is nothing on disk to retire; give a run with out="
         )
-    return folder.resolve()
+    return resolve(folder)
 
 
 def _choose(old: RunFolder, unaudited: str | None) -> RunFolder:
@@ -442,6 +451,8 @@ def _describe(path: Path) -> dict[str, Any]:
     """Return name, size and SHA-256 of a file, or of the list of all files in a folder with their digests."""
     if path.is_symlink():
         return {"name": path.name, "link": str(path.readlink())}
+    if not path.is_dir() and not path.is_file():  # a pipe or the like
+        return {"name": path.name}
     if not path.is_dir():
         return {"name": path.name, "bytes": path.stat().st_size, "sha256": _digest_file(path)}
     lines: list[str] = []
@@ -461,7 +472,7 @@ def _describe(path: Path) -> dict[str, Any]:
 
 
 def _digest_file(path: Path) -> str:
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
