@@ -41,7 +41,8 @@ from feduhb.stopping import StopReason
 
 HISTORY = "history"  # the folder of the history in a run folder
 WORK = "audit-work"  # the folder for the runs that an audit makes, deleted at its end
-NAMES, LEFT_OUT, REQUEST = "names.json", "left_out.json", "request.json"  # files of a Flower strategy
+# Files of a Flower strategy.
+NAMES, LEFT_OUT, REQUEST, LIMITS = "names.json", "left_out.json", "request.json", "limits.json"
 REMAINS = ("audit.json", HISTORY, "result.json", ".result.json", "rounds.jsonl", "state.safetensors")
 
 
