@@ -16,6 +16,7 @@ from feduhb.audit.exactness import check_recorded_weights
 from feduhb.audit.procedure import AuditSettings, RunAudit
 from feduhb.audit.result import FILE, Audit, read_audit
 from feduhb.audit.work import describe_inputs, note_foreign_work, open_work
+from feduhb.core.checks import check_show
 from feduhb.data.federation import Federation, select_held
 from feduhb.data.request import Request
 from feduhb.engines import EngineMaker
@@ -86,6 +87,7 @@ def audit_all(
     if out is not None and len(runs) > 1:
         raise ConfigError(f"out= is for a single run, but {len(runs)} runs are given; omit out=")
     how = AuditSettings(**settings)
+    check_show(show)
     if engine is not None:
         runs = [replace(run, engine=engine) for run in runs]
         trained = trained and replace(trained, engine=engine)
@@ -213,6 +215,12 @@ def check_runs(runs: Sequence[Run], trained: Run | None, retrain: Run | None) ->
     if not runs:
         raise RunFolderError("there is no run to audit; give at least one that feduhb unlearn made")
     first = runs[0]
+    for run in filter(None, (*runs, trained, retrain)):
+        if run.unconfirmed:
+            raise RunFolderError(
+                f"forgotten rows of client {run.unconfirmed[0]} were deleted, and the lineage of {run.folder} alone says which: "
+                "no run or tombstone confirms it, so the audit could look at other rows; restore the runs that it came from"
+            )
     _check_data(first.original, get_request(first))
     for name, control in (("original", trained), ("retrain", retrain)):
         if control is not None:

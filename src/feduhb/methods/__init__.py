@@ -82,7 +82,7 @@ def check_method(method: Any) -> Method[Any]:
         is_abstract = part in {"init", "ask", "tell"} and getattr(kind, part, None) is getattr(Method, part)
         if is_abstract or not hasattr(method, part):
             raise ConfigError(
-                f"{method!r} is not a method: it has no {part}; inherit from feduhb.Method, docs/extending.md shows how"
+                f"{method!r} is not a method: it has no {part}; inherit from feduhb.Method and define it"
             )
     if not is_dataclass(kind):
         raise ConfigError(f"{kind.__name__} is not a dataclass; put @dataclass(frozen=True) before the class")

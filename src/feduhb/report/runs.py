@@ -10,6 +10,7 @@ from typing import Any
 
 from feduhb.audit.result import Audit, read_audit
 from feduhb.errors import RunFolderError
+from feduhb.runs.files import resolve
 from feduhb.runs.folder import Round, RunFolder
 
 ORIGINAL, RETRAIN = "original", "retrain"
@@ -130,7 +131,7 @@ def retrain_of(view: RunView, views: Sequence[RunView]) -> RunView | None:
 
 def read_runs(paths: Sequence[Path | str]) -> list[RunView]:
     """Read finished run folders, each once, in the order given; raise RunFolderError if one is not finished."""
-    folders = list({Path(path).resolve(): Path(path) for path in paths}.values())
+    folders = list({resolve(Path(path)): Path(path) for path in paths}.values())
     if not folders:
         raise RunFolderError(
             "there is no run to report on; give at least one folder that feduhb train or feduhb unlearn made"
@@ -141,6 +142,7 @@ def read_runs(paths: Sequence[Path | str]) -> list[RunView]:
 def _read(folder: RunFolder) -> RunView:
     try:
         config, written, rounds = folder.config(), folder.result(), folder.rounds()
+        folder.check_weights()
         text = folder.config_path.read_text(encoding="utf-8")
     except OSError as error:
         raise RunFolderError(
@@ -201,7 +203,7 @@ def _join_settings(settings: Mapping[tuple[str, ...], str], keys: Sequence[tuple
 
 def _label_by_folder(views: Sequence[RunView]) -> list[str]:
     """Add the shortest part of the path that distinguishes the folders."""
-    parts = [view.path.resolve().parts for view in views]
+    parts = [resolve(view.path).parts for view in views]
     depths = range(1, max(map(len, parts)) + 1)
     depth = next(d for d in depths if len({path[-d:] for path in parts}) == len(parts))
     alone = [path[-depth:][:1] for path in parts]

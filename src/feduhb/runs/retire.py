@@ -19,10 +19,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from typing_extensions import TypedDict
+
 from feduhb.data.request import Request
 from feduhb.errors import ConfigError, FeduhbError, RequestError, RunFolderError
 from feduhb.runs import lineage
-from feduhb.runs.files import disk_errors, remove, sync_folder, write_atomically
+from feduhb.runs.files import (
+    disk_errors,
+    open_regular,
+    read_json,
+    remove,
+    resolve,
+    sync_folder,
+    write_atomically,
+)
 from feduhb.runs.folder import (
     HISTORY,
     LEFT_OUT,
@@ -49,7 +59,6 @@ from feduhb.runs.siblings import (
     list_ancestor_digests,
     list_data,
     list_digests,
-    read_json,
     still_holds,
 )
 
@@ -69,6 +78,20 @@ KEPT = (
 PASSED = ("forgotten", "not caught")  # verdicts after which the old run is no longer needed
 
 
+class Word(TypedDict):
+    """The verdict of an audit."""
+
+    word: str
+
+
+class Judged(TypedDict):
+    """What a retirement reads of audit.json."""
+
+    weights_sha256: str
+    forgot: str
+    verdict: Word
+
+
 @dataclass(frozen=True, slots=True)
 class Retirement:
     """A run that can be retired, the run that replaces it, and the other folders that hold the leavers."""
@@ -85,7 +108,7 @@ class Retirement:
 
     def take_along(self, *, siblings: bool = False, also: Iterable[str | Path] = ()) -> Retirement:
         """Return a retirement that deletes, too, the folders that hold the leavers, and those that are named."""
-        named = {Path(place).resolve() for place in also}
+        named = {resolve(Path(place)) for place in also}
         known = {*self.holding, *self.may_hold}
         if strange := sorted(named - known - {place for place in named if self._was_deleted(place)}):
             raise RequestError(
@@ -108,7 +131,7 @@ class Retirement:
         """Return the folders of audit work that are deleted although their runs stay."""
         return [place for place in self.along if place.name == WORK]
 
-    def carry_out(self) -> list[Tombstone]:
+    def carry_out(self) -> list[dict[str, Any]]:
         """Delete the run, and before it what it takes along; return the tombstones of the runs.
 
         Raise RunFolderError, and delete nothing, if another process is writing one of these runs.
@@ -124,7 +147,9 @@ class Retirement:
                 claims.enter_context(RunFolder(folder).claim(advice="stop it", patience=lineage.PATIENCE))
             if any(RunFolder(folder).tombstone() is None for folder in runs):
                 self._check_still_there()
-            return [self._delete(RunFolder(folder), work if folder == self.run else ()) for folder in runs]
+            return [
+                dict(self._delete(RunFolder(folder), work if folder == self.run else ())) for folder in runs
+            ]
 
     def _was_deleted(self, place: Path) -> bool:
         """Whether an earlier call retired this run, or deleted this audit work."""
@@ -155,7 +180,8 @@ class Retirement:
             name = relate(path, old.path)
             if name not in known:
                 when = {"when": now()} if path in work else {}
-                tombstone["deleted"].append({**_describe(path), "name": name, **when})
+                with disk_errors(path):
+                    tombstone["deleted"].append({**_describe(path), "name": name, **when})
         _write(old, tombstone)
         with disk_errors(old.path):
             for path in (*work, *own):
@@ -174,7 +200,7 @@ class Retirement:
         config, new, forgot = old.config(), RunFolder(self.replaced_by), read_forgotten(old)
         return {
             "config_sha256": digest_config(old.path),
-            "weights_sha256": read_json(old.result_path).get("weights_sha256"),
+            "weights_sha256": _read_weights(old),
             "method": config.get("unlearn", {}).get("method", "retrain"),
             "scheduled_rounds": config.get("train", {}).get("rounds"),
             "forgot": str(forgot or ""),
@@ -207,7 +233,7 @@ def retire(
     unaudited: str | None = None,
     siblings: bool = False,
     also: Iterable[str | Path] = (),
-) -> list[Tombstone]:
+) -> list[dict[str, Any]]:
     """Delete a run that another run has replaced, and return its tombstone, the content of retired.json.
 
     Weights, checkpoints, history, audit work, records and settings are deleted. Audits, the lineage and files that
@@ -280,7 +306,7 @@ def _read_plan(old: RunFolder, tombstone: Tombstone) -> Retirement:
 
     holding = {*list_left(tombstone["holding"]), *found.holding} - {new}
     may_hold = {*list_left(tombstone.get("may_hold", ())), *found.may_hold} - holding - {new}
-    audits = [{**audit, "run": str((old.path / audit["run"]).resolve())} for audit in tombstone["audits"]]
+    audits = [{**audit, "run": str(resolve(old.path / audit["run"]))} for audit in tombstone["audits"]]
     return Retirement(
         old.path, new, leavers, tuple(sorted(holding)), tuple(sorted(may_hold)), tuple(audits), tombstone["unaudited"],
         unread=tuple(sorted(unread - holding - may_hold)),
@@ -292,7 +318,7 @@ def _find_living(place: Path) -> Path:
     seen: set[Path] = set()
     while place not in seen and (found := RunFolder(place).tombstone()) is not None:
         seen.add(place)
-        place = (place / found["replaced_by"]["run"]).resolve()
+        place = resolve(place / found["replaced_by"]["run"])
     return place
 
 
@@ -302,7 +328,7 @@ def _locate(run: Run | str | Path) -> Path:
         raise ConfigError(
             "this run has no folder, so there is nothing on disk to retire; give a run with out="
         )
-    return folder.resolve()
+    return resolve(folder)
 
 
 def _choose(old: RunFolder, unaudited: str | None) -> RunFolder:
@@ -396,11 +422,23 @@ def _list_between(old: RunFolder, new: RunFolder) -> list[Path]:
 def _read_audit(folder: Path) -> dict[str, str] | None:
     """Return what a run's last audit says and covers; None if there is no audit of its weights."""
     files, path = RunFolder(folder), folder / "audit.json"
-    made, found = files.tombstone() or read_json(files.result_path), read_json(path)
-    if not found or found.get("weights_sha256") != made.get("weights_sha256"):
+    tombstone = files.tombstone()
+    weights = _read_weights(files) if tombstone is None else tombstone["weights_sha256"]
+    try:
+        found = read_json(path, Judged, "audit the run again")
+    except (FileNotFoundError, NotADirectoryError, RunFolderError):
         return None
-    about = {"verdict": str(found["verdict"]["word"]), "forgot": str(found["forgot"])}
+    if found["weights_sha256"] != weights:
+        return None
+    about = {"verdict": found["verdict"]["word"], "forgot": found["forgot"]}
     return {"run": str(folder), **about, "sha256": _digest_file(path)}
+
+
+def _read_weights(files: RunFolder) -> str | None:
+    """Return the digest of a run's weights, by its result; None if it has not finished, or the result is damaged."""
+    with contextlib.suppress(RunFolderError):
+        return files.result()["weights_sha256"]
+    return None
 
 
 def _list_files(folder: Path, patterns: Iterable[str]) -> list[Path]:
@@ -413,6 +451,8 @@ def _describe(path: Path) -> dict[str, Any]:
     """Return name, size and SHA-256 of a file, or of the list of all files in a folder with their digests."""
     if path.is_symlink():
         return {"name": path.name, "link": str(path.readlink())}
+    if not path.is_dir() and not path.is_file():  # a pipe or the like
+        return {"name": path.name}
     if not path.is_dir():
         return {"name": path.name, "bytes": path.stat().st_size, "sha256": _digest_file(path)}
     lines: list[str] = []
@@ -432,7 +472,7 @@ def _describe(path: Path) -> dict[str, Any]:
 
 
 def _digest_file(path: Path) -> str:
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

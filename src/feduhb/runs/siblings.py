@@ -12,7 +12,6 @@ does not stop the search: it is reported.
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import Any
 from feduhb.data.request import Request
 from feduhb.errors import FeduhbError
 from feduhb.runs.config import upgrade
+from feduhb.runs.files import read_json
 from feduhb.runs.folder import NAMES, WORK, RunFolder
 from feduhb.runs.lineage import digest_config, read_ancestors, read_forgotten, read_successors
 from feduhb.runs.private import find_work, list_work
@@ -131,11 +131,11 @@ def find_runs(places: Iterable[Path], *, depth: int, unread: set[Path]) -> Itera
             yield folder
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Return the content of a JSON file; nothing if it is missing or damaged."""
+def read_names(place: Path) -> dict[str, str]:
+    """Return the registered names of a Flower run's clients, by id; none if it has no such file."""
     try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
+        return read_json(place / NAMES, dict[str, str], "restore a backup")
+    except (FileNotFoundError, NotADirectoryError):
         return {}
 
 
@@ -207,8 +207,8 @@ def _follow_lineage(*runs: Path, unread: set[Path]) -> tuple[set[Path], set[str]
 def _name_leavers(old: Path, new: Path, leavers: Request) -> set[str]:
     """Return the ids and the registered names of the leavers; of all clients if a class leaves, which any may hold."""
     ids = {*leavers.clients, *leavers.rows, *(_list_names(old) if leavers.classes else ())}
-    registered = {**read_json(old / NAMES), **read_json(new / NAMES)}
-    return ids | {str(name) for client, name in registered.items() if client in ids and name}
+    registered = {**read_names(old), **read_names(new)}
+    return ids | {name for client, name in registered.items() if client in ids and name}
 
 
 def _list_names(place: Path) -> set[str]:
@@ -218,8 +218,8 @@ def _list_names(place: Path) -> set[str]:
         found |= {*_read_clients(files.config())}
     with contextlib.suppress(FeduhbError):
         found |= {client for record in files.rounds() for client in (*record.asked, *record.answered)}
-    registered = read_json(place / NAMES)
-    return (found | {*registered} | {*map(str, registered.values())}) - {""}
+    registered = read_names(place)
+    return (found | {*registered} | {*registered.values()}) - {""}
 
 
 def _read_clients(config: Mapping[str, Any]) -> dict[str, str]:
