@@ -33,7 +33,7 @@ MODES = (
 )  # fmt: skip
 FROM_THE_FIRST = ("10 times", "flip, 3 times", "100000 examples", "flip, 100000 examples")
 RULES = ("weighted_mean", "trimmed_mean:0.2", "median")
-DEPLOYED = (("", 1), ("500 times", 1), ("100000 examples", 1), ("another record", 100))
+DEPLOYED = (("500 times", 1), ("100000 examples", 1), ("another record", 100))
 
 
 def run_in_process(since: int) -> dict[str, Any]:
@@ -90,7 +90,7 @@ def _add(runs: list[dict[str, Any]], settings: dict[str, Any], work: Any) -> Non
     try:
         result = work()
     except Exception as error:  # a run that ends is a result too
-        result = {"ended": f"{type(error).__name__}: {error}"[:300]}
+        result = {"ended": f"{type(error).__name__}: {error}"[-300:]}
     runs.append({**settings, **result, "seconds": round(time.perf_counter() - began, 1)})
     print(
         settings.get("partition"),
@@ -124,7 +124,9 @@ def run_deployed(source: Path) -> dict[str, Any]:
 
                 def work(settings: dict[str, Any] = settings, out: Path = out) -> dict[str, Any]:
                     federation.wait_for_run(
-                        federation.submit(HERE / "hostile" / "app", {"settings": json.dumps(settings)})
+                        federation.submit(
+                            HERE / "hostile" / "app", {"settings": json.dumps(settings).encode().hex()}
+                        )
                     )
                     return json.loads(out.read_text())
 
@@ -164,7 +166,7 @@ def measure_honest() -> dict[str, Any]:
 
             method = feduhb.Retrain(epochs=5)
             state = method.init(flatten(federation.fresh_model()))
-            for _ in run(method, Measured(), list(federation.clients), state, rounds=40):
+            for _ in run(method, Measured(), list(federation.clients), state, rounds=30):
                 pass
             medians = [float(np.sort(norms)[(len(norms) - 1) // 2]) for norms, _ in rounds]
             usual = np.maximum.accumulate(medians)

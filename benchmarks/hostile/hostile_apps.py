@@ -128,5 +128,5 @@ server = ServerApp()
 @server.main()
 def main(grid: Grid, context: Context) -> None:
     """Run what the run config says, and write the result to its file."""
-    settings = json.loads(str(context.run_config["settings"]))
+    settings = json.loads(bytes.fromhex(str(context.run_config["settings"])))
     Path(settings["out"]).write_text(json.dumps(run(grid, settings)))

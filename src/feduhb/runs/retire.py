@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 # Weights first.
 DELETED = (
     RunFolder.STATE, ".*.tmp", ".tmp??????", HISTORY, WORK, "rounds.jsonl", ".result.json", "result.json",
-    NAMES, LEFT_OUT, REQUEST, "config.toml",
+    NAMES, LEFT_OUT, REQUEST, "limits.json", "config.toml",
 )  # fmt: skip
 # Evidence and lineage, without weights and updates.
 KEPT = ("retired.json", "earlier.json", "later.json", "audit.json", "audit-*.json", ".lock", ".writing.lock")
