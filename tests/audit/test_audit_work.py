@@ -181,6 +181,12 @@ def test_the_work_is_deleted_before_the_audit_is_written(runs, monkeypatch):
     assert read_audit(runs / "new") == found
 
 
+def test_the_auditors_folder_is_hidden_from_the_repeated_runs(runs):
+    run, work = feduhb.open_run(runs / "new"), find_work(runs / "new")
+    hidden = auditing._list_folders([run], work)
+    assert {find_audits(), runs / "new", runs / "old"} <= {*hidden}
+
+
 def test_a_folder_that_others_can_enter_is_refused(runs, monkeypatch, tmp_path):
     monkeypatch.setenv("FEDUHB_STATE", str(tmp_path / "state"))
     find_audits().mkdir(parents=True)
