@@ -146,7 +146,7 @@ def test_changed_work_is_made_again(runs, monkeypatch):
 def test_work_with_other_inputs_or_signature_is_not_taken_up(runs, monkeypatch, change):
     work = interrupt(runs, monkeypatch)
     run, trained = feduhb.open_run(runs / "new"), feduhb.open_run(runs / "old")
-    more = {"margin": 0.07} if change == "settings" else {}
+    more: dict[str, Any] = {"margin": 0.07} if change == "settings" else {}
     if change == "data":
         x, y = run.original.test.all()
         run, trained = (
