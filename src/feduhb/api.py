@@ -187,7 +187,7 @@ def unlearn(
         original=run.original, forgot=total, engine=maker, block=block, out=out, resume=resume,
         checkpoint_every=checkpoint_every, show=show, label=chosen.name,
         ancestors=((Ancestor.at(run.folder),) if run.folder else ()) + run.earlier, erasure=erasure,
-        supersedes=tuple(path for path in before if path is not None) if erase_history else (),
+        supersedes=tuple(path for path in before if path is not None) if erase_history else (), allow_revival=allow_revival,
         notice=_explain_rounds(run) if rounds is None and not chosen.rounds else "",
     )  # fmt: skip
 

@@ -6,10 +6,11 @@ and `parse_numbers` let it take the options and give the answers of the built-in
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 from typing import TYPE_CHECKING
 
-from feduhb.cli.interrupts import quit_on_interrupt
 from feduhb.core.lazy import import_lazily
 
 if TYPE_CHECKING:
@@ -28,11 +29,23 @@ __getattr__, __dir__, __all__ = import_lazily(
 
 
 def main() -> None:
-    """Run a command; the console script calls this."""
-    quit_on_interrupt()
+    """Run a command; the console script calls this.
+
+    Until a command begins its work, Ctrl-C ends the program at once, in one line. A KeyboardInterrupt would not do: some
+    libraries swallow it while they import others, and continue without them.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not if the caller ignores Ctrl-C
+        with contextlib.suppress(ValueError):  # only the main thread may set it
+            signal.signal(signal.SIGINT, quit_at_once)
     from feduhb.cli.commands import app
 
     app()
+
+
+def quit_at_once(*_: object) -> None:
+    """End the program with one line and the status of an interrupted one."""
+    os.write(2, b"feduhb: interrupted\n")
+    os._exit(130)
 
 
 __all__ += ["main"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import json as json_format
+import signal
 import sys
 from collections.abc import Callable, Generator
 from pathlib import Path
@@ -14,7 +15,7 @@ import click
 import typer
 from typer.core import TyperGroup
 
-from feduhb.cli.interrupts import raise_on_interrupt
+from feduhb.cli import quit_at_once
 from feduhb.core.plugins import find_plugin, list_plugins
 from feduhb.errors import ConfigError, FeduhbError
 
@@ -123,6 +124,19 @@ def write_pages(answer: dict[str, Any], runs: list[Path], out: Path, json: bool)
     if not json:
         Console().print(make_terminal_table(views))
         typer.echo("\n".join(str(path) for path in written))
+
+
+@contextlib.contextmanager
+def raise_on_interrupt() -> Generator[None]:
+    """Make Ctrl-C a KeyboardInterrupt inside the block, so that a command can keep what it has finished."""
+    if signal.getsignal(signal.SIGINT) is not quit_at_once:
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, quit_at_once)
 
 
 @contextlib.contextmanager

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from feduhb.core.checks import check_whole
 from feduhb.core.flat import ModelSource, draw_model
 from feduhb.core.fresh import find_unlike
+from feduhb.core.loss import SOME, check_loss, check_targets
 from feduhb.core.types import ClientId, Loss
 from feduhb.data.backdoor import Backdoor
-from feduhb.data.loss import SOME, check_loss, check_targets
 from feduhb.data.request import Forget, Request, as_request, explain_unclear
 from feduhb.errors import DataError, ModelError, RequestError
 

@@ -36,6 +36,7 @@ from feduhb.runs.files import (
 from feduhb.runs.folder import (
     HISTORY,
     LEFT_OUT,
+    LIMITS,
     NAMES,
     REQUEST,
     WORK,
@@ -68,7 +69,7 @@ if TYPE_CHECKING:
 # Weights first.
 DELETED = (
     RunFolder.STATE, ".*.tmp", ".tmp??????", HISTORY, WORK, "rounds.jsonl", ".result.json", "result.json",
-    NAMES, LEFT_OUT, REQUEST, "config.toml",
+    NAMES, LEFT_OUT, REQUEST, LIMITS, "config.toml",
 )  # fmt: skip
 # Evidence and lineage, without weights and updates.
 KEPT = (
