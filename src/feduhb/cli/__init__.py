@@ -16,8 +16,10 @@ from feduhb.cli.demo import demo
 from feduhb.cli.options import CommandGroup, Data, Json, answering, join_lines, parse_numbers, print_version
 from feduhb.cli.report import report
 from feduhb.cli.retire import retire
+from feduhb.cli.status import status
 from feduhb.cli.train import train
 from feduhb.cli.unlearn import unlearn
+from feduhb.cli.verify import verify
 
 # Threads that wait for each other by spinning take the cores from others; set before torch is loaded.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -32,7 +34,7 @@ app = typer.Typer(
     add_completion=False,
 )
 app.callback(invoke_without_command=True)(print_version)
-for _command in (demo, train, unlearn, compare, audit, report, retire):
+for _command in (demo, train, unlearn, compare, audit, report, retire, status, verify):
     app.command(help=join_lines(_command.__doc__ or ""))(_command)
 main = app  # what the console script calls
 

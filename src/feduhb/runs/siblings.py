@@ -42,12 +42,12 @@ def find_siblings(old: Path, new: Path, leavers: Request) -> Siblings:
         return bool(list_digests(place) & digests or {*list_data(place).values()} & gone)
 
     def is_named(place: Path) -> bool:
-        return bool(_list_names(place) & names)
+        return bool(list_names(place) & names)
 
     holding: list[Path] = []
     may_hold: list[Path] = []
     parents = {place.parent for place in places}
-    for place in sorted({*_walk(parents, depth=2, unread=unread), *parents, *places} - {old}):
+    for place in sorted({*walk(parents, depth=2, unread=unread), *parents, *places} - {old}):
         try:
             work, inside = place / WORK, [place]
             found: Path | None = place if place != new and still_holds(place, leavers) else None
@@ -106,7 +106,7 @@ def find_runs(places: Iterable[Path], *, depth: int, unread: set[Path]) -> Itera
 
     Add the folders that cannot be read to ``unread``.
     """
-    for folder in _walk(places, depth=depth, unread=unread):
+    for folder in walk(places, depth=depth, unread=unread):
         try:
             is_run = RunFolder(folder).exists()
         except OSError:
@@ -124,7 +124,7 @@ def read_json(path: Path) -> dict[str, Any]:
         return {}
 
 
-def _walk(places: Iterable[Path], *, depth: int, unread: set[Path]) -> Iterator[Path]:
+def walk(places: Iterable[Path], *, depth: int, unread: set[Path]) -> Iterator[Path]:
     """Yield the folders in some folders, down to a depth, but not those inside runs and audit work.
 
     Add the folders whose content cannot be listed to ``unread``.
@@ -147,7 +147,7 @@ def _walk(places: Iterable[Path], *, depth: int, unread: set[Path]) -> Iterator[
                 unread.add(folder)
                 continue
             if is_deeper:
-                yield from _walk([folder], depth=depth - 1, unread=unread)
+                yield from walk([folder], depth=depth - 1, unread=unread)
 
 
 def _may_be_folder(path: Path) -> bool:
@@ -191,12 +191,12 @@ def _follow_lineage(*runs: Path, unread: set[Path]) -> tuple[set[Path], set[str]
 
 def _name_leavers(old: Path, new: Path, leavers: Request) -> set[str]:
     """Return the ids and the registered names of the leavers; of all clients if a class leaves, which any may hold."""
-    ids = {*leavers.clients, *leavers.rows, *(_list_names(old) if leavers.classes else ())}
+    ids = {*leavers.clients, *leavers.rows, *(list_names(old) if leavers.classes else ())}
     registered = {**read_json(old / NAMES), **read_json(new / NAMES)}
     return ids | {str(name) for client, name in registered.items() if client in ids and name}
 
 
-def _list_names(place: Path) -> set[str]:
+def list_names(place: Path) -> set[str]:
     """Return the ids and the registered names of the clients that a run knows."""
     files, found = RunFolder(place), set[str]()
     with contextlib.suppress(FeduhbError):
