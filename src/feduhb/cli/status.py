@@ -65,11 +65,13 @@ def print_status(found: Status) -> None:
     from rich.tree import Tree
 
     console = Console(highlight=False)
+    paths = {run.path for run in found.runs}
+    base = found.folder.parent if found.folder in paths else found.folder
     branches: dict[Path, Tree] = {}
     parents = {run.path: run.came_from for run in found.runs}
     for run in found.runs:
-        branches[run.path] = tree = Tree(_format_title(run, found.folder), guide_style="dim")
-        for line in _list_lines(run, found.folder):
+        branches[run.path] = tree = Tree(_format_title(run, base), guide_style="dim")
+        for line in _list_lines(run, base):
             tree.add(line)
     for path, tree in branches.items():
         before = parents[path]
@@ -79,13 +81,13 @@ def print_status(found: Status) -> None:
         if parents[path] not in branches:
             console.print(tree)
     console.print()
-    for line in _list_answers(found):
+    for line in _list_answers(found, base):
         console.print(line)
     for number, step in enumerate(found.steps, 1):
         if number == 1:
             console.print(Text("\nNext", style="bold"))
-        says = f"{_relate(step.path, found.folder)}: {step.says}"
-        console.print(Text(f"{number}. {step.what} {_clean(says)}"))
+        verb = "look at" if step.what == "look" else step.what
+        console.print(Text(_clean(f"{number}. {verb} {_relate(step.path, base)}: {step.says}")))
         if step.command:
             console.print(Text(f"   {_clean(step.command)}", style="bold"), soft_wrap=True)
 
@@ -130,7 +132,7 @@ def _list_lines(run: RunStatus, folder: Path) -> Iterator[RenderableType]:
             says = f"audited on {audit.finished[:10]}: {audit.verdict}, but of other weights"
             yield Text(_clean(says), style="yellow")
     for one in run.erased:
-        rounds = f"rounds {one.first_round + 1} to {one.last_round + 1} of its history"
+        rounds = f"rounds {one.first_round} to {one.last_round} of its history"
         by = f" for {_relate((run.path / one.run).resolve(), folder)}" if one.run else ""
         if one.finished is None:
             yield Text(_clean(f"erasing {rounds}{by} was interrupted"), style="red")
@@ -141,16 +143,16 @@ def _list_lines(run: RunStatus, folder: Path) -> Iterator[RenderableType]:
         yield Text(_clean(f"not written by feduhb: {_shorten(run.left)}"), style="yellow")
 
 
-def _list_answers(found: Status) -> Iterator[RenderableType]:
+def _list_answers(found: Status, base: Path) -> Iterator[RenderableType]:
     """Yield who is left where, and who is not."""
     from rich.text import Text
 
     for one in found.leavers:
         if one.held_by:
-            places = ", ".join(_relate(path, found.folder) for path in one.held_by)
+            places = ", ".join(_relate(path, base) for path in one.held_by)
             yield Text(_clean(f"Of {one} something is left in {places}."), style="red")
         if one.may_be_held_by:
-            places = ", ".join(_relate(path, found.folder) for path in one.may_be_held_by)
+            places = ", ".join(_relate(path, base) for path in one.may_be_held_by)
             yield Text(_clean(f"Of {one} something may be left in {places}."), style="yellow")
     clear = [str(one) for one in found.leavers if not one.held_by and not one.may_be_held_by]
     if clear:
@@ -158,7 +160,7 @@ def _list_answers(found: Status) -> Iterator[RenderableType]:
     if not found.leavers:
         yield Text("None of these runs has forgotten anybody.")
     if found.unread:
-        places = ", ".join(_relate(path, found.folder) for path in found.unread)
+        places = ", ".join(_relate(path, base) for path in found.unread)
         yield Text(_clean(f"Could not be read: {places}."), style="yellow")
 
 
@@ -172,7 +174,8 @@ def _group(holds: Iterable[Held]) -> list[tuple[list[str], Held]]:
 
 def _format_part(part: str, size: int, rounds: int) -> str:
     if part == "history":
-        return f"history of {rounds} rounds, {format_bytes(size)}" if rounds else "history (a link)"
+        count = f"{rounds} round{'s' if rounds > 1 else ''}"
+        return f"history of {count}, {format_bytes(size)}" if rounds else "history (a link)"
     return f"{part} {format_bytes(size)}"
 
 
@@ -191,7 +194,7 @@ def _shorten(names: Iterable[str]) -> str:
 
 
 def _relate(path: Path, folder: Path) -> str:
-    """Return a path for people: relative to the folder that was asked about, if it lies there."""
+    """Return a path for people: relative to a folder, if it lies there."""
     from feduhb.runs.lineage import shorten
 
     if path == folder:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import reduce
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -30,7 +30,7 @@ from feduhb.runs.lineage import (
     shorten,
 )
 from feduhb.runs.retire import DELETED, KEPT, list_files
-from feduhb.runs.siblings import find_runs, list_data, list_digests, list_names, read_json, walk
+from feduhb.runs.siblings import find_runs, is_run, list_data, list_digests, list_names, read_json, walk
 from feduhb.runs.status import Held, Leaver, Part, Reason, Remnant, RunStatus, State, Status
 from feduhb.runs.steps import list_steps
 
@@ -78,6 +78,7 @@ class _Facts:
     config: Mapping[str, Any] = field(default_factory=dict)
     result: Mapping[str, Any] = field(default_factory=dict)
     forgot: Request | None = None
+    leavers: Request | None = None  # for whom it was retired
     own: str = ""  # the digest of its config.toml, also if it was retired
     digests: set[str] = field(default_factory=set)  # its own and those of its ancestors
     ancestors: Sequence[Ancestor] = ()
@@ -113,7 +114,7 @@ class _Facts:
         try:
             return read()
         except Exception as error:  # a damaged or forged file can fail in any way
-            text = str(error) if str(error) else type(error).__name__
+            text = str(error) or type(error).__name__
             self.problems.append(text.replace(f"{self.path}/", "").replace(str(self.path), "it"))
             self.is_unreadable |= needed
             return default
@@ -127,14 +128,16 @@ def list_audit_work(place: Path) -> list[Path]:
 
 def _find(root: Path, unread: set[Path]) -> list[_Facts]:
     """Read the runs in a folder, and those that lineages and tombstones name, in the order of their paths."""
-    inside = [root, *(() if RunFolder(root).exists() else walk([root], depth=DEPTH, unread=unread))]
-    waiting, found = [place for place in inside if _has_run(place, unread)], dict[Path, _Facts]()
+    found: dict[Path, _Facts] = {}
+    waiting = [root, *walk([root], depth=DEPTH, unread=unread)]
     while waiting:
         place = waiting.pop()
-        if place in found:
+        if place in found or not _has_run(place, unread):
             continue
         found[place] = one = _read(place)
-        waiting += [other for other in _list_named(one) if other not in found and _has_run(other, unread)]
+        waiting += one.attempt(lambda one=one: [*_list_named(one)], [])
+        inner = walk([place], depth=DEPTH, unread=unread)  # such as copies that were made in a run folder
+        waiting += [other for other in inner if HISTORY not in other.relative_to(place).parts]
     return [found[place] for place in sorted(found)]
 
 
@@ -142,7 +145,7 @@ def _has_run(place: Path, unread: set[Path]) -> bool:
     """Whether a folder holds a run, or what is left of one."""
     try:
         files = RunFolder(place)
-        return files.exists() or files.find_remains() is not None or bool(list_audit_work(place))
+        return is_run(place) or files.find_remains() is not None or bool(list_audit_work(place))
     except OSError:
         unread.add(place)
         return False
@@ -167,8 +170,9 @@ def _read(place: Path, *, inside: bool = True) -> _Facts:
     one, files = _Facts(place), RunFolder(place)
     one.tombstone = one.attempt(files.tombstone, None, needed=True)
     if one.tombstone is not None:
-        forgot, one.own = one.tombstone["forgot"], one.tombstone["config_sha256"]
+        forgot, leavers, one.own = (one.tombstone[key] for key in ("forgot", "leavers", "config_sha256"))
         one.forgot = one.attempt(lambda: Request.parse(forgot) if forgot else None, None, needed=True)
+        one.leavers = one.attempt(lambda: Request.parse(leavers) if leavers else None, None)
     elif files.exists():
         one.config = one.attempt(files.config, {}, needed=True)
         one.forgot = one.attempt(lambda: read_forgotten(files), None, needed=True)
@@ -191,12 +195,19 @@ def _read(place: Path, *, inside: bool = True) -> _Facts:
     one.registered = {
         key: name for key, name in read_json(place / NAMES).items() if isinstance(name, str) and name
     }
-    one.erased = one.attempt(lambda: read_erased(place), [])
+    one.erased = one.attempt(lambda: _read_erased(place), [])
     one.audits = one.attempt(lambda: read_kept_audits(place), [])
     if inside:
         work = one.attempt(lambda: [*find_runs(list_audit_work(place), depth=1, unread=set())], [])
         one.in_work = [_read(run, inside=False) for run in work]
     return one
+
+
+def _read_erased(place: Path) -> list[Erased]:
+    erased = read_erased(place)
+    for one in erased:
+        (place / (one.run or "")).resolve()  # raises an error for what cannot be a path
+    return erased
 
 
 @dataclass(slots=True)
@@ -242,10 +253,7 @@ class _Family:
 
     def _list_requests(self) -> Iterator[Request]:
         for one in self.runs:
-            if one.forgot is not None:
-                yield one.forgot
-            if one.tombstone is not None and one.tombstone["leavers"]:
-                yield Request.parse(one.tombstone["leavers"])
+            yield from filter(None, (one.forgot, one.leavers))
 
     def _list_ids(self) -> dict[str, set[str]]:
         """Return the ids of the clients that a run of the family knows, with their registered names."""
@@ -313,8 +321,7 @@ def _describe(one: _Facts, facts: Sequence[_Facts], leavers: Sequence[_Leaver]) 
         reason, known = _find_reason(one, leaver), holds.get(leaver.text)
         if reason is None or (known is not None and (known.is_sure or reason in UNSURE)):
             continue
-        only_work = reason == "audit work"
-        remnants = one.attempt(lambda: (*_list_remnants(one, leaver.request, only_work=only_work),), ())
+        remnants = one.attempt(partial(_list_remnants, one, leaver.request, reason), ())
         if remnants or one.problems:
             holds[leaver.text] = Held(leaver.text, reason, remnants)
     unlearn = one.config.get("unlearn")
@@ -380,31 +387,30 @@ def _find_reason(one: _Facts, leaver: _Leaver) -> Reason | None:
     return "unreadable" if one.is_unreadable and not covered else None
 
 
-def _list_remnants(one: _Facts, leaver: Request, *, only_work: bool) -> Iterator[Remnant]:
-    """Yield the parts of a run folder that know a leaver."""
+def _list_remnants(one: _Facts, leaver: Request, reason: Reason) -> tuple[Remnant, ...]:
+    """Return the parts of a run folder that know a leaver."""
     files = RunFolder(one.path)
-
-    def find(part: Part, places: Iterable[Path]) -> Iterator[Remnant]:
-        found = [place for place in places if place.exists() or place.is_symlink()]
-        if found:
-            path = found[0] if len(found) == 1 else one.path
-            yield Remnant(part, path, sum(map(_measure, found)))
-
-    if not only_work:
-        yield from find("model" if files.is_finished() else "checkpoint", [files.state_path])
-        history = DiskHistory(one.path / HISTORY)
-        clients = (*leaver.clients, *leaver.rows, *(history.all_clients() if leaver.classes else ()))
-        if history.folder.is_symlink():
-            yield Remnant("history", history.folder, 0)
-        elif rounds := one.attempt(lambda: history.rounds_to_forget(clients), []):
-            yield Remnant("history", history.folder, history.measure(rounds), len(rounds))
-        yield from find("records", [one.path / name for name in RECORDS])
-        yield from find("temporary files", _match(one, TEMPORARY))
-    yield from find("audit work", list_audit_work(one.path))
+    work = _find_parts("audit work", one.path, list_audit_work(one.path))
+    if reason == "audit work":
+        return (*work,)
+    model = _find_parts("model" if files.is_finished() else "checkpoint", one.path, [files.state_path])
+    if one.has_forgotten(leaver):  # a replay, whose checkpoint holds parts of a history
+        return (*model,)
+    history = DiskHistory(one.path / HISTORY)
+    clients = (*leaver.clients, *leaver.rows, *(history.all_clients() if leaver.classes else ()))
+    kept = [Remnant("history", history.folder, 0)] if history.folder.is_symlink() else []
+    if not kept and (rounds := history.rounds_to_forget(clients)):
+        kept = [Remnant("history", history.folder, history.measure(rounds), len(rounds))]
+    records = _find_parts("records", one.path, [one.path / name for name in RECORDS])
+    temporary = _find_parts("temporary files", one.path, list_files(one.path, TEMPORARY))
+    return (*model, *kept, *records, *temporary, *work)
 
 
-def _match(one: _Facts, patterns: Iterable[str]) -> list[Path]:
-    return one.attempt(lambda: list_files(one.path, patterns), [])
+def _find_parts(part: Part, folder: Path, places: Iterable[Path]) -> Iterator[Remnant]:
+    """Yield one part of a run folder, if any of its files is there."""
+    found = [place for place in places if place.exists() or place.is_symlink()]
+    if found:
+        yield Remnant(part, found[0] if len(found) == 1 else folder, sum(map(_measure, found)))
 
 
 def _measure(path: Path) -> int:

@@ -116,6 +116,17 @@ def find_runs(places: Iterable[Path], *, depth: int, unread: set[Path]) -> Itera
             yield folder
 
 
+def is_run(place: Path) -> bool:
+    """Whether a folder holds a run, or the tombstone of one; a config.toml that a user wrote is not a run."""
+    files = RunFolder(place)
+    if not files.exists() or files.tombstone_path.exists() or files.find_remains() is not None:
+        return files.exists()
+    try:
+        return "made_by" in files.config()
+    except FeduhbError:  # damaged, so it may be one
+        return True
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """Return the content of a JSON file; nothing if it is missing or damaged."""
     try:
@@ -142,7 +153,7 @@ def walk(places: Iterable[Path], *, depth: int, unread: set[Path]) -> Iterator[P
                 continue
             yield folder
             try:
-                is_deeper = depth > 1 and not RunFolder(folder).exists()
+                is_deeper = depth > 1 and not is_run(folder)
             except OSError:
                 unread.add(folder)
                 continue

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from feduhb.data.request import Request
-from feduhb.errors import FeduhbError
 from feduhb.runs.folder import RunFolder
 from feduhb.runs.lineage import digest_config, shorten
 from feduhb.runs.retire import PASSED, check_replacing, choose_replacement
-from feduhb.runs.siblings import list_ancestor_digests
+from feduhb.runs.siblings import list_digests
 from feduhb.runs.status import Leaver, RunStatus, Step
 
 ORDER = ("resume", "unlearn", "audit", "retire", "look", "delete")
+T = TypeVar("T")
 ASKED = "asked by feduhb status"  # in place of a reason not to audit, which is written nowhere
 
 
@@ -26,9 +27,16 @@ def list_steps(runs: Sequence[RunStatus], leavers: Sequence[Leaver]) -> list[Ste
         for one in leavers
         if any(Request.parse(one.request).subtract(request) is None for request in requests)
     }
-    steps = [*_finish(runs), *_forget(runs, leavers, served), *_replace(runs, served), *_delete_by_hand(runs)]
-    unique = {(step.what, step.path): step for step in reversed(steps)}
-    return sorted(reversed(unique.values()), key=lambda step: ORDER.index(step.what))
+    begun = [*_finish(runs)]
+    rest = [run for run in runs if run.path not in {step.path for step in begun}]
+    waiting = {digest for step in begun if step.what == "resume" for digest in _list_digests(step.path)}
+    steps = [
+        *begun, *_forget(runs, leavers, served), *_replace(rest, runs, served, waiting), *_delete_by_hand(runs)
+    ]  # fmt: skip
+    unique: dict[tuple[str, Path], Step] = {}
+    for step in steps:
+        unique.setdefault((step.what, step.path), step)
+    return sorted(unique.values(), key=lambda step: ORDER.index(step.what))
 
 
 def _finish(runs: Sequence[RunStatus]) -> Iterator[Step]:
@@ -72,21 +80,29 @@ def _resume(run: RunStatus, before: RunStatus | None, what: str) -> Step:
     return Step("resume", run.path, f"{what}; add the options that it was begun with", command)
 
 
-def _replace(runs: Sequence[RunStatus], served: Collection[str]) -> Iterator[Step]:
-    """Yield how to audit the runs that replace a run which holds leavers that were forgotten, and how to retire it."""
+def _replace(
+    chosen: Sequence[RunStatus], runs: Sequence[RunStatus], served: Collection[str], waiting: set[str]
+) -> Iterator[Step]:
+    """Yield how to audit the runs that replace a run which holds leavers that were forgotten, and how to retire it.
+
+    Args:
+        chosen: the runs to look at, of all runs.
+        served: the leavers that a run has forgotten.
+        waiting: digests of runs that must be finished first, and of those that they came from.
+    """
     heads: list[Path] = [run.path for run in runs if run.state == "retired"]
     others: list[RunStatus] = []
-    for run in runs:
+    for run in chosen:
         if run.state in {"retired", "retiring"} or not any(one.leaver in served for one in run.holds):
             continue
         found = [*_retire(run, runs)] if any(_is_own(run, sure=True)) else []
         yield from found
         if any(step.what == "retire" for step in found):
             heads.append(run.path)
-        elif not found:
+        elif not _list_digests(run.path) & waiting:
             others.append(run)
     for run in others:
-        yield from _take_along(run, heads)
+        yield from _take_along(run, [head for head in heads if _list_digests(head) & _list_digests(run.path)])
 
 
 def _is_own(run: RunStatus, *, sure: bool) -> Iterator[bool]:
@@ -96,38 +112,26 @@ def _is_own(run: RunStatus, *, sure: bool) -> Iterator[bool]:
 
 def _retire(run: RunStatus, runs: Sequence[RunStatus]) -> Iterator[Step]:
     """Yield the steps that retire a run; none if no run replaces it."""
-    old, here = RunFolder(run.path), _name(run.path)
-    command = f"feduhb retire {here}"
-    new = _choose(old, None)
-    if new is None and (waiting := _choose(old, ASKED)) is not None:
-        yield _audit(waiting.path, run.path, runs)
-        new = waiting
+    old, command = RunFolder(run.path), f"feduhb retire {_name(run.path)}"
+    new = _choose(old, None) or _choose(old, ASKED)
     if new is None:
-        for one in runs:
-            if (
-                one.state in {"finished", "superseded"}
-                and one.forgot
-                and _can_replace(old, RunFolder(one.path))
-            ):
-                new, command = RunFolder(one.path), f"{command} --replaced-by {_name(one.path)}"
-                break
+        ended = [
+            RunFolder(one.path) for one in runs if one.state in {"finished", "superseded"} and one.forgot
+        ]
+        new = next((one for one in ended if _can_replace(old, one, ASKED)), None)
+        command += "" if new is None else f" --replaced-by {_name(new.path)}"
     if new is not None:
-        yield Step("retire", run.path, f"{shorten(new.path)} replaces it", command)
+        if not _can_replace(old, new, None):
+            yield _audit(new.path, run.path, runs)
+        yield Step("retire", run.path, f"{new.path.name} replaces it", command)
 
 
 def _choose(old: RunFolder, unaudited: str | None) -> RunFolder | None:
-    try:
-        return choose_replacement(old, unaudited)
-    except (FeduhbError, OSError, ValueError, LookupError, TypeError, AttributeError):
-        return None  # what is damaged, or not there, replaces nothing
+    return _attempt(lambda: choose_replacement(old, unaudited), None)
 
 
-def _can_replace(old: RunFolder, new: RunFolder) -> bool:
-    try:
-        check_replacing(old, new, None)
-    except (FeduhbError, OSError, ValueError, LookupError, TypeError, AttributeError):
-        return False
-    return True
+def _can_replace(old: RunFolder, new: RunFolder, unaudited: str | None) -> bool:
+    return _attempt(lambda: bool(check_replacing(old, new, unaudited)), False)
 
 
 def _audit(path: Path, old: Path, runs: Sequence[RunStatus]) -> Step:
@@ -138,10 +142,8 @@ def _audit(path: Path, old: Path, runs: Sequence[RunStatus]) -> Step:
         old = new.came_from  # the run before the request, of which the old one may be a copy
     last = new.audits[0] if new is not None and new.audits else None
     if new is not None and last is not None and new.judged_these_weights(last) and last.verdict not in PASSED:
-        return Step(
-            "audit", path, f"its audit says {last.verdict!r}; read the reasons in {shorten(last.path)}"
-        )
-    before, config = f"before {shorten(old)} is retired", _read_config(path)
+        return Step("audit", path, f"it says {last.verdict!r}; read the reasons in {shorten(last.path)}")
+    before, config = f"before {old.name} is retired", _read_config(path)
     if "federation" in config:
         return Step("audit", path, before, f"feduhb audit {_name(path)} --original {_name(old)}")
     where = "where the clients' data is" if "flower" in config else "in Python"
@@ -167,15 +169,15 @@ def _take_along(run: RunStatus, heads: Sequence[Path]) -> Iterator[Step]:
             f"a client of that name took part, so it may hold {leavers}; if it does, delete it",
         )
     elif heads:
-        text = "retire takes along what holds the same leavers, after you have confirmed the list"
-        yield Step("delete", place, text, f"feduhb retire {_name(heads[-1])} --siblings")
+        command = f"feduhb retire {_name(heads[-1])} --siblings"
+        yield Step("delete", place, "this command lists what it deletes, and asks first", command)
     else:
         yield Step("delete", place, "no run replaces it; delete it yourself once it is not needed")
 
 
 def _forget(runs: Sequence[RunStatus], leavers: Sequence[Leaver], served: Collection[str]) -> Iterator[Step]:
     """Yield how to serve a request that no run has served, for leavers that were asked about."""
-    replaced = {digest for run in runs for digest in list_ancestor_digests(run.path)}
+    replaced = {digest for run in runs for digest in _list_digests(run.path) - {digest_config(run.path)}}
     current = {
         run.path for run in runs if run.state == "finished" and digest_config(run.path) not in replaced
     }  # not those that another run came from, nor copies of them
@@ -196,11 +198,21 @@ def _delete_by_hand(runs: Sequence[RunStatus]) -> Iterator[Step]:
             )
 
 
+def _list_digests(path: Path) -> set[str]:
+    """Return the digests of a run and of those that it came from; none if it cannot be read."""
+    return _attempt(lambda: list_digests(path), set())
+
+
 def _read_config(path: Path) -> dict[str, object]:
+    return _attempt(RunFolder(path).config, {})
+
+
+def _attempt(read: Callable[[], T], default: T) -> T:
+    """Return what a function reads, or a default: `feduhb.runs.inventory` has reported what is damaged."""
     try:
-        return RunFolder(path).config()
-    except (FeduhbError, OSError):
-        return {}
+        return read()
+    except Exception:  # a damaged or forged file can fail in any way
+        return default
 
 
 def _name(path: Path) -> str:
