@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -307,11 +309,18 @@ def test_a_run_that_cannot_be_read_may_hold_anybody(runs):
     assert {remnant.part for remnant in one.remnants} == {"model", "history", "records"}
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_a_folder_of_somebody_else_is_named(runs):
-    (runs / "closed").mkdir(mode=0)
-    said = lines(runs, "--check", code=1)
-    assert "Could not be read: closed." in said
+def test_a_folder_of_somebody_else_is_named(runs, monkeypatch):
+    """The file system refuses to list it; as root, it would not."""
+    list_really = Path.iterdir
+
+    def list_ours(path: Path) -> Iterator[Path]:
+        if path.name == "closed":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return list_really(path)
+
+    (runs / "closed").mkdir()
+    monkeypatch.setattr(Path, "iterdir", list_ours)
+    assert "Could not be read: closed." in lines(runs, "--check", code=1)
 
 
 def test_a_config_that_a_person_wrote_hides_no_run_below_it(runs):
