@@ -125,6 +125,7 @@ def serve(
     ancestors = () if trained is None else (Ancestor.at(trained.path), *read_ancestors(trained.path))
     plan = Plan(
         label=method.name, method=method, start=start, engine=engine, clients=_choose_clients(method, engine, strategy, begun.seed),
+        layout=tuple(engine.layout.shapes.items()),
         rounds=scheduled, stop=strategy.stop_rule(), on_bad="drop", score=observer.score, folder=folder,
         config=_describe(strategy, method, forgotten.total, start, scheduled, train_config or {}),
         files={REQUEST: forgotten.to_json()}, resume=True,
