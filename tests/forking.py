@@ -100,7 +100,9 @@ class ForkServer:
             try:
                 answer = link.recv(64)
             except TimeoutError:
-                answer = str(HUNG).encode()  # leaving this block closes the link, and the server kills the child
+                answer = str(
+                    HUNG
+                ).encode()  # leaving this block closes the link, and the server kills the child
             assert answer, "the fork server has ended"
             out.seek(0)
             err.seek(0)

@@ -15,6 +15,7 @@ import shutil
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,10 @@ NESTED = 100_000  # brackets
 TABLES = {".toml"}
 TREES = {".json", ".jsonl"}
 TENSORS = {".safetensors"}
-TOLD = "delete its history yourself"  # a run that is not the one it was is not erased, and the command says so
-Do = Callable[[Path, Path], None]  # of the damaged path and a folder outside the tree
+TOLD = (
+    "delete its history yourself"  # a run that is not the one it was is not erased, and the command says so
+)
+Do = Callable[[Path, Path], object]  # of the damaged path and a folder outside the tree
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,7 @@ def list_damages(scene: Scene, seed: int, flips: int, keys: int) -> list[Damage]
         keys: the number of single values that are changed, for each file of JSON or TOML.
     """
     found: list[Damage] = []
-    for path in list_files(scene.folder):
+    for path in filter(partial(is_chosen, scene.folder), list_files(scene.folder)):
         draw = random.Random(f"{seed} {scene.name} {path}")
         whole = scene.folder / path
         own = list_of_folder() if whole.is_dir() else list_of_file(whole, draw, flips, keys)
@@ -64,11 +67,24 @@ def list_damages(scene: Scene, seed: int, flips: int, keys: int) -> list[Damage]
     return found
 
 
+def is_chosen(folder: Path, path: Path) -> bool:
+    """Whether a path is damaged: of the rounds of a history the first and the last, of blocks and of an audit's runs the first."""
+    if "history" in path.parts and len(path.parts) > (at := path.parts.index("history") + 1):
+        rounds = sorted(one.name for one in Path(folder, *path.parts[:at]).iterdir() if one.is_dir())
+        if rounds and path.parts[at].isdigit() and path.parts[at] not in (rounds[0], rounds[-1]):
+            return False
+    if "audit-work" in path.parts and len(path.parts) > (at := path.parts.index("audit-work") + 1):
+        runs = sorted(one.name for one in Path(folder, *path.parts[:at]).iterdir() if one.is_dir())
+        if path.parts[at] in runs[1:]:
+            return False
+    return not path.name.startswith("block-") or path.name.startswith("block-00000")
+
+
 def list_of_folder() -> Iterator[tuple[str, Do]]:
     """Yield what can happen to a folder."""
     yield "missing", lambda path, _: shutil.rmtree(path)
-    yield "empty", lambda path, _: [shutil.rmtree(path), path.mkdir()] and None
-    yield "a file in its place", lambda path, _: [shutil.rmtree(path), path.write_text("{}")] and None
+    yield "empty", lambda path, _: [shutil.rmtree(path), path.mkdir()]
+    yield "a file in its place", lambda path, _: [shutil.rmtree(path), path.write_text("{}")]
     yield from list_of_place()
 
 
@@ -110,11 +126,11 @@ def list_of_file(path: Path, draw: random.Random, flips: int, keys: int) -> Iter
     """Yield what can happen to a file."""
 
     def be(content: bytes) -> Do:
-        return lambda path, _: path.write_bytes(content) and None
+        return lambda path, _: path.write_bytes(content)
 
     content = path.read_bytes()
     yield "missing", lambda path, _: path.unlink()
-    yield "a folder in its place", lambda path, _: [path.unlink(), path.mkdir()] and None
+    yield "a folder in its place", lambda path, _: [path.unlink(), path.mkdir()]
     yield "a hard link to a file elsewhere", lambda path, outside: os.link(path, outside / "hard")
     yield from list_of_place()
     yield "empty", be(b"")
@@ -148,7 +164,10 @@ def list_of_file(path: Path, draw: random.Random, flips: int, keys: int) -> Iter
 
 def nest(opening: bytes, closing: bytes, inner: bytes = b"") -> Iterator[tuple[str, bytes]]:
     """Yield a deeply nested value."""
-    head, bracket = opening[:-1] if opening.startswith(b"a") else b"", opening[-1:] if opening.startswith(b"a") else opening
+    head, bracket = (
+        opening[:-1] if opening.startswith(b"a") else b"",
+        opening[-1:] if opening.startswith(b"a") else opening,
+    )
     yield f"{NESTED:,} times {bracket.decode()}", head + bracket * NESTED + inner + closing * NESTED
 
 
@@ -187,8 +206,12 @@ def reshape_tree(
         "values infinite": change_leaves(value, lambda leaf: float("inf") if is_number(leaf) else leaf),
         "values NaN": change_leaves(value, lambda leaf: float("nan") if is_number(leaf) else leaf),
         "texts with NUL": change_leaves(value, lambda leaf: f"{leaf}\0" if isinstance(leaf, str) else leaf),
-        "texts with a lone surrogate": change_leaves(value, lambda leaf: f"{leaf}\ud800" if isinstance(leaf, str) else leaf),
-        "texts of 5,000 characters": change_leaves(value, lambda leaf: "x" * 5000 if isinstance(leaf, str) else leaf),
+        "texts with a lone surrogate": change_leaves(
+            value, lambda leaf: f"{leaf}\ud800" if isinstance(leaf, str) else leaf
+        ),
+        "texts of 5,000 characters": change_leaves(
+            value, lambda leaf: "x" * 5000 if isinstance(leaf, str) else leaf
+        ),
     }
     places = list(list_places(value))
     odd = (None, [], {}, "text", "", -1, 1e300, int("9" * 400), float("nan"), True, ["../../.."], {"a": {}})
@@ -228,7 +251,9 @@ def change_leaves(value: Any, change: Callable[[Any], Any]) -> Any:
 
 def list_places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """Yield the place of every value inside a value."""
-    inner = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
+    inner = (
+        value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
+    )
     for key, one in inner:
         yield (*at, key)
         yield from list_places(one, (*at, key))
@@ -282,7 +307,10 @@ def reshape_tensors(content: bytes) -> Iterator[tuple[str, bytes]]:
     yield "other shapes", save({name: torch.zeros(3, 3) for name in names}, about)
     yield "no numbers", save({name: torch.full(header[name]["shape"], float("nan")) for name in names}, about)
     yield "zeros", save({name: torch.zeros(header[name]["shape"]) for name in names}, about)
-    yield "in double precision", save({name: torch.zeros(header[name]["shape"], dtype=torch.float64) for name in names}, about)
+    yield (
+        "in double precision",
+        save({name: torch.zeros(header[name]["shape"], dtype=torch.float64) for name in names}, about),
+    )
 
 
 def refers_to(command: Command, damage: Damage) -> bool:
@@ -347,7 +375,11 @@ def check_end(ended: Watched, command: str, case: str, codes: tuple[int, ...] = 
 def describe_traceback(text: str) -> str:
     """Return the exception of a traceback, and the last function of this package in it."""
     frames = re.findall(r'File "[^"]*?/(feduhb/[^"]*)", line \d+, in (\S+)', text)
-    words = [line for line in text.strip().splitlines() if re.match(r"[\w.]+(Error|Exception|Interrupt|Warning|Exit)?:? ?", line)]
+    words = [
+        line
+        for line in text.strip().splitlines()
+        if re.match(r"[\w.]+(Error|Exception|Interrupt|Warning|Exit)?:? ?", line)
+    ]
     last = next((line for line in reversed(words) if re.match(r"[A-Za-z_.]+(:|$)", line)), "")
     kind = last.partition(":")[0][:60]
     return f"{kind} in {frames[-1][0]} {frames[-1][1]}" if frames else last[:100]
@@ -383,4 +415,6 @@ def is_cut_record(damage: Damage) -> bool:
 def reads_finished(command: Command, damage: Damage) -> bool:
     """Whether a command audits or unlearns the finished run that a damaged file belongs to."""
     verb, run, *_ = command.arguments
-    return verb in {"audit", "unlearn"} and damage.path.parts[0] == run and "--resume" not in command.arguments
+    return (
+        verb in {"audit", "unlearn"} and damage.path.parts[0] == run and "--resume" not in command.arguments
+    )

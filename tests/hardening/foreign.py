@@ -33,7 +33,13 @@ def look(folder: Path) -> Snapshot:
             content = hashlib.sha256(path.read_bytes()).digest()
         elif stat.S_ISLNK(kind):
             content = os.fsencode(path.readlink())
-        found[str(path.relative_to(folder))] = (about.st_mode, about.st_ino, about.st_mtime_ns, about.st_size, content)
+        found[str(path.relative_to(folder))] = (
+            about.st_mode,
+            about.st_ino,
+            about.st_mtime_ns,
+            about.st_size,
+            content,
+        )
     return found
 
 

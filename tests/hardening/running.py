@@ -13,6 +13,7 @@ import fcntl
 import json
 import logging
 import os
+import resource
 import runpy
 import shutil
 import signal
@@ -63,6 +64,7 @@ class Watched(Ended):
     """How a command ended, and what it did to the disk: "event path" for each event; none if it was killed."""
 
     events: tuple[str, ...]
+    written: tuple[str, ...]  # the paths of these events, and those that files were renamed to
 
     @property
     def hung(self) -> bool:
@@ -90,6 +92,8 @@ class Orders:
         how: what happens there: the process is killed; killed after the last byte of the synced file was cut off; or the
             operating system refuses.
         plain: obey the modes of files, which root need not.
+        alarm: seconds after which the child interrupts itself, as Ctrl-C would; 0: never.
+        memory: bytes of memory that the child may take beyond what it has; 0: no limit.
         gate: a file that the child locks, shared, before it starts, and so waits for whoever has locked it.
     """
 
@@ -97,6 +101,8 @@ class Orders:
     stop_at: int = 0
     how: How = "kill"
     plain: bool = False
+    alarm: float = 0.0
+    memory: int = 0
     gate: str = ""
 
 
@@ -118,28 +124,31 @@ class Watch(ForkServer):
         place: Path,
         arguments: Sequence[str],
         *,
-        stop_at: int = 0,
-        how: How = "kill",
-        plain: bool = False,
-        gate: Path | None = None,
         limit: float = LIMIT,
+        **orders: Any,
     ) -> Watched:
-        """Run a command in a folder; return how it ended. ``open_run FOLDER`` opens a run in Python."""
-        orders = Orders(str(place.resolve()), stop_at, how, plain, str(gate or ""))
+        """Run a command in a folder, with further `Orders`; return how it ended.
+
+        Besides the commands there are ``open_run FOLDER`` and ``flower ...``: `open_run` and `run_over_flower` below.
+        """
         with tempfile.TemporaryDirectory() as scratch:
             found = Path(scratch) / "events"
-            words = [json.dumps(asdict(orders)), found, self._python, *arguments]
+            words = [
+                json.dumps(asdict(Orders(str(place.resolve()), **orders))),
+                found,
+                self._python,
+                *arguments,
+            ]
             ended = self.run("hardening.running:run_command", *words, cwd=place, limit=limit)
-            events = tuple(json.loads(found.read_text())) if found.exists() else ()
-        return Watched(ended.returncode, ended.stdout, ended.stderr, events)
+            events, written = json.loads(found.read_text()) if found.exists() else ((), ())
+        return Watched(ended.returncode, ended.stdout, ended.stderr, tuple(events), tuple(written))
 
 
 class Disk:
     """An audit hook that counts events, and stops the process at one of them."""
 
     def __init__(self, orders: Orders) -> None:
-        self.orders, self.events, self._sync = orders, list[str](), os.fsync
-        self.is_on = True
+        self.orders, self.events, self.targets, self.is_on = orders, list[str](), set[str](), True
 
     def __call__(self, event: str, arguments: tuple[Any, ...]) -> None:
         if not self.is_on:
@@ -148,12 +157,20 @@ class Disk:
             at = FOLDERS.get(event)
             folder = arguments[at] if at is not None and at < len(arguments) else -1
             self.note(event, arguments[0], folder if isinstance(folder, int) else -1)
+            if event == "os.rename" and isinstance(arguments[1], str | bytes | os.PathLike):
+                self.targets.add(os.path.abspath(os.fsdecode(arguments[1])))  # noqa: PTH100
         elif event == "open" and isinstance(arguments[2], int) and arguments[2] & WRITING:
             self.note(event, arguments[0])
 
     def sync(self, handle: int) -> None:
         """Count a sync and leave it out: the kernel keeps what a killed process wrote."""
-        self.note("fsync", os.readlink(f"/proc/self/fd/{handle}"), synced=handle)
+        self.note("fsync", Path(f"/proc/self/fd/{handle}").readlink(), synced=handle)
+
+    def list_written(self) -> list[str]:
+        """Return the paths below the watched folder that the command wrote, made, renamed or deleted."""
+        under = self.orders.under + os.sep
+        renamed = {path.removeprefix(under) for path in self.targets if path.startswith(under)}
+        return sorted(renamed | {event.partition(" ")[2] for event in self.events})
 
     def note(self, event: str, path: Any, folder: int = -1, synced: int | None = None) -> None:
         """Count an event if it is below the watched folder."""
@@ -161,7 +178,7 @@ class Disk:
             return
         name = os.fsdecode(path)
         if folder >= 0:
-            name = str(Path(os.readlink(f"/proc/self/fd/{folder}"), name))
+            name = str(Path(f"/proc/self/fd/{folder}").readlink() / name)
         name = os.path.abspath(name)  # noqa: PTH100 (resolve() would follow the last link)
         if not name.startswith(self.orders.under + os.sep):
             return
@@ -189,6 +206,13 @@ def run_command() -> None:
     os.fsync = disk.sync
     if orders.plain:
         give_up_privileges()
+    if orders.memory:
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        most = pages * resource.getpagesize() + orders.memory
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    if orders.alarm:
+        signal.signal(signal.SIGALRM, signal.default_int_handler)
+        signal.setitimer(signal.ITIMER_REAL, orders.alarm)
     if orders.gate:
         with Path(orders.gate).open() as gate:
             Path(f"{orders.gate}.{os.getpid()}").touch()
@@ -200,14 +224,16 @@ def run_command() -> None:
             feduhb.cli.main() if own is None else _answer(own, arguments[1:])
     finally:
         disk.is_on = False
-        Path(found).write_text(json.dumps(disk.events))
+        Path(found).write_text(json.dumps([disk.events, disk.list_written()]))
 
 
 def give_up_privileges() -> None:
     """Obey the modes of files from now on, also as root: give up CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH."""
     libc = ctypes.CDLL(None, use_errno=True)
     header = (ctypes.c_uint32 * 2)(0x20080522, 0)  # _LINUX_CAPABILITY_VERSION_3, this process
-    sets = (ctypes.c_uint32 * 6)()  # effective, permitted and inheritable, of capabilities 0 to 31 and 32 to 63
+    sets = (
+        ctypes.c_uint32 * 6
+    )()  # effective, permitted and inheritable, of capabilities 0 to 31 and 32 to 63
     if libc.capget(header, sets):
         raise OSError(ctypes.get_errno(), "capget")
     for number in range(3):

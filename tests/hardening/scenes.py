@@ -81,7 +81,7 @@ class Scene:
 
     def copy(self, place: Path) -> Path:
         """Copy the folders to a new place."""
-        return Path(shutil.copytree(self.folder, place, symlinks=True))
+        return Stage.copy(self.folder, place)
 
 
 class Stage:
@@ -91,6 +91,11 @@ class Stage:
         self.watch, self.place = watch, place
         self.known = list_commands(watch, place)
 
+    @staticmethod
+    def copy(folder: Path, place: Path) -> Path:
+        """Copy folders of runs to a new place."""
+        return Path(shutil.copytree(folder, place, symlinks=True))
+
     def make(self, name: str, of: str | None, *steps: Sequence[str]) -> Path:
         """Copy a scene's folders and run commands in the copy, all of which must succeed."""
         folder = self.place / name
@@ -98,7 +103,7 @@ class Stage:
             folder.mkdir(parents=True)
             (folder / FEDERATION).write_text(CONFIG)
         else:
-            shutil.copytree(self.place / of, folder, symlinks=True)
+            self.copy(self.place / of, folder)
         for step in steps:
             ended = self.watch.feduhb(folder, step)
             assert ended.returncode == 0, f"{step}: {ended.stderr}"
@@ -107,7 +112,7 @@ class Stage:
     def kill(self, name: str, step: Sequence[str], choose: Callable[[Sequence[str]], int]) -> None:
         """Run a command in a scene's folders and kill it at the event that ``choose`` picks."""
         folder = self.place / name
-        trial = shutil.copytree(folder, self.place / f".{name}-trial", symlinks=True)
+        trial = self.copy(folder, self.place / f".{name}-trial")
         whole = self.watch.feduhb(trial, step)
         assert whole.returncode == 0, f"{step}: {whole.stderr}"
         killed = self.watch.feduhb(folder, step, stop_at=choose(whole.events))
@@ -131,7 +136,13 @@ def find_audit_done(events: Sequence[str]) -> int:
     return next(
         number
         for number, event in enumerate(events, 1)
-        if "audit.json" in event or ("audit-work" in event and event.startswith(("shutil.rmtree", "os.remove", "os.rename")) and "settings" not in event and ".lock" not in event)
+        if "audit.json" in event
+        or (
+            "audit-work" in event
+            and event.startswith(("shutil.rmtree", "os.remove", "os.rename"))
+            and "settings" not in event
+            and ".lock" not in event
+        )
     )
 
 
@@ -153,7 +164,11 @@ def build(watch: Watch, place: Path, names: Iterable[str] = ()) -> dict[str, Sce
         scenes.append(Scene("replay", stage.place / "replay", _list_replay(stage)))
     if "prepared" in wanted:
         stage.make("prepared", "trained")
-        stage.kill("prepared", unlearn("federaser"), lambda events: find_event(events, "os.rename", "result.json", nth=-1))
+        stage.kill(
+            "prepared",
+            unlearn("federaser"),
+            lambda events: find_event(events, "os.rename", "result.json", nth=-1),
+        )
         scenes.append(Scene("prepared", stage.place / "prepared", _list_prepared(stage)))
     if "working" in wanted:
         stage.make("working", "unlearned")
@@ -186,7 +201,18 @@ def _list_chain(stage: Stage) -> tuple[Command, ...]:
         Command((*unlearn("feduhb"), "--resume"), ("first-feduhb",)),
         Command(unlearn("feduhb", "next", "first-feduhb", SECOND), ("next",)),
         Command(
-            ("compare", "first-feduhb", "--forget", SECOND, "--methods", "retrain", "--rounds", "2", "--out", "compared"),
+            (
+                "compare",
+                "first-feduhb",
+                "--forget",
+                SECOND,
+                "--methods",
+                "retrain",
+                "--rounds",
+                "2",
+                "--out",
+                "compared",
+            ),
             ("compared/retrain",),
             is_slow=True,
         ),

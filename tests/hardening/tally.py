@@ -8,7 +8,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-Kind = Literal["traceback", "hang", "exit code", "foreign", "weights", "history", "accepted", "not resumed", "mode"]
+Kind = Literal[
+    "traceback", "hang", "exit code", "foreign", "weights", "history", "accepted", "not resumed", "mode"
+]
 KINDS: dict[Kind, str] = {
     "traceback": "tracebacks",
     "hang": "hangs",
@@ -61,17 +63,23 @@ class Tally:
         groups: dict[tuple[str, str, str], list[Finding]] = {}
         for one in self.findings:
             groups.setdefault((one.kind, one.command, one.detail), []).append(one)
-        return [f"{found[0]}" + (f" ({len(found)} cases)" if len(found) > 1 else "") for _, found in sorted(groups.items())]
+        return [
+            f"{found[0]}" + (f" ({len(found)} cases)" if len(found) > 1 else "")
+            for _, found in sorted(groups.items())
+        ]
 
 
 def format_table(tallies: Iterable[Tally]) -> str:
     """Return the closing table: one line for each instrument, one column for each kind."""
     rows = [["instrument", "cases", *KINDS]]
     rows += [
-        [one.name, f"{one.cases} of {one.planned}", *(str(one.count(kind)) for kind in KINDS)] for one in tallies
+        [one.name, f"{one.cases} of {one.planned}", *(str(one.count(kind)) for kind in KINDS)]
+        for one in tallies
     ]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+    return "\n".join(
+        "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows
+    )
 
 
 def count_kinds(findings: Iterable[Finding]) -> Counter[str]:
