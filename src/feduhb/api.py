@@ -159,8 +159,8 @@ def unlearn(
     erasure = _plan_erasure(run, request, total) if erase_history else Erasure()
     chosen = adapt_method(method, run.settings) if isinstance(method, str) else check_method(method)
     if resume and out and chosen.needs_history and RunFolder(Path(out)).is_replayed():
-        finish_replay(RunFolder(Path(out)), chosen, str(total), erasure, REPORTER, Advice())
-        return open_run(out, run.original, method=chosen)
+        erased = finish_replay(RunFolder(Path(out)), chosen, str(total), erasure, REPORTER, Advice())
+        return replace(open_run(out, run.original, method=chosen), erased=tuple(erased))
     chosen = prepare_method(chosen, run, request, remaining)
     if not chosen.needs_history and (shared := _explain_shared_seed(run)):
         print_notice(shared)
@@ -281,10 +281,12 @@ def run_method(
         clients=federation.fingerprints() if folder else {},
     )
     why = made.about.get("why")  # set if "auto" chose the engine
+    fresh = federation.fresh_model()
     plan = Plan(
         label=label,
         method=method,
-        start=flatten(federation.fresh_model()),
+        start=flatten(fresh),
+        layout=tuple((name, tuple(each.shape)) for name, each in fresh.named_parameters()),
         engine=made,
         clients=clients,
         rounds=rounds,
@@ -299,6 +301,7 @@ def run_method(
         per_round=per_round,
         ancestors=ancestors,
         supersedes=supersedes,
+        forgets=forgot,
         erasure=erasure or Erasure(),
         reporter=REPORTER,
         show=show,
@@ -309,7 +312,7 @@ def run_method(
     return Run(
         federation=federation, original=before, settings=settings, method=method, state=done.state, rounds=done.rounds,
         forgot=forgot, earlier=ancestors, folder=None if folder is None else folder.path, engine=engine,
-        block=block_of(made), scheduled=rounds, stop=stop,
+        block=block_of(made), scheduled=rounds, stop=stop, erased=done.erased,
     )  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from feduhb.errors import RunFolderError
 from feduhb.report import read_runs, write_report
 from feduhb.report.tables import list_json_rows, make_terminal_table
 from feduhb.runs.config import Config, TrainSettings
-from feduhb.runs.folder import disk_errors, write_atomically
+from feduhb.runs.files import disk_errors, write_atomically
 
 LEAVERS = ("c09", "c19")  # the two clients with the most examples
 ROUNDS = 40  # of the training, and at most of each unlearning

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -9,7 +10,14 @@ import pytest
 
 from feduhb.errors import RunFolderError
 from feduhb.runs.folder import RunFolder
-from feduhb.runs.lineage import Ancestor, Erasure, read_ancestors, write_ancestors
+from feduhb.runs.lineage import (
+    Ancestor,
+    Erasure,
+    read_ancestors,
+    read_successors,
+    supersede,
+    write_ancestors,
+)
 
 
 def made(place: Path, text: str = "seed = 1\n") -> Path:
@@ -24,14 +32,14 @@ def test_what_is_written_is_read_nearest_first(tmp_path):
     assert read_ancestors(c) == chain
     assert [one.path for one in read_ancestors(c)] == [b.resolve(), a.resolve()]
     assert all(one.is_there for one in read_ancestors(c))
-    assert '"../deep/b"' in (c / "earlier.json").read_text()
-    assert str(tmp_path) not in (c / "earlier.json").read_text()
+    assert '"../deep/b"' in (c / "lineage.json").read_text()
+    assert str(tmp_path) not in (c / "lineage.json").read_text()
 
 
-def test_a_run_that_came_from_none_says_nothing(tmp_path):
+def test_a_run_that_came_from_none_says_so(tmp_path):
     write_ancestors(made(tmp_path), ())
     assert read_ancestors(tmp_path) == ()
-    assert not (tmp_path / "earlier.json").exists()
+    assert json.loads((tmp_path / "lineage.json").read_text())["earlier"] == []
 
 
 def test_all_moved_together_are_found_again(tmp_path):
@@ -76,15 +84,39 @@ def test_a_folder_without_a_run_is_never_there(tmp_path):
 def test_it_is_written_once(tmp_path):
     a, b = made(tmp_path / "a"), made(tmp_path / "b")
     write_ancestors(b, [Ancestor.at(a)])
-    before = (b / "earlier.json").stat().st_mtime_ns
+    before = (b / "lineage.json").stat().st_mtime_ns
     write_ancestors(b, [Ancestor.at(a)])
-    assert (b / "earlier.json").stat().st_mtime_ns == before
+    assert (b / "lineage.json").stat().st_mtime_ns == before
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", '[{"run": "../a"}]', "[null]", "3", '{"run": 1}'])
 def test_damage_is_told(tmp_path, text):
-    (tmp_path / "earlier.json").write_text(text)
-    with pytest.raises(
-        RunFolderError, match=r"earlier.json is damaged; restore it from a backup: an erasure needs it"
-    ):
-        read_ancestors(tmp_path)
+    for name in ("earlier.json", "lineage.json"):  # an earlier version's, and this one's
+        (tmp_path / name).write_text(text)
+        with pytest.raises(
+            RunFolderError,
+            match=rf"{name} is damaged; restore it from a backup: without it an erasure misses",
+        ):
+            read_ancestors(tmp_path)
+
+
+def test_a_changed_lineage_is_noticed_by_its_checksum(tmp_path):
+    a, b = made(tmp_path / "a"), made(tmp_path / "b")
+    write_ancestors(b, [Ancestor.at(a)])
+    path = b / "lineage.json"
+    path.write_text(path.read_text().replace("../a", "../x"))
+    with pytest.raises(RunFolderError, match=r"lineage.json is damaged; .* \(its checksum is another\)"):
+        read_ancestors(b)
+
+
+def test_the_files_of_an_earlier_version_become_one(tmp_path):
+    a, b = made(tmp_path / "a"), made(tmp_path / "b")
+    entry = {"run": "../a", "config": Ancestor.at(a).digest, "forgot": ""}
+    (b / "earlier.json").write_text(json.dumps([entry]))
+    (b / "later.json").write_text('["../c"]')
+    assert read_ancestors(b) == (Ancestor.at(a),)
+    with supersede([b], tmp_path / "d", None, print):
+        pass
+    assert read_successors(b) == [tmp_path / "c", tmp_path / "d"]
+    assert read_ancestors(b) == (Ancestor.at(a),)
+    assert not {"earlier.json", "later.json"} & {path.name for path in b.iterdir()}

@@ -15,6 +15,7 @@ from feduhb.core.seeds import sample_clients
 from feduhb.errors import RequestError
 from feduhb.runs.folder import Round, RunFolder
 from feduhb.runs.history import DiskHistory
+from feduhb.runs.lineage import read_ancestors
 from runs.remembering import files
 
 METHODS: dict[str, Any] = {
@@ -244,6 +245,6 @@ def test_the_last_round_half_deleted_goes_when_resumed(tmp_path):
 def test_where_it_came_from_stands_in_the_folder(a, tmp_path):
     unlearned(a, [LATE], tmp_path / "b")
     unlearned(tmp_path / "b", [EARLY], tmp_path / "c")
-    found = json.loads((tmp_path / "c" / "earlier.json").read_text())
+    found = json.loads((tmp_path / "c" / "lineage.json").read_text())["earlier"]
     assert [one["run"] for one in found] == ["../b", "../a"]
-    assert not (a / "earlier.json").exists()
+    assert not read_ancestors(a)

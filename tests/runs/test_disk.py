@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import subprocess
@@ -37,7 +38,7 @@ REFUSALS = [
 
 
 @pytest.mark.parametrize(("number", "what", "remedy"), REFUSALS)
-@pytest.mark.parametrize("where", ["os.fsync", "pathlib.Path.replace", "pathlib.Path.open"])
+@pytest.mark.parametrize("where", ["os.fsync", "pathlib.Path.replace", "os.open"])
 def test_a_refused_checkpoint_leaves_the_old_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, number: int, what: str, remedy: str
 ):
@@ -111,9 +112,9 @@ def test_a_real_refusal_of_the_operating_system(commands: Commands, tmp_path: Pa
 def test_a_folder_that_cannot_be_made(tmp_path: Path):
     (tmp_path / "file").write_text("in the way")
     folder = RunFolder(tmp_path / "file" / "run")
-    with pytest.raises(StorageError, match=r"cannot write .*run: Not a directory"):
+    with pytest.raises(StorageError, match=r"cannot write .*run: (Not a directory|File exists)"):
         folder.create("seed = 0\n")
-    with pytest.raises(StorageError, match="Not a directory"):
+    with pytest.raises(StorageError, match=r"Not a directory|File exists"):
         folder.claim().__enter__()
 
 
@@ -153,10 +154,39 @@ def test_what_safetensors_leaves_is_what_is_cleared_away(
     assert [p.name for p in tmp_path.iterdir()] == ["state.safetensors"]
 
 
-def test_a_checkpoint_can_be_read_by_whoever_can_read_the_records(tmp_path: Path):
-    (tmp_path / "plain").touch()
-    save_state(tmp_path / "state.safetensors", NEW, 1)
-    assert (tmp_path / "state.safetensors").stat().st_mode == (tmp_path / "plain").stat().st_mode
+def test_what_holds_weights_or_updates_is_for_the_user_alone(tmp_path: Path):
+    folder = RunFolder(tmp_path / "run")
+    folder.create("seed = 0\n")
+    folder.append(Round(0, ("a",), ("a",), 1.0))
+    save_state(folder.state_path, NEW, 1)
+    with folder.claim():
+        pass
+    modes = {path.name: path.stat().st_mode & 0o777 for path in folder.path.iterdir()}
+    assert modes == dict.fromkeys([".lock", "config.toml", "rounds.jsonl", "state.safetensors"], 0o600)
+    assert folder.path.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("name", [".lock", ".state.safetensors.tmp", ".config.toml.tmp", "rounds.jsonl"])
+def test_a_link_is_never_written_through(tmp_path: Path, name: str):
+    foreign = tmp_path / "foreign"
+    foreign.write_text("somebody's")
+    folder = RunFolder(tmp_path / "run")
+    folder.path.mkdir()
+    (folder.path / name).symlink_to(foreign)
+    with contextlib.suppress(StorageError), folder.claim():
+        folder.create("seed = 0\n")
+        save_state(folder.state_path, NEW, 1)
+        folder.append(Round(0, ("a",), ("a",), 1.0))
+    assert foreign.read_text() == "somebody's"
+    (folder.path / name).unlink(missing_ok=True)
+
+
+def test_a_folder_that_is_a_link_is_refused_in_words(tmp_path: Path):
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "run").symlink_to(tmp_path / "foreign")
+    with pytest.raises(StorageError, match=r"cannot write .*run: .*run is a link"):
+        RunFolder(tmp_path / "run").claim().__enter__()
+    assert not [*(tmp_path / "foreign").iterdir()]
 
 
 WRITER = """

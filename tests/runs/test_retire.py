@@ -17,12 +17,12 @@ import feduhb
 from feduhb.cli import app
 from feduhb.errors import ConfigError, RequestError, RunFolderError
 from feduhb.runs.folder import RunFolder
-from feduhb.runs.lineage import Ancestor, read_ancestors
+from feduhb.runs.lineage import Ancestor, read_ancestors, write_lineage
 from feduhb.runs.retire import plan_retirement
 from feduhb.runs.siblings import list_data
 from runs.retiring import LEAVER, draw, federation, read_files, train, unlearn
 
-KEPT = {"retired.json", "later.json", ".lock"}
+KEPT = {"retired.json", "lineage.json", "erased.json", ".lock"}
 
 
 @pytest.fixture(scope="module")
@@ -326,7 +326,7 @@ def test_a_folder_that_holds_another_run_now_is_not_deleted(runs, name):
     """Lineage and tombstones name folders, and a folder can be used again."""
     place = runs / name
     if name == "named":
-        (runs / "a" / "later.json").write_text(json.dumps(["../b", f"../{name}"]))
+        write_lineage(runs / "a", [], ["../b", f"../{name}"])
     else:
         shutil.copytree(runs / "a", place)
         assert feduhb.retire(runs / "a")[0]["holding"] == [f"../{name}"]
@@ -463,22 +463,22 @@ def test_a_damaged_tombstone_is_one_line(runs):
 
 
 @pytest.mark.parametrize(
-    "how", ["locked", "not listed", "locked, no later.json", "tombstone", "config", "rounds", "lineage"]
+    "how", ["locked", "not listed", "locked, no successor", "tombstone", "config", "rounds", "lineage"]
 )
 def test_a_neighbour_that_cannot_be_read_is_named_and_stops_nothing(runs, monkeypatch, how):
     """The tests may run as root, whom no permission stops, so the file system's refusals are patched in."""
     place = runs / "else"
     train_other(place, "zz")
-    if how in {"locked", "not listed", "locked, no later.json"}:
+    if how in {"locked", "not listed", "locked, no successor"}:
         refuse(monkeypatch, "iterdir" if how == "not listed" else "stat", place)
     if how == "not listed":
         (place / "config.toml").unlink()  # else it is a run, and nobody lists it
-    elif how == "locked, no later.json":  # the search for the new run meets the folder too
-        (runs / "a" / "later.json").unlink()
+    elif how == "locked, no successor":  # the search for the new run meets the folder too
+        write_lineage(runs / "a", [], [])
     elif how == "tombstone":
         (place / "retired.json").write_text("{}")
     elif how != "locked":
-        name = {"config": "config.toml", "rounds": "rounds.jsonl", "lineage": "earlier.json"}[how]
+        name = {"config": "config.toml", "rounds": "rounds.jsonl", "lineage": "lineage.json"}[how]
         (place / name).write_text("[\n")
     shutil.copytree(runs / "a", runs / "z-copy")
     code, text = invoke("retire", runs / "a")
@@ -496,11 +496,11 @@ def test_a_neighbour_that_cannot_be_read_is_named_and_stops_nothing(runs, monkey
 
 def test_a_listed_or_named_folder_that_cannot_be_read_any_more_is_named(runs, monkeypatch):
     copy = shutil.copytree(runs / "a", runs / "deep" / "er" / "copy")
-    (runs / "a" / "later.json").write_text(json.dumps(["../b", "../deep/er/copy"]))
+    write_lineage(runs / "a", [], ["../b", "../deep/er/copy"])
     assert feduhb.retire(runs / "a")[0]["holding"] == ["../deep/er/copy"]
-    (runs / "a" / "later.json").unlink()
+    write_lineage(runs / "a", [], [])
     refuse(monkeypatch, "stat", copy)
     plan = plan_retirement(runs / "a")
     assert (plan.holding, plan.may_hold, plan.unread) == ((), (), (copy,))
-    (runs / "a" / "later.json").write_text(json.dumps(["../b", "../deep/er/copy"]))
+    write_lineage(runs / "a", [], ["../b", "../deep/er/copy"])
     assert plan_retirement(runs / "a").unread == (copy,)

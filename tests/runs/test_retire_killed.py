@@ -15,7 +15,7 @@ from runs.retiring import LEAVER, read_files, train, unlearn
 
 KILLS = 10
 OLD = ("again", "old")  # both hold the leaver; the named run is retired last
-STAY = {"retired.json", "later.json", ".lock"}
+STAY = {"retired.json", "lineage.json", "erased.json", ".lock"}
 WORK = "audit-work"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 
 import pytest
@@ -12,7 +11,8 @@ import feduhb
 from federations import ragged
 from feduhb.cli import app
 from feduhb.data.request import Request
-from feduhb.runs.lineage import LATER, explain_revival
+from feduhb.errors import RequestError, RunFolderError
+from feduhb.runs.lineage import LINEAGE, explain_revival, read_successors
 
 
 def revived(run, asked):
@@ -69,7 +69,7 @@ def test_a_comparison_takes_nobodys_place(tmp_path, capsys):
     feduhb.compare(first, ["elk"], ["retrain"], rounds=1, out=tmp_path / "compared", show=None)
     feduhb.unlearn(first, ["cat"], rounds=1, show=None)
     assert "bring" not in capsys.readouterr().err
-    assert not (tmp_path / "first" / LATER).exists()
+    assert not read_successors(tmp_path / "first")
 
 
 def test_a_later_run_that_was_deleted_counts_no_more(runs):
@@ -77,10 +77,30 @@ def test_a_later_run_that_was_deleted_counts_no_more(runs):
     assert revived(runs[0], Request.parse("cat")) is None
 
 
-@pytest.mark.parametrize("damage", ["", "{", "3", "null"])
-def test_a_damaged_note_is_no_obstacle(runs, damage):
-    (runs[0].folder / LATER).write_text(damage)
-    assert revived(runs[0], Request.parse("cat")) is None
+@pytest.mark.parametrize("damage", ["", "{", "3", "null", "missing"])
+def test_a_damaged_or_missing_lineage_does_not_switch_the_guard_off(runs, damage):
+    path = runs[0].folder / LINEAGE
+    path.unlink() if damage == "missing" else path.write_text(damage)
+    with pytest.raises(RunFolderError, match=r"lineage.json is (damaged|missing); restore it from a backup"):
+        feduhb.unlearn(runs[0], ["cat"], rounds=1, show=None)
+
+
+def test_a_run_that_cannot_be_marked_is_named(runs, tmp_path, capsys):
+    """As in a read-only folder, which root would not notice."""
+    (runs[1].folder / ".lineage.lock").mkdir()
+    feduhb.unlearn(runs[1], ["cat"], rounds=1, out=tmp_path / "third", show=None)
+    told = capsys.readouterr().err
+    assert f"{runs[1].folder} could not be marked as superseded by {tmp_path / 'third'}" in told
+    assert read_successors(runs[0].folder) == [runs[1].folder, tmp_path / "third"]
+
+
+def test_of_two_requests_at_the_same_moment_one_is_served(runs, tmp_path, monkeypatch):
+    """The second is checked before the first is recorded, and again when it is to be recorded itself."""
+    monkeypatch.setattr("feduhb.api.explain_revival", lambda *_: None)
+    with pytest.raises(RequestError, match="would bring elk back"):
+        feduhb.unlearn(runs[0], ["cat"], rounds=1, out=tmp_path / "third", show=None)
+    assert read_successors(runs[0].folder) == [runs[1].folder]
+    assert not (tmp_path / "third" / "config.toml").exists()
 
 
 def test_all_later_runs_are_known_not_only_the_next(runs, tmp_path):
@@ -101,11 +121,12 @@ def test_a_run_may_be_named_through_a_link(runs, tmp_path):
 NOTING = """
 import os, sys
 from pathlib import Path
-from feduhb.runs.lineage import note_successor
+from feduhb.runs.lineage import supersede
 
 folder, child = Path(sys.argv[1]), os.fork()
 for number in range(40):
-    note_successor([folder], folder / f"{bool(child)}-{number}")
+    with supersede([folder], folder / f"{bool(child)}-{number}", None, print):
+        pass
 if child:
     assert os.waitpid(child, 0) == (child, 0)
 """
@@ -115,7 +136,7 @@ def test_two_that_note_at_once_lose_nothing(commands, tmp_path):
     (tmp_path / "note.py").write_text(NOTING)
     ended = commands.run_script(tmp_path / "note.py", tmp_path)
     assert ended.returncode == 0, ended.stderr
-    assert len(json.loads((tmp_path / LATER).read_text())) == 80
+    assert len(read_successors(tmp_path)) == 80
 
 
 def test_both_may_be_moved_together(runs, tmp_path):

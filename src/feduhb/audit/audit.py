@@ -22,7 +22,8 @@ from feduhb.errors import ConfigError, RequestError, RunFolderError
 from feduhb.methods import is_retrain
 from feduhb.runs.checkpoint import digest_weights
 from feduhb.runs.config import KeepHistory, TrainSettings
-from feduhb.runs.folder import WORK, RunFolder, disk_errors, versions, write_atomically
+from feduhb.runs.files import disk_errors, write_atomically
+from feduhb.runs.folder import WORK, RunFolder, versions
 from feduhb.runs.plan import Show
 from feduhb.runs.progress import show_lines, show_steps
 from feduhb.runs.run import Run

@@ -21,7 +21,7 @@ from feduhb.data.federation import Examples, Federation
 from feduhb.engines import EngineMaker
 from feduhb.engines.pool import Pool, count_cores
 from feduhb.errors import ConfigError
-from feduhb.runs.folder import write_atomically
+from feduhb.runs.files import write_atomically
 from feduhb.runs.run import Run
 from feduhb.runs.workers import spread
 

@@ -25,7 +25,7 @@ from feduhb.engines.scoring import score_model
 from feduhb.errors import DataError, FeduhbError, RequestError
 from feduhb.flower import wire
 from feduhb.flower.wire import Layout, MalformedError
-from feduhb.runs.folder import disk_errors, write_atomically
+from feduhb.runs.files import disk_errors, write_atomically
 
 Loader = Callable[[Context], Any]  # returns (x, y), (x, y, keys) or Examples
 Place = str | Path | Callable[[Context], str | Path]

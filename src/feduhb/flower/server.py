@@ -31,6 +31,7 @@ from feduhb.methods.retrain import Plain
 from feduhb.runs.checkpoint import digest_weights, load_params
 from feduhb.runs.config import identify_run
 from feduhb.runs.execute import Finished, execute, finish_replay
+from feduhb.runs.files import write_atomically
 from feduhb.runs.folder import (
     HISTORY,
     LEFT_OUT,
@@ -39,7 +40,6 @@ from feduhb.runs.folder import (
     Round,
     RunFolder,
     explain_end,
-    write_atomically,
 )
 from feduhb.runs.history import DiskHistory
 from feduhb.runs.lineage import Ancestor, Erasure, find_histories, read_ancestors

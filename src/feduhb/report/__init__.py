@@ -18,7 +18,7 @@ from feduhb.report.charts import compose
 from feduhb.report.curves import chart_backdoor, chart_movement, chart_score, chart_sweep, find_sweep
 from feduhb.report.runs import RunView, read_runs
 from feduhb.report.tables import make_grid
-from feduhb.runs.folder import disk_errors, write_atomically
+from feduhb.runs.files import disk_errors, write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -35,7 +35,7 @@ def write_report(folders: Sequence[Path | str], out: Path | str) -> list[Path]:
         with disk_errors(target):
             target.mkdir(parents=True, exist_ok=True)
         for name, data in made.items():
-            write_atomically(target / name, data)
+            write_atomically(target / name, data, private=False)
     except StorageError as error:
         reason = getattr(error.__cause__, "strerror", None) or error
         raise StorageError(

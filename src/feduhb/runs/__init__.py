@@ -11,12 +11,12 @@ if TYPE_CHECKING:
     from feduhb.runs.config import read_toml as read_toml
     from feduhb.runs.config import to_toml as to_toml
     from feduhb.runs.config import validate as validate
+    from feduhb.runs.files import disk_errors as disk_errors
+    from feduhb.runs.files import hold_lock as hold_lock
+    from feduhb.runs.files import write_atomically as write_atomically
     from feduhb.runs.folder import RunFolder as RunFolder
-    from feduhb.runs.folder import disk_errors as disk_errors
     from feduhb.runs.folder import explain_end as explain_end
-    from feduhb.runs.folder import hold_lock as hold_lock
     from feduhb.runs.folder import versions as versions
-    from feduhb.runs.folder import write_atomically as write_atomically
     from feduhb.runs.plan import Show as Show
     from feduhb.runs.progress import BeginStep as BeginStep
     from feduhb.runs.progress import show_steps as show_steps
@@ -26,7 +26,8 @@ __getattr__, __dir__, __all__ = import_lazily(
     __name__,
     {
         "config": ["TrainSettings", "find_difference", "parse_config", "read_toml", "to_toml", "validate"],
-        "folder": ["RunFolder", "disk_errors", "explain_end", "hold_lock", "versions", "write_atomically"],
+        "files": ["disk_errors", "hold_lock", "write_atomically"],
+        "folder": ["RunFolder", "explain_end", "versions"],
         "plan": ["Show"],
         "progress": ["BeginStep", "show_steps"],
         "workers": ["spread"],

@@ -17,13 +17,24 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
+from typing_extensions import TypedDict
 
 from feduhb.core.types import State
-from feduhb.errors import CheckpointError
+from feduhb.errors import CheckpointError, RunFolderError
 from feduhb.methods.retrain import Plain
-from feduhb.runs.folder import Round, RunFolder, place_atomically
+from feduhb.runs.files import make_private_folder, parse_json, place_atomically
+from feduhb.runs.folder import Round, RunFolder
 
 S = TypeVar("S", bound=State)
+
+
+class About(TypedDict):
+    """What a checkpoint says of its state."""
+
+    numbers: dict[str, Any]
+    rounds_done: int
+
+
 LEFTOVERS = ".tmp??????"  # temporary files of safetensors, left behind if the process was killed
 
 
@@ -40,11 +51,8 @@ def save_state(path: Path, state: State, rounds_done: int) -> None:
 def _save(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str]) -> None:
     for left in path.parent.glob(LEFTOVERS):
         left.unlink(missing_ok=True)
-    path.touch()
-    mode = path.stat().st_mode
     try:
-        save_file(tensors, path, metadata)
-        path.chmod(mode)  # safetensors makes the file private
+        save_file(tensors, path, metadata)  # a private file
     except SafetensorError as error:  # safetensors wraps errors of the operating system
         match = re.search(r"os error (\d+)", str(error))
         number = int(match[1]) if match else errno.EIO
@@ -91,7 +99,7 @@ def saved(
 
 def keep_models(rounds: Iterable[tuple[S, Round]], folder: Path) -> Iterator[tuple[S, Round]]:
     """Write the model after every round into a folder, each into a file of its own."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_private_folder(folder)
     for state, record in rounds:
         done = record.round + 1
         save_state(folder / f"after-{done:06d}.safetensors", Plain(state.params), done)
@@ -130,7 +138,7 @@ def digest_weights(params: Tensor) -> str:
     return sha256(params.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()
 
 
-def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def _read(path: Path) -> tuple[dict[str, Tensor], About]:
     damaged = f"checkpoint {path} is damaged; restore a backup, or delete its run folder and run again"
     try:
         with safe_open(path, framework="pt") as file:
@@ -143,7 +151,10 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise CheckpointError(damaged) from error
     if digest != _digest(tensors, about):
         raise CheckpointError(damaged)
-    return tensors, json.loads(about)
+    try:
+        return tensors, parse_json(about.encode(), About, str(path), damaged)
+    except RunFolderError:
+        raise CheckpointError(damaged) from None
 
 
 def _digest(tensors: dict[str, Tensor], about: str) -> str:

@@ -18,13 +18,12 @@ from feduhb.methods.replay import bind_history, get_history, get_replayed_client
 from feduhb.methods.retrain import Plain
 from feduhb.runs.checkpoint import digest_weights, load_state, save_state, saved
 from feduhb.runs.config import find_difference, identify_run, upgrade
-from feduhb.runs.folder import Round, RunFolder, explain_end, now, versions, write_atomically
+from feduhb.runs.files import write_atomically
+from feduhb.runs.folder import Result, Round, RunFolder, explain_end, now, versions
 from feduhb.runs.history import HistoryOnDevice, RecordingEngine
-from feduhb.runs.lineage import Erasure, note_successor, write_ancestors
+from feduhb.runs.lineage import Erased, Erasure, supersede, write_ancestors
 from feduhb.runs.loop import evaluated, run, shown
 from feduhb.runs.plan import Advice, Plan, Reporter, Show
-
-SUMMED = ("client_epochs", "bytes_down", "bytes_up", "client_seconds", "server_seconds", "evaluate_seconds")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +32,7 @@ class Finished:
 
     state: Plain
     rounds: tuple[Round, ...]
+    erased: tuple[Erased, ...] = ()  # of the histories that contained the leavers
 
 
 def execute(plan: Plan) -> Finished:
@@ -49,25 +49,28 @@ def execute(plan: Plan) -> Finished:
     """
     check(plan)
     folder, advice = plan.folder, plan.advice
+    erased: list[Erased] = []
     with contextlib.nullcontext() if folder is None else folder.claim(advice.writer, advice.elsewhere):
         method = _place_history(plan)
-        state, records = _start_or_resume(plan, method)
-        engine = plan.engine
-        if folder is not None and plan.history_to_write is not None:
-            plan.history_to_write.claim(identify_run(folder.config()))
-            engine = RecordingEngine(engine, plan.history_to_write)
-        if not method.needs_history:
-            erase(plan.erasure, plan.reporter)
-        if folder is not None:
-            write_ancestors(folder.path, plan.ancestors)
-            note_successor(plan.supersedes, folder.path)
+        with contextlib.nullcontext() if folder is None else _supersede(plan, folder):
+            state, records = _start_or_resume(plan, method)
+            engine = plan.engine
+            if folder is not None and plan.history_to_write is not None:
+                plan.history_to_write.claim(identify_run(folder.config()))
+                engine = RecordingEngine(engine, plan.history_to_write)
+            if not method.needs_history:
+                erased += erase(plan.erasure, plan.reporter, folder)
         state, records = _loop(plan, method, engine, state, records)
         _prepare_result(plan, state, records)
         if method.needs_history:
-            erase(plan.erasure, plan.reporter)
+            erased += erase(plan.erasure, plan.reporter, folder)
         if folder is not None and not folder.is_finished():
             folder.publish()
-    return Finished(Plain(state.params.cpu()), tuple(records))
+    return Finished(Plain(state.params.cpu()), tuple(records), tuple(erased))
+
+
+def _supersede(plan: Plan, folder: RunFolder) -> contextlib.AbstractContextManager[None]:
+    return supersede(plan.supersedes, folder.path, plan.forgets, plan.reporter.warn)
 
 
 def check(plan: Plan) -> None:
@@ -98,8 +101,13 @@ def _start_or_resume(plan: Plan, method: Method[Any]) -> tuple[Any, list[Round]]
     if folder is None:
         return fresh, []
     if not folder.exists():
+        if remains := folder.find_remains():
+            raise RunFolderError(
+                f"{folder.path} holds {remains} of another run, but no config.toml; restore that, or {plan.advice.elsewhere}"
+            )
         for name, content in plan.files.items():
             write_atomically(folder.path / name, content)
+        write_ancestors(folder.path, plan.ancestors)
         folder.create(plan.config)
         return fresh, []
     if not plan.resume:
@@ -107,6 +115,7 @@ def _start_or_resume(plan: Plan, method: Method[Any]) -> tuple[Any, list[Round]]
             f"{folder.path} already holds a run; continue it with --resume, or choose another --out"
         )
     _check_same_run(plan, folder.config())
+    write_ancestors(folder.path, plan.ancestors)
     state, records = _resume(folder, [fresh, Plain(fresh.params)])
     moved = [record.moved for record in records]
     if type(state) is not type(fresh) and len(moved) < plan.rounds and plan.stop(moved) is None:
@@ -132,8 +141,8 @@ def _check_same_run(plan: Plan, old: Mapping[str, Any]) -> None:
 
 def finish_replay(
     folder: RunFolder, method: Method[Any], forget: str, erasure: Erasure, reporter: Reporter, advice: Advice
-) -> None:
-    """Erase the histories of a replay whose rounds are all done, and mark the run as finished.
+) -> list[Erased]:
+    """Erase the histories of a replay whose rounds are all done, mark the run as finished; return what was erased.
 
     Raise RunFolderError, and erase nothing, if the folder holds another request, method or settings: the replay that was
     asked for would still need the history.
@@ -143,9 +152,10 @@ def finish_replay(
     if written != (method.name, forget, settings_of(method)):
         raise RunFolderError(f"{folder.path} holds another request or other settings; {advice.elsewhere}")
     with folder.claim(advice.writer, advice.elsewhere):
-        erase(erasure, reporter)
+        erased = erase(erasure, reporter, folder)
         if not folder.is_finished():
             folder.publish()
+    return erased
 
 
 def _resume(folder: RunFolder, likes: Sequence[Any]) -> tuple[Any, list[Round]]:
@@ -171,12 +181,14 @@ def _resume(folder: RunFolder, likes: Sequence[Any]) -> tuple[Any, list[Round]]:
     return state, records[:done]
 
 
-def erase(erasure: Erasure, reporter: Reporter) -> None:
-    """Delete the histories that contain the leavers; report the bytes freed and the runs that could not be found."""
-    for folder, freed in erasure.delete().items():
-        reporter.inform(f"erased {freed} bytes of history in {folder}")
+def erase(erasure: Erasure, reporter: Reporter, folder: RunFolder | None) -> list[Erased]:
+    """Delete the histories that contain the leavers; report and return what was deleted, and report missing runs."""
+    erased = erasure.delete(None if folder is None else folder.path)
+    for one in erased:
+        reporter.inform(str(one))
     for warning in erasure.warnings():
         reporter.warn(warning)
+    return erased
 
 
 def _loop(
@@ -238,7 +250,7 @@ def _prepare_result(plan: Plan, state: Any, records: Sequence[Round]) -> None:
     plan.folder.prepare(summarize(plan, state.params, records))
 
 
-def summarize(plan: Plan, params: torch.Tensor, records: Sequence[Round]) -> dict[str, Any]:
+def summarize(plan: Plan, params: torch.Tensor, records: Sequence[Round]) -> Result:
     """Return the content of result.json."""
     asked = sum(len(record.asked) for record in records)
     everyone = plan.everyone or tuple({client for record in records for client in record.asked})
@@ -256,7 +268,12 @@ def summarize(plan: Plan, params: torch.Tensor, records: Sequence[Round]) -> dic
         "clients": sorted(everyone),
         "parameters": params.numel(),
         "weights_sha256": digest_weights(params),
-        **{name: sum(getattr(record, name) for record in records) for name in SUMMED},
+        "client_epochs": sum(record.client_epochs for record in records),
+        "bytes_down": sum(record.bytes_down for record in records),
+        "bytes_up": sum(record.bytes_up for record in records),
+        "client_seconds": sum(record.client_seconds for record in records),
+        "server_seconds": sum(record.server_seconds for record in records),
+        "evaluate_seconds": sum(record.evaluate_seconds for record in records),
         "client_rounds": sum(len(record.answered) for record in records),
         "client_rounds_saved": 1 - asked / full if full else 0.0,
         "history_bytes_read": 0 if replayed is None else replayed.bytes,
@@ -265,4 +282,6 @@ def summarize(plan: Plan, params: torch.Tensor, records: Sequence[Round]) -> dic
         "engine": dict(plan.engine.about),
         "versions": versions(),
         "finished": now(),
+        "layout": [(name, [*shape]) for name, shape in plan.layout],
+        "came_from": [one.digest for one in plan.ancestors],
     }

@@ -9,24 +9,40 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import errno
 import importlib.metadata
 import json
 import os
 import platform
 import sys
 import tomllib
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Required
 
-from feduhb.errors import RunFolderError, StorageError
+from typing_extensions import TypedDict  # pydantic reads that of typing only from Python 3.12 on
+
+from feduhb.errors import RunFolderError
+from feduhb.runs.files import (
+    append_line,
+    digest_tensor,
+    disk_errors,
+    hold_lock,
+    lock_folder,
+    make_private_folder,
+    parse_json,
+    read_file,
+    read_json,
+    read_text,
+    sync_folder,
+    write_atomically,
+)
 from feduhb.stopping import StopReason
 
 HISTORY = "history"  # the folder of the history in a run folder
 WORK = "audit-work"  # the folder for the runs that an audit makes, deleted at its end
 NAMES, LEFT_OUT, REQUEST = "names.json", "left_out.json", "request.json"  # files of a Flower strategy
+REMAINS = ("audit.json", HISTORY, "result.json", ".result.json", "rounds.jsonl", "state.safetensors")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +67,8 @@ class Round:
     evaluate_seconds: float = 0.0
     scores: Mapping[str, float] = field(default_factory=dict)
 
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 (read by pydantic)
+
     def __str__(self) -> str:
         """Return one line for progress output."""
         parts = [f"loss {self.scores['test_loss']:.3f}"] if "test_loss" in self.scores else []
@@ -68,12 +86,72 @@ class Round:
         return json.dumps(asdict(self), allow_nan=False)
 
     @classmethod
-    def from_json(cls, line: str) -> Round:
-        """Return the round that `to_json` wrote."""
-        values = json.loads(line)
-        stopped = values["stopped"] and StopReason(**values["stopped"])
-        clients = {key: tuple(values[key]) for key in ("asked", "answered")}
-        return cls(**{**values, **clients, "stopped": stopped})
+    def from_json(cls, line: str | bytes) -> Round:
+        """Return the round that `to_json` wrote; raise RunFolderError for anything else."""
+        content = line.encode() if isinstance(line, str) else line
+        return parse_json(content, cls, "a round", "run again")
+
+
+class Result(TypedDict, total=False):
+    """The content of result.json. Runs of earlier versions lack the keys that are not required."""
+
+    method: Required[str]
+    exact: Required[bool]
+    needs: Required[str]
+    settings: Required[dict[str, Any]]
+    rounds: Required[int]
+    scheduled_rounds: Required[int]
+    stopped: Required[str]
+    clients: Required[list[str]]
+    parameters: Required[int]
+    weights_sha256: Required[str]
+    client_epochs: Required[int]
+    bytes_down: Required[int]
+    bytes_up: Required[int]
+    client_seconds: Required[float]
+    server_seconds: Required[float]
+    evaluate_seconds: Required[float]
+    client_rounds: int
+    client_rounds_saved: float
+    history_bytes_read: int
+    history_bytes_kept: int
+    scores: Required[dict[str, float]]
+    engine: Required[dict[str, Any]]
+    versions: Required[dict[str, str]]
+    finished: Required[str]
+    layout: list[tuple[str, list[int]]]  # names and shapes of the parameters, in the order of the flat vector
+    came_from: list[str]  # digests of config.toml of the runs that it came from, nearest first
+
+
+class Replacement(TypedDict):
+    """The run that replaced a retired one, as its tombstone names it."""
+
+    run: str
+    config_sha256: str
+    weights_sha256: str
+
+
+class Tombstone(TypedDict, total=False):
+    """The content of retired.json. Tombstones of earlier versions lack the keys that are not required."""
+
+    config_sha256: Required[str]
+    weights_sha256: Required[str | None]
+    method: Required[str]
+    scheduled_rounds: Required[int | None]
+    forgot: Required[str]
+    leavers: Required[str]
+    replaced_by: Required[Replacement]
+    audits: Required[list[dict[str, Any]]]
+    unaudited: Required[str | None]
+    holding: Required[list[str]]
+    may_hold: list[str]
+    unread: list[str]
+    siblings_sha256: dict[str, str]
+    deleted: Required[list[dict[str, Any]]]
+    left: Required[list[str]]
+    begun: Required[str]
+    finished: Required[str | None]
+    versions: Required[dict[str, str]]
 
 
 def explain_end(rounds: Sequence[Round]) -> str:
@@ -82,89 +160,6 @@ def explain_end(rounds: Sequence[Round]) -> str:
         return "no round was run"
     last = rounds[-1]
     return str(last.stopped) if last.stopped else f"all {len(rounds)} scheduled rounds were run"
-
-
-@contextlib.contextmanager
-def disk_errors(path: Path) -> Generator[None]:
-    """Raise StorageError instead of OSError."""
-    try:
-        yield
-    except OSError as error:
-        full = error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-        what = "the disk is full" if full else (error.strerror or str(error))
-        raise StorageError(
-            f"cannot write {path}: {what}; {'free some space' if full else 'fix that'} and resume: what was finished is kept"
-        ) from error
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Replace a file, whole or not at all. Processes that write into the same folder wait for each other."""
-    update_atomically(path, lambda _: data)
-
-
-def update_atomically(path: Path, change: Callable[[bytes], bytes]) -> None:
-    """Replace a file by what ``change`` returns for its content, which is empty if there is no such file."""
-    with disk_errors(path), _lock_for_writing(path.parent):
-        data = change(path.read_bytes() if path.exists() else b"")
-        place_atomically(path, lambda temporary: temporary.write_bytes(data))
-
-
-def place_atomically(path: Path, write: Callable[[Path], object]) -> None:
-    """Call ``write`` with a temporary file, then rename it to ``path``. File and folder are synced to the disk."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    with disk_errors(path):
-        try:
-            write(temporary)
-            with temporary.open("rb+") as file:
-                os.fsync(file.fileno())
-            temporary.replace(path)
-        except OSError:
-            temporary.unlink(missing_ok=True)
-            raise
-        sync_folder(path.parent)
-
-
-@contextlib.contextmanager
-def _lock_for_writing(folder: Path) -> Generator[None]:
-    """Hold the lock of a folder while a file in it is replaced, and delete the lock file afterwards."""
-    from filelock import FileLock  # slow to import, and reports do not need it
-
-    if not folder.is_dir():  # filelock would create it
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(folder))
-    lock = folder / ".writing.lock"
-    with FileLock(lock, poll_interval=0.01):
-        try:
-            yield
-        finally:
-            lock.unlink(missing_ok=True)
-
-
-def sync_folder(folder: Path) -> None:
-    """Sync a folder to the disk, so that a rename in it survives a power cut."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-@contextlib.contextmanager
-def hold_lock(path: Path, *, patience: float = 0.0) -> Generator[bool]:
-    """Hold a lock file until the block ends; yield False if another process holds it for ``patience`` seconds.
-
-    If a process is killed, its lock is released.
-    """
-    from filelock import FileLock, Timeout
-
-    lock = FileLock(path)
-    with disk_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(Timeout):
-            lock.acquire(timeout=patience, poll_interval=0.02)
-    try:
-        yield lock.is_locked
-    finally:
-        lock.release()
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +207,7 @@ class RunFolder:
         self, who: str = "process", advice: str = "choose another --out", *, patience: float = 0.0
     ) -> Generator[None]:
         """Lock this folder until the block ends; raise RunFolderError if another process holds it for ``patience`` seconds."""
+        make_private_folder(self.path)
         with hold_lock(self.path / ".lock", patience=patience) as mine:
             if not mine:
                 raise RunFolderError(f"another {who} is writing {self.path}; wait for it, or {advice}")
@@ -223,79 +219,86 @@ class RunFolder:
 
     def create(self, config: str) -> None:
         """Start a run: make the folder and its config.toml."""
-        with disk_errors(self.path):
-            self.path.mkdir(parents=True, exist_ok=True)
+        make_private_folder(self.path)
         write_atomically(self.config_path, config.encode())
 
-    def tombstone(self) -> dict[str, Any] | None:
+    def find_remains(self) -> str | None:
+        """Return the name of a file of a run in a folder that has no config.toml; None if there is none."""
+        found = sorted(path.name for path in self.path.iterdir()) if self.path.is_dir() else []
+        return next((name for name in found if name in REMAINS), None)
+
+    def tombstone(self) -> Tombstone | None:
         """Return the content of retired.json; None if nobody began to retire this run."""
         try:
-            found = dict(json.loads(self.tombstone_path.read_text(encoding="utf-8")))
-            _ = found["finished"], found["config_sha256"], found["replaced_by"]["run"]
+            return read_json(self.tombstone_path, Tombstone, "restore a backup")
         except (FileNotFoundError, NotADirectoryError):
             return None
-        except (ValueError, TypeError, KeyError, OSError):
-            raise RunFolderError(f"{self.tombstone_path} is damaged; restore a backup") from None
-        return found
 
     def config(self) -> dict[str, Any]:
         """Return the content of config.toml; raise RunFolderError if the run was retired."""
         if (found := self.tombstone()) is not None:
             raise RunFolderError(explain_retirement(self.path, found))
         try:
-            return tomllib.loads(self.config_path.read_text(encoding="utf-8"))
+            return tomllib.loads(read_text(self.config_path, "restore a backup"))
         except (FileNotFoundError, NotADirectoryError):
             raise RunFolderError(
                 f"{self.path} is not a run folder: it has no config.toml; make one with feduhb train CONFIG.toml --out {self.path}"
             ) from None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
-            raise RunFolderError(f"{self.config_path} cannot be read: {error}; restore a backup") from None
+        except (tomllib.TOMLDecodeError, RecursionError) as error:
+            reason = "it is nested too deeply" if isinstance(error, RecursionError) else error
+            raise RunFolderError(f"{self.config_path} cannot be read: {reason}; restore a backup") from None
 
     def rounds(self) -> list[Round]:
         """Return every complete round, without a last line that a crash cut short."""
-        if not self.rounds_path.exists():
-            return []
+        advice = "delete the run and start again"
         try:
-            lines = self.rounds_path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]
-        except OSError as error:
-            raise RunFolderError(f"{self.rounds_path} cannot be read: {error}; restore a backup") from None
-        found: list[Round] = []
-        for number, line in enumerate(lines):
-            try:
-                found.append(Round.from_json(line))
-            except (ValueError, TypeError, KeyError, AttributeError):
-                raise RunFolderError(
-                    f"{self.rounds_path} line {number + 1} is damaged; delete the run and start again"
-                ) from None
-        return found
+            lines = read_file(self.rounds_path, advice).split(b"\n")[:-1]
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        named = ((f"{self.rounds_path} line {number}", line) for number, line in enumerate(lines, 1))
+        return [parse_json(line, Round, what, advice) for what, line in named]
 
     def append(self, record: Round) -> None:
         """Add one round and flush it to the disk."""
-        with disk_errors(self.rounds_path), self.rounds_path.open("a", encoding="utf-8") as file:
-            file.write(record.to_json() + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        append_line(self.rounds_path, record.to_json())
 
     def rewrite_rounds(self, rounds: Sequence[Round]) -> None:
         """Replace the recorded rounds, as a resumed run does to drop rounds after its checkpoint."""
         write_atomically(self.rounds_path, "".join(r.to_json() + "\n" for r in rounds).encode())
 
-    def result(self) -> dict[str, Any]:
+    def result(self) -> Result:
         """Return the content of result.json."""
         try:
-            return json.loads(self.result_path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
+            return read_json(self.result_path, Result, "delete it and use --resume")
+        except (FileNotFoundError, NotADirectoryError):
             raise RunFolderError(f"{self.path} has not finished; continue it with --resume") from None
-        except (ValueError, OSError):
-            raise RunFolderError(f"{self.result_path} is damaged; delete it and use --resume") from None
 
-    def prepare(self, result: Mapping[str, Any]) -> None:
+    def check_weights(self) -> None:
+        """Raise RunFolderError if the weights in this folder are not those that the run ended with.
+
+        A folder from which the weights were deleted has none to check.
+        """
+        wanted = self.result()["weights_sha256"]
+        try:
+            found = digest_tensor(self.state_path, "params")
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise RunFolderError(f"{self.state_path} cannot be read: {reason}; restore a backup") from None
+        if found != wanted:
+            raise RunFolderError(
+                f"the weights in {self.state_path} are not those that the run ended with: their SHA-256 is {str(found)[:12]}..., "
+                f"but result.json records {wanted[:12]}...; restore a backup, or delete the folder and run again"
+            )
+
+    def prepare(self, result: Result) -> None:
         """Write the result under a hidden name. `publish` then marks the run as finished."""
         write_atomically(self._prepared_path, (json.dumps(result, indent=2) + "\n").encode())
 
     def publish(self) -> None:
         """Rename the prepared result to result.json."""
-        with disk_errors(self.result_path), _lock_for_writing(self.path):
+        with disk_errors(self.result_path), lock_folder(self.path):
             self._prepared_path.replace(self.result_path)
             sync_folder(self.path)
 
@@ -304,7 +307,7 @@ class RunFolder:
         return self.path / ".result.json"
 
 
-def explain_retirement(folder: Path, tombstone: Mapping[str, Any]) -> str:
+def explain_retirement(folder: Path, tombstone: Tombstone) -> str:
     """Return why a run that was retired cannot be opened, and what to do."""
     if tombstone["finished"] is None:
         return f"retiring {folder} was interrupted; finish it: feduhb retire {folder}"

@@ -1,6 +1,7 @@
 """The history of a training on disk: every model and every client's update, for methods that replay them.
 
-A round is a folder with one safetensors file for each block of updates. ``round.json`` marks the round as complete.
+A round is a folder with one safetensors file for each block of updates. ``round.json`` marks the round as complete, and
+holds a checksum of every model and update. Histories of earlier versions have none.
 """
 
 from __future__ import annotations
@@ -8,22 +9,59 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-import shutil
+import os
+import re
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, Required
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
+from typing_extensions import TypedDict
 
 from feduhb.core.types import ClientId, Engine, History, Updates, Work
-from feduhb.errors import HistoryError
-from feduhb.runs.folder import disk_errors, sync_folder, write_atomically
+from feduhb.errors import HistoryError, RunFolderError
+from feduhb.runs.files import (
+    digest_json,
+    disk_errors,
+    make_private_folder,
+    read_json,
+    remove,
+    sync_folder,
+    write_atomically,
+)
 
 WAY_OUT = "train again with --keep-history, or use feduhb, which needs none"
+ROUND = re.compile(r"[0-9]{5,}")  # the name of a round's folder
+DTYPES = ("float64", "float32", "float16", "bfloat16")
+
+
+class Block(TypedDict, total=False):
+    """A block of updates in the marker of a round."""
+
+    clients: Required[list[ClientId]]
+    weights: Required[list[float]]
+    digests: list[str]  # of each client's update
+
+
+class Marker(TypedDict, total=False):
+    """The content of round.json. Earlier versions wrote no digests."""
+
+    parameters: Required[int]
+    dtype: Required[str]
+    blocks: Required[list[Block]]
+    params_digest: str
+    sha256: str  # of everything else in this file
+
+
+class Owner(TypedDict):
+    """The content of run.json."""
+
+    run: str
 
 
 class DiskHistory:
@@ -47,6 +85,11 @@ class DiskHistory:
         """The size on disk."""
         return sum(file.stat().st_size for file in self.folder.rglob("*") if file.is_file())
 
+    def measure(self, rounds: Sequence[int]) -> int:
+        """Return the size of some rounds on disk."""
+        files = (file for t in rounds for file in self._place(t).rglob("*"))
+        return sum(file.stat().st_size for file in files if file.is_file())
+
     def clients(self, round: int) -> tuple[ClientId, ...]:
         """Return the clients that answered in a round."""
         return tuple(client for block in self._read_marker(round)["blocks"] for client in block["clients"])
@@ -61,8 +104,10 @@ class DiskHistory:
 
     def params(self, round: int) -> Tensor:
         """Return the model [P] that the round started from."""
-        shape = [self._read_marker(round)["parameters"]]
-        return self._read_tensor(self._place(round) / "params.safetensors", "params", shape)
+        about, path = self._read_marker(round), self._place(round) / "params.safetensors"
+        found = _read_tensor(path, "params", [about["parameters"]])
+        _check_digests(path, [found], [about["params_digest"]] if "params_digest" in about else None)
+        return found
 
     def read(self, round: int, clients: Sequence[ClientId]) -> Iterator[Updates]:
         """Yield the stored updates of these clients in stored order, without clients that did not answer."""
@@ -72,11 +117,12 @@ class DiskHistory:
             if rows:
                 dtype = getattr(torch, about["dtype"])
                 shape = [len(block["clients"]), about["parameters"]]
-                values = self._read_tensor(self._place(round) / _block(number), "values", shape, rows).to(
-                    dtype
-                )
+                path = self._place(round) / _block(number)
+                values = _read_tensor(path, "values", shape, rows)
+                digests = block.get("digests")
+                _check_digests(path, values, None if digests is None else [digests[i] for i in rows])
                 weights = torch.tensor([block["weights"][i] for i in rows], dtype=dtype)
-                yield Updates(tuple(block["clients"][i] for i in rows), values, weights)
+                yield Updates(tuple(block["clients"][i] for i in rows), values.to(dtype), weights)
 
     def forget(self, clients: Sequence[ClientId]) -> int:
         """Delete everything from the first round in which one of these clients took part; return the bytes freed.
@@ -86,10 +132,10 @@ class DiskHistory:
         """
         before, rounds = self.bytes, self.rounds_to_forget(clients)
         if rounds:
+            self.check_links()
+            for t in reversed(rounds):
+                remove(self._place(t))
             with disk_errors(self.folder):
-                for t in reversed(rounds):
-                    shutil.rmtree(self._place(t).resolve())
-                    self._place(t).unlink(missing_ok=True)  # if it was a link
                 sync_folder(self.folder)
         return before - self.bytes
 
@@ -107,12 +153,11 @@ class DiskHistory:
     def begin(self, round: int, params: Tensor) -> None:
         """Start to write a round; delete what a crashed run left of it."""
         place = self._place(round)
-        with disk_errors(place):
-            shutil.rmtree(place, ignore_errors=True)
-            place.mkdir(parents=True)
+        remove(place)
+        make_private_folder(place)
         _write(place / "params.safetensors", "params", params)
 
-    def append(self, round: int, number: int, block: Updates) -> Mapping[str, Any]:
+    def append(self, round: int, number: int, block: Updates) -> Block:
         """Write one block of answers; return its entry in the marker of the round."""
         if block.summed:
             raise HistoryError(
@@ -122,17 +167,22 @@ class DiskHistory:
         if self.half and not values.isfinite().all():
             raise HistoryError("an update is too large for float16; keep full precision: keep_history = true")
         _write(self._place(round) / _block(number), "values", values)
-        return {"clients": list(block.clients), "weights": block.weights.tolist()}
+        digests = [_digest(row) for row in values.detach().cpu()]
+        return {"clients": list(block.clients), "weights": block.weights.tolist(), "digests": digests}
 
-    def finish(self, round: int, params: Tensor, blocks: Sequence[Mapping[str, Any]]) -> None:
+    def finish(self, round: int, params: Tensor, blocks: Sequence[Block]) -> None:
         """Write the marker of a complete round."""
-        dtype = str(params.dtype).removeprefix("torch.")
-        about = {"parameters": params.numel(), "dtype": dtype, "blocks": list(blocks)}
+        dtype, digest = str(params.dtype).removeprefix("torch."), _digest(params.detach().cpu())
+        about = {
+            "parameters": params.numel(), "dtype": dtype, "blocks": list(blocks), "params_digest": digest
+        }  # fmt: skip
+        about["sha256"] = digest_json(about)
         write_atomically(self._place(round) / "round.json", json.dumps(about).encode())
         sync_folder(self.folder)
 
     def check(self, run: str, parameters: int, rounds: int = 0) -> None:
         """Raise HistoryError if the history is empty, incomplete, of another run, or of another model."""
+        self.check_links()
         if not self.rounds:
             raise HistoryError(f"there is no history in {self.folder}, or it was erased; {WAY_OUT}")
         if self.read_owner() != run:
@@ -153,51 +203,79 @@ class DiskHistory:
             raise HistoryError(
                 f"the history in {self.folder} belongs to another run; delete it or restore this run's own, then continue with --resume"
             )
-        with disk_errors(self.folder):
-            self.folder.mkdir(parents=True, exist_ok=True)
+        self.check_links()
+        make_private_folder(self.folder)
         write_atomically(self.folder / "run.json", json.dumps({"run": run}).encode())
 
     def read_owner(self) -> str | None:
-        """Return the run that `claim` recorded."""
+        """Return the run that `claim` recorded; None if it cannot be read."""
         try:
-            return json.loads((self.folder / "run.json").read_text(encoding="utf-8"))["run"]
-        except (OSError, ValueError, KeyError, TypeError):
+            return read_json(self.folder / "run.json", Owner, WAY_OUT)["run"]
+        except (OSError, RunFolderError):
             return None
+
+    def check_links(self) -> None:
+        """Raise HistoryError if the history, or a part of it, is a link: an erasure would not reach what it points to."""
+        inside = (
+            Path(place, name) for place, *names in os.walk(self.folder) for name in itertools.chain(*names)
+        )
+        for path in itertools.chain([self.folder], inside):
+            if path.is_symlink():
+                raise HistoryError(
+                    f"{path} is a link, and an erasure would not reach the stored updates that it points to; "
+                    "put the folder or file itself in its place, or delete it there and remove the link"
+                )
 
     def _list_started(self) -> list[int]:
         """Return the rounds that have a folder, complete or not, in order."""
         folders = self.folder.iterdir() if self.folder.is_dir() else ()
-        return sorted(int(place.name) for place in folders if place.name.isdigit() and place.is_dir())
+        return sorted(int(place.name) for place in folders if self._is_round(place))
+
+    def _is_round(self, place: Path) -> bool:
+        return bool(ROUND.fullmatch(place.name)) and place == self._place(int(place.name)) and place.is_dir()
 
     def _place(self, round: int) -> Path:
         return self.folder / f"{round:05d}"
 
-    def _read_marker(self, round: int) -> dict[str, Any]:
+    def _read_marker(self, round: int) -> Marker:
         path = self._place(round) / "round.json"
         try:
-            about = json.loads(path.read_text(encoding="utf-8"))
-            sizes = [(len(block["clients"]), len(block["weights"])) for block in about["blocks"]]
-            if any(a != b for a, b in sizes) or not isinstance(about["parameters"], int):
-                raise ValueError
-            getattr(torch, about["dtype"])
-        except FileNotFoundError:
+            about = read_json(path, Marker, WAY_OUT)
+        except (FileNotFoundError, NotADirectoryError):
             raise HistoryError(f"the history in {self.folder} has no round {round}; {WAY_OUT}") from None
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            raise HistoryError(f"{path} is damaged; {WAY_OUT}") from None
+        except RunFolderError as error:
+            raise HistoryError(str(error)) from None
+        checked = {key: value for key, value in about.items() if key != "sha256"}
+        lengths = [
+            {len(block["clients"]), len(block["weights"]), len(block.get("digests", block["clients"]))}
+            for block in about["blocks"]
+        ]
+        is_whole = about.get("sha256") in {None, digest_json(checked)}
+        if not is_whole or any(len(found) > 1 for found in lengths) or about["dtype"] not in DTYPES:
+            raise HistoryError(f"{path} is damaged; {WAY_OUT}")
         return about
 
-    def _read_tensor(
-        self, path: Path, name: str, shape: list[int], rows: Sequence[int] | None = None
-    ) -> Tensor:
-        """Return a tensor, or some rows of it; raise HistoryError if it does not have this shape."""
-        try:
-            with safe_open(path, framework="pt") as file:
-                stored = file.get_slice(name)
-                if list(stored.get_shape()) != shape:
-                    raise ValueError
-                return file.get_tensor(name) if rows is None else torch.cat([stored[i : i + 1] for i in rows])
-        except (SafetensorError, OSError, ValueError, IndexError) as error:
-            raise HistoryError(f"{path} is missing, cut short or damaged; {WAY_OUT}") from error
+
+def _read_tensor(path: Path, name: str, shape: list[int], rows: Sequence[int] | None = None) -> Tensor:
+    """Return a tensor, or some rows of it; raise HistoryError if it does not have this shape."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            stored = file.get_slice(name)
+            if list(stored.get_shape()) != shape:
+                raise ValueError
+            return file.get_tensor(name) if rows is None else torch.cat([stored[i : i + 1] for i in rows])
+    except (SafetensorError, OSError, ValueError, IndexError) as error:
+        raise HistoryError(f"{path} is missing, cut short or damaged; {WAY_OUT}") from error
+
+
+def _check_digests(path: Path, found: Sequence[Tensor] | Tensor, wanted: Sequence[str] | None) -> None:
+    """Raise HistoryError if stored values have changed. Histories of earlier versions have no digests."""
+    if wanted is not None and [_digest(value) for value in found] != wanted:
+        raise HistoryError(f"{path} is damaged: its values are not those that were stored; {WAY_OUT}")
+
+
+def _digest(value: Tensor) -> str:
+    return blake2b(value.contiguous().view(torch.uint8).numpy().data, digest_size=16).hexdigest()
 
 
 def _block(number: int) -> str:
@@ -254,7 +332,7 @@ class RecordingEngine:
     def train(self, work: Work, clients: Sequence[ClientId], round: int) -> Iterator[Updates]:
         """Yield the engine's answers after writing them. The marker is written only after the last one."""
         self.history.begin(round, work.params)
-        blocks: list[Mapping[str, Any]] = []
+        blocks: list[Block] = []
         stream = self.engine.train(work, clients, round)
         try:
             for number, block in enumerate(stream):

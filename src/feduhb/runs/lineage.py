@@ -1,8 +1,9 @@
 """Lineage: which run came from which, which histories an erasure must delete, and which run superseded another.
 
-``earlier.json`` in a run folder names the runs that the run came from, whose histories an erasure must delete too.
-``later.json`` names the runs that `feduhb.unlearn` made from it, so that a later request does not bring a forgotten
-client back. Flower's strategies write ``earlier.json`` only; there an operator names the training by ``trained=``.
+``lineage.json`` in a run folder names the runs that the run came from, whose histories an erasure must delete too, and
+the runs that were made from it, so that a later request does not bring a forgotten client back. It has a checksum, and
+``result.json`` repeats the digests of the runs that the run came from, so a file that is missing or changed is noticed.
+Earlier versions wrote ``earlier.json`` and ``later.json`` instead. ``erased.json`` records what erasures deleted.
 """
 
 from __future__ import annotations
@@ -10,23 +11,38 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from pathlib import Path
+from typing import Any, Required, TypeVar
+
+from typing_extensions import TypedDict
 
 from feduhb.core.types import ClientId
 from feduhb.data.request import Request
-from feduhb.errors import FeduhbError, RunFolderError
-from feduhb.runs.folder import HISTORY, RunFolder, update_atomically, write_atomically
+from feduhb.errors import RequestError, RunFolderError, StorageError
+from feduhb.runs.files import (
+    digest_json,
+    disk_errors,
+    lock_folder,
+    read_json,
+    remove,
+    write_atomically,
+)
+from feduhb.runs.folder import HISTORY, RunFolder, now
 from feduhb.runs.history import DiskHistory
 
-EARLIER, LATER = "earlier.json", "later.json"
+LINEAGE, ERASED = "lineage.json", "erased.json"
+EARLIER, LATER = "earlier.json", "later.json"  # written by earlier versions
+RESTORE = (
+    "restore it from a backup: without it an erasure misses histories, and forgotten clients may come back"
+)
 SHARED_SEED = (
     "the difference of their first sums is the update of the forgotten clients; leave seed out, so that every run "
     "draws its own"
 )
+T = TypeVar("T")
 PATIENCE = 10.0  # seconds to wait for another process that uses a run folder
 
 
@@ -57,28 +73,115 @@ class Ancestor:
         found = RunFolder(self.path).tombstone()
         return found is not None and found["finished"] is not None and found["config_sha256"] == self.digest
 
+    def read_forgot(self) -> str | None:
+        """Return what the run itself, or its tombstone, says that it had forgotten; None if neither is there."""
+        files = RunFolder(self.path)
+        if self.is_there:
+            return str(read_forgotten(files) or "")
+        found = files.tombstone()
+        return found["forgot"] if found is not None and found["config_sha256"] == self.digest else None
+
+
+class Entry(TypedDict, total=False):
+    """An ancestor in lineage.json. Its path is relative to the folder, so that all folders can be moved together."""
+
+    run: Required[str]
+    config: Required[str]
+    forgot: str
+
+
+class Lineage(TypedDict, total=False):
+    """The content of lineage.json."""
+
+    earlier: Required[list[Entry]]  # the runs that this run came from, nearest first
+    later: Required[list[str]]  # the folders of the runs that superseded it
+    sha256: str  # of the rest
+
+
+def read_lineage(folder: Path) -> Lineage:
+    """Return the lineage of a run; raise RunFolderError if it is damaged, or if a run that has one lost it."""
+    path = folder / LINEAGE
+    try:
+        found = read_json(path, Lineage, RESTORE)
+    except (FileNotFoundError, NotADirectoryError):
+        if "came_from" in _read_result(folder):
+            raise RunFolderError(f"{path} is missing; {RESTORE}") from None
+        earlier = _read_old(folder / EARLIER, list[Entry])
+        return {"earlier": earlier, "later": _read_old(folder / LATER, list[str])}
+    if found.get("sha256") != _digest(found):
+        raise RunFolderError(f"{path} is damaged; {RESTORE} (its checksum is another)")
+    if (
+        _read_result(folder).get("came_from", digests := [one["config"] for one in found["earlier"]])
+        != digests
+    ):
+        raise RunFolderError(f"{path} names other runs than result.json; {RESTORE}")
+    return found
+
+
+def _read_old(path: Path, kind: type[list[T]]) -> list[T]:
+    try:
+        return read_json(path, kind, RESTORE)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _read_result(folder: Path) -> Mapping[str, Any]:
+    files = RunFolder(folder)
+    return files.result() if files.is_finished() else {}
+
+
+def _digest(found: Lineage) -> str:
+    return digest_json({"earlier": found["earlier"], "later": found["later"]})
+
+
+def write_lineage(folder: Path, earlier: list[Entry], later: list[str]) -> None:
+    """Write a lineage; delete the files of earlier versions, which it replaces."""
+    found: Lineage = {"earlier": earlier, "later": later}
+    whole = {**found, "sha256": _digest(found)}
+    write_atomically(folder / LINEAGE, (json.dumps(whole, indent=1) + "\n").encode())
+    for old in (EARLIER, LATER):
+        remove(folder / old)
+
 
 def read_ancestors(folder: Path) -> tuple[Ancestor, ...]:
     """Return the runs that a run came from, nearest first."""
-    path = folder / EARLIER
-    if not path.exists():
-        return ()
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        texts = [(str(one["run"]), str(one["config"]), str(one.get("forgot", ""))) for one in found]
-        return tuple(Ancestor((folder / path).resolve(), digest, forgot) for path, digest, forgot in texts)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        raise RunFolderError(
-            f"{path} is damaged; restore it from a backup: an erasure needs it to find histories"
-        ) from None
+    found = read_lineage(folder)["earlier"]
+    return tuple(
+        Ancestor((folder / one["run"]).resolve(), one["config"], one.get("forgot", "")) for one in found
+    )
 
 
 def write_ancestors(folder: Path, ancestors: Sequence[Ancestor]) -> None:
-    """Write which runs a run came from. The paths are relative, so that all folders can be moved together."""
-    found = [{"run": relate(a.path, folder), "config": a.digest, "forgot": a.forgot} for a in ancestors]
-    path, text = folder / EARLIER, json.dumps(found, indent=2) + "\n"
-    if found and not (path.exists() and path.read_text(encoding="utf-8") == text):
-        write_atomically(path, text.encode())
+    """Write which runs a run came from."""
+    earlier: list[Entry] = [
+        {"run": relate(a.path, folder), "config": a.digest, "forgot": a.forgot} for a in ancestors
+    ]
+    with _lock(folder):
+        found = read_lineage(folder)
+        if not (folder / LINEAGE).exists() or found["earlier"] != earlier:
+            write_lineage(folder, earlier, found["later"])
+
+
+def check_chain(folder: Path, ancestors: Sequence[Ancestor], total: Request | None) -> None:
+    """Raise RunFolderError if the runs that a run came from cannot have come before it.
+
+    A run has forgotten everything that the runs before it had forgotten. What a run had forgotten is in its config.toml,
+    or in its tombstone if it was retired.
+    """
+    later, name = total, folder
+    for one in ancestors:
+        before = Request.parse(one.forgot) if one.forgot else None
+        if before is not None and before.subtract(later) is not None:
+            raise RunFolderError(
+                f"the lineage of {folder} is not that of this run: it names {one.path}, which has forgotten {before}, "
+                f"but {name} after it has forgotten {later or 'nothing'}; {RESTORE}"
+            )
+        if (recorded := one.read_forgot()) is not None and recorded != one.forgot:
+            raise RunFolderError(
+                f"the lineage of {folder} says that {one.path} had forgotten {one.forgot or 'nothing'}, "
+                f"but that run records {recorded or 'nothing'}; {RESTORE}"
+            )
+        later, name = before, one.path
 
 
 def explain_shared_seed(seed: int, folders: Iterable[Path]) -> str | None:
@@ -101,23 +204,81 @@ def read_forgotten(folder: RunFolder) -> Request | None:
 
 
 @dataclass(frozen=True, slots=True)
+class Erased:
+    """What an erasure deleted of a history, as erased.json records it in the folder of the history's run."""
+
+    history: str  # its folder
+    first_round: int  # counted from 0
+    last_round: int
+    bytes: int
+    run: str | None  # the folder of the run for which it was deleted, relative to that of the history's run
+    begun: str
+    finished: str | None = None  # None: it was interrupted
+
+    def __str__(self) -> str:
+        return (
+            f"erased {self.bytes} bytes of history in {self.history}: rounds {self.first_round} to {self.last_round}; "
+            f"{Path(self.history).with_name(ERASED)} records it"
+        )
+
+
+def read_erased(folder: Path) -> list[Erased]:
+    """Return what erasures deleted of the history of a run."""
+    try:
+        return read_json(folder / ERASED, list[Erased], "delete it: it is a record for people to read")
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _is_left(history: DiskHistory, leavers: Sequence[ClientId]) -> bool:
+    """Whether a history holds the leavers, or an interrupted erasure was not recorded as finished."""
+    begun = read_erased(history.folder.parent)
+    return bool(history.rounds_to_forget(leavers)) or any(one.finished is None for one in begun)
+
+
+def _erase(history: DiskHistory, leavers: Sequence[ClientId], by: Path | None) -> Erased:
+    """Delete a history from the leavers' first round on. Record it before and after, so that a crash loses no record."""
+    folder, rounds = history.folder.parent, history.rounds_to_forget(leavers)
+    records = read_erased(folder)
+    done, begun = ([one for one in records if (one.finished is None) == is_open] for is_open in (False, True))
+    new = begun[0] if begun else Erased(
+        str(history.folder), rounds[0], rounds[-1], history.measure(rounds), by and relate(by.resolve(), folder), now()
+    )  # fmt: skip
+    _record(folder, [*done, new])
+    history.forget(leavers)
+    new = replace(new, finished=now())
+    _record(folder, [*done, new])
+    return new
+
+
+def _record(folder: Path, erased: Sequence[Erased]) -> None:
+    text = json.dumps([asdict(one) for one in erased], indent=1)
+    write_atomically(folder / ERASED, f"{text}\n".encode())
+
+
+@dataclass(frozen=True, slots=True)
 class Erasure:
     """The histories that a request must delete, each with its leavers, and the runs that could not be found."""
 
     histories: tuple[tuple[DiskHistory, tuple[ClientId, ...]], ...] = ()
     missing: tuple[Ancestor, ...] = ()
 
-    def delete(self) -> dict[Path, int]:
-        """Delete each history from its leavers' first round on; return the bytes freed, by the history's folder.
+    def delete(self, by: Path | None = None) -> list[Erased]:
+        """Delete each history from its leavers' first round on; return and record what was deleted.
 
-        Raise RunFolderError, and delete nothing, if another process is writing one of these runs: it would continue to
-        store updates of the leavers.
+        Raise an error, and delete nothing, if another process is writing one of these runs, which would continue to store
+        updates of the leavers, or if a part of a history is a link.
+
+        Args:
+            by: the folder of the run that serves the request.
         """
-        chosen = [(history, who) for history, who in self.histories if history.rounds_to_forget(who)]
+        chosen = [(history, who) for history, who in self.histories if _is_left(history, who)]
         with contextlib.ExitStack() as claims:
             for folder in sorted({history.folder.parent.resolve() for history, _ in chosen}):
                 claims.enter_context(RunFolder(folder).claim(advice="stop it", patience=PATIENCE))
-            return {history.folder: history.forget(leavers) for history, leavers in chosen}
+            for history, _ in chosen:
+                history.check_links()
+            return [_erase(history, leavers, by) for history, leavers in chosen]
 
     def warnings(self) -> list[str]:
         """Return a sentence for each run that could not be found, or that was not completely retired."""
@@ -159,24 +320,61 @@ def find_histories(
     return Erasure(tuple(found), tuple(a for a in ancestors if not a.is_there and not a.is_retired))
 
 
-def note_successor(folders: Sequence[Path], later: Path) -> None:
-    """Write into the folders of a run and its ancestors that a later run supersedes them, where they can be written."""
+@contextlib.contextmanager
+def supersede(
+    folders: Sequence[Path], later: Path, total: Request | None, warn: Callable[[str], object]
+) -> Generator[None]:
+    """Hold the lineage of older runs during the block, then record there that a later run supersedes them.
 
-    def add_name(content: bytes, name: str) -> bytes:
-        return (json.dumps([*dict.fromkeys([*_read_names(content), name])], indent=1) + "\n").encode()
+    Of two requests that are served at the same moment, the second one waits here and then finds the first. Raise
+    RequestError if the later run would bring back what a run that superseded an older one has forgotten.
 
-    for folder in folders:
-        with contextlib.suppress(FeduhbError):
-            update_atomically(folder / LATER, partial(add_name, name=relate(later.resolve(), folder)))
+    Args:
+        total: everything that the later run forgets; None does not check it.
+    """
+    held: list[Path] = []
+    with contextlib.ExitStack() as locks:
+        for folder in sorted({folder.resolve() for folder in folders}):
+            try:
+                locks.enter_context(_lock(folder))
+            except StorageError as error:
+                warn(
+                    f"{folder} could not be marked as superseded by {later} ({error}); nothing will warn you if a later request "
+                    f"names {folder} and so brings back what {later} forgets: keep a note of that"
+                )
+                continue
+            others = [one for one in _find_successors(folder) if one[0].resolve() != later.resolve()]
+            if total is not None and (revival := _explain(folder, others, total)):
+                raise RequestError(revival)
+            held.append(folder)
+        yield
+        for folder in held:
+            found, name = read_lineage(folder), relate(later.resolve(), folder)
+            if name not in found["later"]:
+                write_lineage(folder, found["earlier"], [*found["later"], name])
+
+
+@contextlib.contextmanager
+def _lock(folder: Path) -> Generator[None]:
+    """Hold the lineage of a run; raise StorageError if it cannot be written."""
+    with contextlib.ExitStack() as locks:
+        with disk_errors(folder / LINEAGE):
+            locks.enter_context(lock_folder(folder, ".lineage.lock"))
+        yield
 
 
 def explain_revival(folder: Path | None, forgot: Request | None, asked: Request) -> str | None:
-    """Return a warning if a request to a run would bring back data that a later run has forgotten; else None."""
+    """Return why a request to a run would bring back data that a later run has forgotten; None if it would not."""
     total = asked if forgot is None else forgot.merge(asked)
-    for later, gone in _find_successors(folder):
+    return None if folder is None else _explain(folder, _find_successors(folder), total)
+
+
+def _explain(folder: Path, successors: Iterable[tuple[Path, Request]], total: Request) -> str | None:
+    for later, gone in successors:
         if (back := gone.subtract(total)) is not None:
+            here = shorten(folder)
             return (
-                f"{later} came from {folder} and has forgotten {gone}; another request to {folder} would bring {back} back: "
+                f"{later} came from {here} and has forgotten {gone}; another request to {here} would bring {back} back: "
                 f"unlearn {later} instead, or forget {total.merge(back)}. To compare methods, use feduhb compare; if {later} was a mistake, delete it"
             )
     return None
@@ -184,25 +382,20 @@ def explain_revival(folder: Path | None, forgot: Request | None, asked: Request)
 
 def read_successors(folder: Path) -> list[Path]:
     """Return the folders of the runs that superseded a run, whether they are still there or not."""
-    try:
-        names = _read_names((folder / LATER).read_bytes())
-    except OSError:
-        return []
-    return [(folder.resolve() / name).resolve() for name in names]
+    return [(folder.resolve() / name).resolve() for name in read_lineage(folder)["later"]]
 
 
-def _find_successors(folder: Path | None) -> Iterator[tuple[Path, Request]]:
-    """Yield the runs that superseded a run and are still there, with what each has forgotten."""
-    for later in map(shorten, read_successors(folder) if folder else ()):
-        with contextlib.suppress(FeduhbError, KeyError, TypeError):  # deleted, or not a run any more
-            yield later, Request.parse(RunFolder(later).config()["unlearn"]["forget"])
-
-
-def _read_names(content: bytes) -> list[str]:
-    try:
-        return [str(name) for name in json.loads(content)]
-    except (ValueError, TypeError):
-        return []
+def _find_successors(folder: Path) -> list[tuple[Path, Request]]:
+    """Return the runs that superseded a run and were not deleted, with what each has forgotten; retired runs come last."""
+    living: list[tuple[Path, str]] = []
+    retired: list[tuple[Path, str]] = []
+    for later in map(shorten, read_successors(folder)):
+        files = RunFolder(later)
+        if (tombstone := files.tombstone()) is not None:
+            retired.append((later, tombstone["forgot"]))
+        elif files.exists():
+            living.append((later, str(read_forgotten(files) or "")))
+    return [(later, Request.parse(text)) for later, text in (*living, *retired) if text]
 
 
 def relate(path: Path, folder: Path) -> str:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from feduhb.core.types import ClientId, Engine, Method
+from feduhb.data.request import Request
 from feduhb.runs.folder import Round, RunFolder
 from feduhb.runs.history import DiskHistory
 from feduhb.runs.lineage import Ancestor, Erasure
@@ -62,6 +63,9 @@ class Plan:
     resume: bool = False
     history_to_write: DiskHistory | None = None
     checkpoint_every: float = 0.0  # the least number of seconds between two checkpoints
+    layout: tuple[
+        tuple[str, tuple[int, ...]], ...
+    ] = ()  # names and shapes of the parameters, in the order of `start`
     everyone: tuple[ClientId, ...] | None = None  # all clients; None: those that are asked in some round
     per_round: int | None = None  # clients sampled in each round; None: all
     advice: Advice = field(default_factory=Advice)
@@ -69,6 +73,7 @@ class Plan:
     # What it follows, and what must be erased for it
     ancestors: tuple[Ancestor, ...] = ()
     supersedes: tuple[Path, ...] = ()  # folders of the runs that this run replaces
+    forgets: Request | None = None  # must cover what runs that replace the same runs forgot; None: unchecked
     erasure: Erasure = field(default_factory=Erasure)
     reporter: Reporter = field(default_factory=Reporter)
 

@@ -14,7 +14,6 @@ import contextlib
 import hashlib
 import json
 import os
-import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from feduhb.data.request import Request
 from feduhb.errors import ConfigError, FeduhbError, RequestError, RunFolderError
 from feduhb.runs import lineage
+from feduhb.runs.files import disk_errors, remove, sync_folder, write_atomically
 from feduhb.runs.folder import (
     HISTORY,
     LEFT_OUT,
@@ -30,11 +30,9 @@ from feduhb.runs.folder import (
     REQUEST,
     WORK,
     RunFolder,
-    disk_errors,
+    Tombstone,
     now,
-    sync_folder,
     versions,
-    write_atomically,
 )
 from feduhb.runs.lineage import (
     digest_config,
@@ -63,7 +61,10 @@ DELETED = (
     NAMES, LEFT_OUT, REQUEST, "config.toml",
 )  # fmt: skip
 # Evidence and lineage, without weights and updates.
-KEPT = ("retired.json", "earlier.json", "later.json", "audit.json", "audit-*.json", ".lock", ".writing.lock")
+KEPT = (
+    "retired.json", lineage.LINEAGE, lineage.EARLIER, lineage.LATER, lineage.ERASED, "audit.json", "audit-*.json", ".lock",
+    ".writing.lock", ".lineage.lock",
+)  # fmt: skip
 PASSED = ("forgotten", "not caught")  # verdicts after which the old run is no longer needed
 
 
@@ -106,7 +107,7 @@ class Retirement:
         """Return the folders of audit work that are deleted although their runs stay."""
         return [place for place in self.along if place.name == WORK]
 
-    def carry_out(self) -> list[dict[str, Any]]:
+    def carry_out(self) -> list[Tombstone]:
         """Delete the run, and before it what it takes along; return the tombstones of the runs.
 
         Raise RunFolderError, and delete nothing, if another process is writing one of these runs.
@@ -138,7 +139,7 @@ class Retirement:
                 "move it back, or delete the other runs yourself"
             )
 
-    def _delete(self, old: RunFolder, work: Sequence[Path]) -> dict[str, Any]:
+    def _delete(self, old: RunFolder, work: Sequence[Path]) -> Tombstone:
         """Delete one run, and audit work elsewhere; return the tombstone. Finish what an interrupted call began."""
         found = old.tombstone()
         if found is not None and found["finished"] is not None and not work:
@@ -156,10 +157,7 @@ class Retirement:
         _write(old, tombstone)
         with disk_errors(old.path):
             for path in (*work, *own):
-                if path.is_dir() and not path.is_symlink():
-                    shutil.rmtree(path)  # unlinks links, and does not follow them
-                else:
-                    path.unlink(missing_ok=True)
+                remove(path)
             for folder in (*(path.parent for path in work), old.path):
                 sync_folder(folder)
         if tombstone["finished"] is None:
@@ -169,7 +167,7 @@ class Retirement:
             _write(old, tombstone)
         return tombstone
 
-    def _begin(self, old: RunFolder) -> dict[str, Any]:
+    def _begin(self, old: RunFolder) -> Tombstone:
         """Return the tombstone of a run of which nothing has been deleted yet."""
         config, new, forgot = old.config(), RunFolder(self.replaced_by), read_forgotten(old)
         return {
@@ -207,7 +205,7 @@ def retire(
     unaudited: str | None = None,
     siblings: bool = False,
     also: Iterable[str | Path] = (),
-) -> list[dict[str, Any]]:
+) -> list[Tombstone]:
     """Delete a run that another run has replaced, and return its tombstone, the content of retired.json.
 
     Weights, checkpoints, history, audit work, records and settings are deleted. Audits, the lineage and files that
@@ -256,7 +254,7 @@ def plan_retirement(
     )
 
 
-def _read_plan(old: RunFolder, tombstone: Mapping[str, Any]) -> Retirement:
+def _read_plan(old: RunFolder, tombstone: Tombstone) -> Retirement:
     """Return the retirement that a tombstone records, with the siblings that are still there."""
     new, leavers = _find_living(old.path), Request.parse(tombstone["leavers"])
     digests = tombstone.get("siblings_sha256", {})  # tombstones of earlier versions have none
@@ -307,7 +305,7 @@ def _locate(run: Run | str | Path) -> Path:
 def _choose(old: RunFolder, unaudited: str | None) -> RunFolder:
     """Return the run that replaces a run: of those that the lineage names, the one that has forgotten most.
 
-    Flower's strategies do not write later.json. Without one, runs beside the old run that came from it are taken.
+    Flower's strategies of earlier versions did not record it. Without a record, runs beside the old run that came from it are taken.
     """
     digest = digest_config(old.path)
     around = find_runs([old.path.parent], depth=1, unread=set())  # the plan names the unread ones
@@ -435,5 +433,5 @@ def _digest_file(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _write(old: RunFolder, tombstone: Mapping[str, Any]) -> None:
+def _write(old: RunFolder, tombstone: Tombstone) -> None:
     write_atomically(old.tombstone_path, (json.dumps(tombstone, indent=1) + "\n").encode())

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
+from typing_extensions import TypedDict
 
 from feduhb.core.aggregate import parse_rule
 from feduhb.core.flat import flatten, with_params
@@ -20,13 +21,22 @@ from feduhb.errors import ConfigError, RunFolderError
 from feduhb.methods import check_method, list_settings, make_method
 from feduhb.methods.retrain import Plain
 from feduhb.runs.checkpoint import load_params, load_state
-from feduhb.runs.config import Config, TrainSettings, parse_config
+from feduhb.runs.config import Config, TrainSettings, parse_config, validate
 from feduhb.runs.folder import HISTORY, Round, RunFolder, explain_end
 from feduhb.runs.history import DiskHistory
-from feduhb.runs.lineage import Ancestor, read_ancestors
+from feduhb.runs.lineage import Ancestor, Erased, check_chain, read_ancestors
 from feduhb.stopping import DynamicStop, StopRule, never
 
 CLIENT_ENGINE = "loop"  # the engine of Flower's clients, each of which trains alone
+
+
+class FlowerTable(TypedDict, total=False):
+    """[flower] in config.toml: what a Flower strategy records of a run."""
+
+    start: str  # SHA-256 of the fresh model
+    forget: str  # what a training left out because of earlier requests
+    settings: dict[str, Any]  # of the method of a training
+    train_config: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +56,7 @@ class Run:
     block: int | None = None  # clients trained at once, if bits depend on it
     scheduled: int  # the largest number of rounds
     stop: StopRule = never
+    erased: tuple[Erased, ...] = ()  # what was deleted of histories when this run was made
 
     @property
     def params(self) -> Tensor:
@@ -108,33 +119,40 @@ def open_run(
     """
     files = RunFolder(Path(folder))
     values = files.config()
-    strategy: dict[str, Any] = values.pop("flower", {})  # of a run of a Flower strategy
+    strategy = validate(FlowerTable, values.pop("flower", {}), f"{files.config_path} [flower]")
     config = parse_config(values, str(files.config_path))
-    files.result()
+    result, rounds = files.result(), files.rounds()
+    forgot = Request.parse(config.unlearn.forget) if config.unlearn else None
     ancestors = read_ancestors(files.path)
+    check_chain(files.path, ancestors, forgot)
     given = (federation or _load_federation(files, config, data)).reseed(config.seed)
     if strategy:
         given = _without_earlier(given, strategy.get("forget"))
     original, remaining = _split_federation(given, config, ancestors)
     if strategy:
-        _check_clients(files, remaining)
+        _check_clients(files, rounds, remaining)
     else:
         _check_fingerprints(files, remaining, config)
     chosen = _find_method(files, config, strategy) if method is None else check_method(method)
     if chosen.needs_history:
-        params, done = load_params(files.state_path), len(files.rounds())
+        params = load_params(files.state_path)
     else:  # earlier versions kept the whole state
         fresh = flatten(remaining.fresh_model())
-        state, done = load_state(files.state_path, Plain(fresh), chosen.init(fresh))
-        params = state.params
+        params = load_state(files.state_path, Plain(fresh), chosen.init(fresh))[0].params
+    files.check_weights()
+    if len(rounds) != result["rounds"]:
+        raise RunFolderError(
+            f"{files.rounds_path} holds {len(rounds)} rounds, but result.json counts {result['rounds']}; "
+            f"restore a backup, or delete {files.path} and run again"
+        )
     return Run(
         federation=remaining,
         original=original,
         settings=_read_training(config, ancestors) if strategy else config.train,
         method=chosen,
         state=Plain(params),
-        rounds=tuple(files.rounds()[:done]),
-        forgot=Request.parse(config.unlearn.forget) if config.unlearn else None,
+        rounds=tuple(rounds),
+        forgot=forgot,
         earlier=ancestors,
         folder=files.path,
         engine=CLIENT_ENGINE if strategy else config.train.engine,
@@ -158,9 +176,9 @@ def _check_fingerprints(files: RunFolder, remaining: Federation, config: Config)
         raise RunFolderError(f"{files.path} was made with other data of client {other[0]}; give that data")
 
 
-def _check_clients(files: RunFolder, remaining: Federation) -> None:
+def _check_clients(files: RunFolder, rounds: Sequence[Round], remaining: Federation) -> None:
     """Raise RunFolderError if a client that a Flower strategy asked is missing. The server knows no fingerprints."""
-    asked = {client for record in files.rounds() for client in record.asked}
+    asked = {client for record in rounds for client in record.asked}
     if missing := sorted(asked - {*remaining.clients}):
         raise RunFolderError(
             f"client {missing[0]} took part in {files.path}, but the federation does not have it; give its data by this id"
@@ -187,12 +205,12 @@ def _without_earlier(given: Federation, forget: str | None) -> Federation:
     return given if rest is None else given.without(rest)
 
 
-def _find_method(files: RunFolder, config: Config, strategy: Mapping[str, Any]) -> Method[Any]:
+def _find_method(files: RunFolder, config: Config, strategy: FlowerTable) -> Method[Any]:
     """Return the recorded method; a training by a Flower strategy has its settings in the strategy's table."""
-    if config.unlearn is None and "settings" not in strategy:
+    written = config.unlearn.settings if config.unlearn else strategy.get("settings")
+    if written is None:
         return adapt_method("retrain", config.train)
     name = config.unlearn.method if config.unlearn else "retrain"
-    written = config.unlearn.settings if config.unlearn else strategy["settings"]
     settings: dict[str, Any] = dict(written)
     try:
         if "aggregate" in settings:
