@@ -29,6 +29,14 @@ from hardening.scenes import Command, Outcome, Scene, list_files, observe, read_
 from hardening.tally import Finding
 
 NESTED = 100_000  # brackets
+ALONE = {
+    "open_run",
+    "verify",
+    "status",
+    "report",
+    "flower",
+    "train",
+}  # commands that read only what they name
 TABLES = {".toml"}
 TREES = {".json", ".jsonl"}
 TENSORS = {".safetensors"}
@@ -59,7 +67,7 @@ def list_damages(scene: Scene, seed: int, flips: int, keys: int) -> list[Damage]
         keys: the number of single values that are changed, for each file of JSON or TOML.
     """
     found: list[Damage] = []
-    for path in filter(partial(is_chosen, scene.folder), list_files(scene.folder)):
+    for path in filter(partial(is_chosen, scene), list_files(scene.folder)):
         draw = random.Random(f"{seed} {scene.name} {path}")
         whole = scene.folder / path
         own = list_of_folder() if whole.is_dir() else list_of_file(whole, draw, flips, keys)
@@ -67,16 +75,15 @@ def list_damages(scene: Scene, seed: int, flips: int, keys: int) -> list[Damage]
     return found
 
 
-def is_chosen(folder: Path, path: Path) -> bool:
+def is_chosen(scene: Scene, path: Path) -> bool:
     """Whether a path is damaged: of the rounds of a history the first and the last, of blocks and of an audit's runs the first."""
-    if "history" in path.parts and len(path.parts) > (at := path.parts.index("history") + 1):
-        rounds = sorted(one.name for one in Path(folder, *path.parts[:at]).iterdir() if one.is_dir())
-        if rounds and path.parts[at].isdigit() and path.parts[at] not in (rounds[0], rounds[-1]):
-            return False
-    if "audit-work" in path.parts and len(path.parts) > (at := path.parts.index("audit-work") + 1):
-        runs = sorted(one.name for one in Path(folder, *path.parts[:at]).iterdir() if one.is_dir())
-        if path.parts[at] in runs[1:]:
-            return False
+    if {*scene.skip} & {*path.parts} or not str(path).startswith(scene.only):
+        return False
+    for name, chosen in (("history", (0, -1)), ("audit-work", (0, 0))):
+        if name in path.parts and len(path.parts) > (at := path.parts.index(name) + 1):
+            inner = sorted(one.name for one in Path(scene.folder, *path.parts[:at]).iterdir() if one.is_dir())
+            if path.parts[at] in {*inner} - {inner[number] for number in chosen if inner}:
+                return False
     return not path.name.startswith("block-") or path.name.startswith("block-00000")
 
 
@@ -314,7 +321,11 @@ def reshape_tensors(content: bytes) -> Iterator[tuple[str, bytes]]:
 
 
 def refers_to(command: Command, damage: Damage) -> bool:
-    """Whether a command is worth trying on a damage: slow ones do not read the tensors of every round."""
+    """Whether a command is worth trying on a damage: some read no other run than those they name, slow ones no tensors of rounds."""
+    top = damage.path.parts[0]
+    named = {Path(word).parts[0] for word in command.arguments[1:] if word not in {"", "."}}
+    if command.arguments[0] in ALONE and "." not in command.arguments and top not in named:
+        return False
     in_round = "history" in damage.path.parts and damage.path.parts[-2:-1] != ("history",)
     return not (command.is_slow and in_round)
 

@@ -41,7 +41,7 @@ for module in (
 ):
     import_module(module)  # commands import these late, in every child again
 
-LIMIT = 120.0  # seconds after which a command that takes one or two counts as hung
+LIMIT = 60.0  # seconds after which a command that takes one or two counts as hung
 How = Literal["kill", "torn", "EACCES", "ENOSPC"]
 FOLDERS = {"os.remove": 1, "os.rmdir": 1, "os.mkdir": 2, "os.rename": 2, "os.link": 2, "os.symlink": 2}
 TOUCHING = {*FOLDERS, "os.truncate", "os.chmod", "shutil.rmtree"}  # FOLDERS: where an event has its dir_fd

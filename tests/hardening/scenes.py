@@ -51,7 +51,18 @@ def unlearn(method: str, out: str = "", run: str = "first", forget: str = LEAVER
     return (*words, "--rounds", "3", "--out", out or f"{run}-{method}")
 
 
-COMPARE = ("compare", "first", "--forget", LEAVER, "--rounds", "2", "--out", "compared")
+COMPARE = (
+    "compare",
+    "first",
+    "--forget",
+    LEAVER,
+    "--methods",
+    ",".join(METHODS),
+    "--rounds",
+    "2",
+    "--out",
+    "compared",
+)
 
 
 @dataclass(frozen=True)
@@ -73,11 +84,18 @@ class Command:
 
 @dataclass(frozen=True)
 class Scene:
-    """Folders of runs, and the commands to try on them."""
+    """Folders of runs, and the commands to try on them.
+
+    Args:
+        only: the paths to damage, with everything in them; the other scenes have the rest too.
+        skip: the names of folders in them that are left alone.
+    """
 
     name: str
     folder: Path
     commands: tuple[Command, ...]
+    only: tuple[str, ...] = ("",)
+    skip: tuple[str, ...] = ()
 
     def copy(self, place: Path) -> Path:
         """Copy the folders to a new place."""
@@ -161,7 +179,15 @@ def build(watch: Watch, place: Path, names: Iterable[str] = ()) -> dict[str, Sce
         stage.make("replay", "trained")
         stage.kill("replay", unlearn("federaser"), lambda events: find_event(events, "rounds.jsonl", nth=-1))
         stage.kill("replay", COMPARE, lambda events: find_event(events, "result.json", nth=-1))
-        scenes.append(Scene("replay", stage.place / "replay", _list_replay(stage)))
+        scenes.append(
+            Scene(
+                "replay",
+                stage.place / "replay",
+                _list_replay(stage),
+                ("first", "compared"),
+                ("feduhb", "retrain"),
+            )
+        )
     if "prepared" in wanted:
         stage.make("prepared", "trained")
         stage.kill(
@@ -169,14 +195,16 @@ def build(watch: Watch, place: Path, names: Iterable[str] = ()) -> dict[str, Sce
             unlearn("federaser"),
             lambda events: find_event(events, "os.rename", "result.json", nth=-1),
         )
-        scenes.append(Scene("prepared", stage.place / "prepared", _list_prepared(stage)))
+        scenes.append(Scene("prepared", stage.place / "prepared", _list_prepared(stage), skip=("history",)))
     if "working" in wanted:
         stage.make("working", "unlearned")
         stage.kill("working", AUDIT, find_audit_done)
-        scenes.append(Scene("working", stage.place / "working", _list_working(stage)))
+        scenes.append(
+            Scene("working", stage.place / "working", _list_working(stage), ("first-feduhb/audit-work",))
+        )
     if "retired" in wanted:
         stage.make("retired", "audited", ("retire", "first"))
-        scenes.append(Scene("retired", stage.place / "retired", _list_retired(stage)))
+        scenes.append(Scene("retired", stage.place / "retired", _list_retired(stage), skip=("history",)))
     if "flower" in wanted:
         trained, cut, replayed = FLOWER
         folder = stage.make(

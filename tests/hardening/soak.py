@@ -76,7 +76,7 @@ class Soak:
                 references, scene, one, command, LIMIT
             )
             for scene in known
-            for one in damage.list_damages(scene, self.seed, flips=3, keys=8)
+            for one in damage.list_damages(scene, self.seed, flips=2, keys=6)
             for command in scene.commands
             if damage.refers_to(command, one)
         ]
