@@ -20,7 +20,7 @@ from hardening.running import LIMIT, Watch, make_scratch
 from hardening.scenes import CONFIG, FEDERATION, LEAVER, SECOND, Stage
 from hardening.tally import Finding
 
-ALARM = 3.0  # seconds after which a job that is only large is interrupted
+ALARM = 1.0  # seconds after which a job that is only large is interrupted
 MEMORY = 4 << 30  # bytes
 CODES = (0, 2, 130)
 LEFT_OUT = {"theorem", "reproduce"}  # commands of another package

@@ -22,7 +22,8 @@ def list_plants(references: References, scene: Scene, command: Command) -> list[
         Damage(path, f"{name} before it is written", do)
         for path in list_written(references, scene, command)
         for name, do in PLANTS.items()
-        if not (scene.folder / path).is_dir() or "link" in name
+        if str(path) not in command.arguments  # a person who names a link means it
+        and (not (scene.folder / path).is_dir() or "link" in name)
     ]
 
 
