@@ -21,7 +21,6 @@ from hardening.running import LIMIT, How, Watch, make_scratch
 from hardening.scenes import AUDIT, COMPARE, LEAVER, TRAIN, Stage, read_audit, read_weights, unlearn
 from hardening.tally import Finding
 
-HOWS: tuple[How, ...] = ("kill", "torn", "EACCES", "ENOSPC")
 DELETIONS = ("shutil.rmtree", "os.remove", "os.rmdir", "os.rename")
 
 
@@ -137,14 +136,20 @@ def find_remains(scenario: Scenario, place: Path) -> list[str]:
     return said
 
 
+def list_hows(event: str) -> list[How]:
+    """Return the ways to stop at an event: only a sync of a file can be torn, writes find the disk full, the rest is forbidden."""
+    is_write = event.startswith(("open", "fsync"))
+    is_file = event.startswith("fsync") and "." in event
+    return ["kill", "ENOSPC" if is_write else "EACCES", *(["torn"] if is_file else [])]
+
+
 def list_stops(scenarios: Sequence[Scenario]) -> list[Stop]:
-    """Return every event in every way; only a sync can be torn."""
+    """Return every event in every way."""
     return [
         Stop(scenario, number, how)
         for scenario in scenarios
         for number, event in enumerate(scenario.events, 1)
-        for how in HOWS
-        if how != "torn" or (event.startswith("fsync") and "." in event)
+        for how in list_hows(event)
     ]
 
 
@@ -154,8 +159,8 @@ def choose_stops(scenario: Scenario, count: int, seed: int = 0) -> list[Stop]:
     numbers = range(1, len(scenario.events) + 1)
     deleting = [n for n in numbers if scenario.events[n - 1].startswith(DELETIONS)] or numbers
     chosen = [draw.choice(deleting if turn % 2 == 0 else numbers) for turn in range(count)]
-    hows: tuple[How, ...] = ("kill", "kill", "EACCES", "ENOSPC")
-    return [Stop(scenario, number, hows[turn % 4]) for turn, number in enumerate(chosen)]
+    ways = [list_hows(scenario.events[number - 1]) for number in chosen]
+    return [Stop(scenario, number, ways[turn][turn // 2 % 2]) for turn, number in enumerate(chosen)]
 
 
 def try_stop(watch: Watch, stop: Stop, limit: float = LIMIT) -> list[Finding]:
