@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from quiet import blank_figures, commands, no_waiting_for_the_disk, one_thread
+from quiet import blank_figures, commands, no_waiting_for_the_disk, one_thread, own_state
 
-__all__ = ["blank_figures", "commands", "no_waiting_for_the_disk", "one_thread"]
+__all__ = ["blank_figures", "commands", "no_waiting_for_the_disk", "one_thread", "own_state"]
 
 
 PROCESSES = {"browser", "commands"}  # fixtures that start a process; a test that uses one counts as slow

@@ -22,6 +22,14 @@ def commands() -> Iterator[Commands]:
         yield server
 
 
+@pytest.fixture(scope="session", autouse=True)
+def own_state(tmp_path_factory):
+    """Audits work in a folder of the tests, and not in the user's."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FEDUHB_STATE", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
 @pytest.fixture(scope="module", autouse=True)
 def no_waiting_for_the_disk():
     """The kernel keeps what a killed process wrote, so fsync proves nothing here."""

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 
 from feduhb.core.aggregate import is_built_in_rule
-from feduhb.core.checks import check_whole
+from feduhb.core.checks import check_show, check_stop, check_whole
 from feduhb.core.flat import flatten
 from feduhb.core.seeds import draw_seed, sample_clients
 from feduhb.core.types import ClientId, Method, Updates
@@ -51,6 +51,7 @@ from feduhb.runs.plan import Advice, Plan, Reporter, Show
 from feduhb.runs.run import Run, adapt_method, open_run
 from feduhb.stopping import DynamicStop, Never, StopRule, never
 
+ROUNDS = 40  # of an unlearning, at most, if no number is given
 FEW = 1000  # with more clients than this, every aggregation rule has enough answers
 
 
@@ -97,6 +98,8 @@ def train(
         rounds=rounds, epochs=epochs, batch_size=batch_size, lr=lr, l2=l2, aggregate=aggregate,
         clients_per_round=clients_per_round, engine=name_engine(engine), keep_history=keep_history,
     )  # fmt: skip
+    if (unused := federation.explain_unused()) is not None:
+        print_notice(unused)
     return run_method(
         federation, adapt_method("retrain", settings), settings, rounds=rounds, engine=engine, block=block, out=out,
         resume=resume, checkpoint_every=checkpoint_every, show=show, label="train",
@@ -123,13 +126,14 @@ def unlearn(
     forget: Forget,
     *,
     method: str | Method[Any] = "feduhb",
-    rounds: int = 40,
+    rounds: int | None = None,
     stop: Literal["auto"] | StopRule = "auto",
     engine: str | EngineMaker | None = None,
     block: int | None = None,
     out: str | Path | None = None,
     keep_history: KeepHistory | None = None,
     erase_history: bool = True,
+    allow_revival: bool = False,
     resume: bool = False,
     checkpoint_every: float = 0.0,
     show: Show = "auto",
@@ -143,18 +147,26 @@ def unlearn(
         run: the run that is to forget. Exact methods do not use its weights.
         forget: client ids, {id: rows}, "class:3", or a `Request`.
         method: a name, for a method with the run's epochs and aggregation rule; or a method.
-        rounds: the largest number of rounds, unless the method has its own.
+        rounds: the largest number of rounds, unless the method has its own; None is 40, whatever the training used.
         stop: "auto" is the method's own rule: the dynamic rule for FedUHB, none for the others.
         engine: None takes the engine of the run.
         out: a folder for the new run.
         keep_history: None keeps a history if the run kept one, ``out`` is given, and the method does not replay one.
         erase_history: delete the histories of this run and of those that it came from, from the leavers' first round
             on: before the new run, or after it if the method replays them. False is for comparisons.
+        allow_revival: serve the request although a later run has forgotten more than ``run``, and the new run would learn
+            that again. False raises RequestError.
     """
     request = as_request(forget)
-    if erase_history and (revival := explain_revival(run.folder, run.forgot, request)):
-        print_notice(revival)
+    if run.forgot is not None and (again := {*request.clients} & {*run.forgot.clients}):
+        raise RequestError(f"this run has already forgotten {min(again)}; leave it out of the request")
     remaining = run.federation.without(request)
+    if erase_history and (revival := explain_revival(run.folder, run.forgot, request)):
+        if not allow_revival:
+            raise RequestError(
+                f"{revival}. To bring it back all the same: --allow-revival, in Python allow_revival=True"
+            )
+        print_notice(revival)
     total = request if run.forgot is None else run.forgot.merge(request)
     erasure = _plan_erasure(run, request, total) if erase_history else Erasure()
     chosen = adapt_method(method, run.settings) if isinstance(method, str) else check_method(method)
@@ -170,11 +182,13 @@ def unlearn(
     before = [run.folder, *(one.path for one in run.earlier if one.is_there)]
     return run_method(
         remaining, chosen, replace(run.settings, engine=name_engine(maker), keep_history=keep_history),
-        rounds=chosen.rounds or rounds, stop=chosen.default_stop() if stop == "auto" else stop,
+        rounds=chosen.rounds or (ROUNDS if rounds is None else rounds),
+        stop=chosen.default_stop() if stop == "auto" else stop,
         original=run.original, forgot=total, engine=maker, block=block, out=out, resume=resume,
         checkpoint_every=checkpoint_every, show=show, label=chosen.name,
         ancestors=((Ancestor.at(run.folder),) if run.folder else ()) + run.earlier, erasure=erasure,
-        supersedes=tuple(path for path in before if path is not None) if erase_history else (),
+        supersedes=tuple(path for path in before if path is not None) if erase_history else (), allow_revival=allow_revival,
+        notice=_explain_rounds(run) if rounds is None and not chosen.rounds else "",
     )  # fmt: skip
 
 
@@ -183,7 +197,7 @@ def compare(
     forget: Forget,
     methods: Iterable[str | Method[Any]] | None = None,
     *,
-    rounds: int = 40,
+    rounds: int | None = None,
     out: str | Path | None = None,
     resume: bool = False,
     show: Show = "auto",
@@ -192,6 +206,7 @@ def compare(
 
     Args:
         methods: names or methods; None takes all built-in methods that can serve the request.
+        rounds: as for `unlearn`.
         out: a folder in which each run gets a folder by its name; a second feduhb is feduhb-2.
     """
     request = as_request(forget)
@@ -244,7 +259,9 @@ def run_method(
     label: str = "",
     ancestors: tuple[Ancestor, ...] = (),
     supersedes: tuple[Path, ...] = (),
+    allow_revival: bool = False,
     erasure: Erasure | None = None,
+    notice: str = "",
 ) -> Run:
     """Run a method on a federation from a fresh model. `train`, `unlearn` and audits call this.
 
@@ -255,9 +272,12 @@ def run_method(
         forgot: everything that is forgotten, with earlier requests; None for a training.
         models: a folder for the model after every round; None keeps only the last one.
         scored: False does not score the model of every round, which saves time.
+        notice: a line to show before the first round.
     """
     check_method(method)  # a worker process has not checked it yet
     check_whole("rounds", rounds)
+    check_stop(stop)
+    check_show(show)
     before, folder = original or federation, RunFolder(Path(out)) if out else None
     if federation.draws_seeds and not method.needs_history:  # a replay keeps the seed of the training
         seed = folder.config()["seed"] if folder is not None and folder.exists() else draw_seed()
@@ -282,6 +302,7 @@ def run_method(
     )
     why = made.about.get("why")  # set if "auto" chose the engine
     fresh = federation.fresh_model()
+    notices = (notice, f"engine: {made.about['name']} ({why})\n" if why else "")
     plan = Plan(
         label=label,
         method=method,
@@ -301,11 +322,11 @@ def run_method(
         per_round=per_round,
         ancestors=ancestors,
         supersedes=supersedes,
-        forgets=forgot,
+        forgets=None if allow_revival else forgot,
         erasure=erasure or Erasure(),
         reporter=REPORTER,
         show=show,
-        notice=f"engine: {made.about['name']} ({why})\n" if show == "lines" and why else "",
+        notice="".join(notices) if show == "lines" else "",
         observe=None if models is None else partial(keep_models, folder=models),
     )
     done = execute(plan)
@@ -314,6 +335,12 @@ def run_method(
         forgot=forgot, earlier=ancestors, folder=None if folder is None else folder.path, engine=engine,
         block=block_of(made), scheduled=rounds, stop=stop, erased=done.erased,
     )  # fmt: skip
+
+
+def _explain_rounds(run: Run) -> str:
+    """Return a line if the default number of rounds is not that of the training; nothing if it is."""
+    had = run.settings.rounds
+    return "" if had == ROUNDS else f"at most {ROUNDS} rounds, the default; the training had {had}\n"
 
 
 def _describe(method: Method[Any], rounds: int, stop: StopRule, forgot: Request) -> UnlearnSettings:

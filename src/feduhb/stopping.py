@@ -7,11 +7,13 @@ of a rule can be tried on a recorded run without training again.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Protocol
 
 from feduhb.errors import ConfigError
+
+SLACK = 1e-6  # of a standard deviation from running moments; their error is about 1e-16 a round
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +114,36 @@ class DynamicStop:
         if len(moved) < max(self.min_rounds, self.window or 0):
             return None
         recent = series if self.window is None else series[-self.window :]
-        mean = math.fsum(recent) / len(recent)
-        return series[-1], math.hypot(*(m - mean for m in recent)) / math.sqrt(len(recent))
+        return series[-1], _measure_spread(recent)
+
+    def list_suspects(self, moved: Sequence[float]) -> Iterator[int]:
+        """Yield each number of rounds after which this rule may stop, in time linear in the rounds.
+
+        Without a window, the standard deviation comes from Welford's running moments. Its error is far below the
+        slack, so that no stop is missed; a suspect that is within the slack need not stop.
+        """
+        series = [0.0, *moved[:-1]] if self.as_printed else moved
+        first, floor = max(self.min_rounds, self.window or 0), self.floor / self._unit
+        mean = squares = 0.0
+        for n, now in enumerate(series, 1):
+            if self.window is None:
+                step = now - mean
+                mean += step / n
+                squares += step * (now - mean)
+                sigma = math.sqrt(squares / n)
+                sigma += SLACK * (sigma + abs(mean))
+            elif n >= first:
+                sigma = _measure_spread(series[n - self.window : n])
+            else:
+                continue
+            if n >= first and not now >= max(self.scale * sigma, floor):
+                yield n
+
+
+def _measure_spread(recent: Sequence[float]) -> float:
+    """Return the population standard deviation."""
+    mean = math.fsum(recent) / len(recent)
+    return math.dist(recent, [mean] * len(recent)) / math.sqrt(len(recent))
 
 
 dynamic_stop = DynamicStop  # the name in the public API
@@ -137,4 +167,5 @@ never = Never()
 
 def replay(rule: StopRule, moved: Sequence[float]) -> int | None:
     """Return the number of rounds after which ``rule`` would have ended a recorded run; None if it would not."""
-    return next((n for n in range(1, len(moved) + 1) if rule(moved[:n]) is not None), None)
+    every = rule.list_suspects(moved) if isinstance(rule, DynamicStop) else range(1, len(moved) + 1)
+    return next((n for n in every if rule(moved[:n]) is not None), None)

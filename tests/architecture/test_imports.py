@@ -16,7 +16,8 @@ METHOD_CLASSES = {"FedEraser", "FedRecover", "FedUHB", "Method", "Retrain"}
 
 DESIGN = SOURCE.parents[1] / "docs" / "design.md"
 OTHERS = {  # packages that are not ours
-    "runs.folder": {"filelock"},
+    "runs.files": {"filelock", "pydantic"},
+    "runs.folder": {"typing_extensions"},
     "audit.pooling": {"scipy"},
     "audit.result": {"pydantic"},
     "core": {"torch"},
@@ -24,7 +25,7 @@ OTHERS = {  # packages that are not ours
     "models": {"torch"},
     "data": {"torch", "numpy", "mlxtend", "sklearn", "filelock"},
     "engines": {"torch"},
-    "runs": {"torch", "safetensors", "rich", "pydantic", "tomli_w"},
+    "runs": {"torch", "safetensors", "rich", "pydantic", "tomli_w", "typing_extensions"},
     "api": {"torch"},
     "audit": {"cloudpickle", "torch", "numpy", "scipy", "sklearn", "threadpoolctl"},
     "flower": {"torch", "numpy", "safetensors", "tomli_w", "flwr", "cryptography"},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 
 from feduhb.errors import DataError
 
@@ -31,3 +32,10 @@ def die_if_odd(number: int) -> int:
     if number % 2:
         os.kill(os.getpid(), signal.SIGKILL)
     return number
+
+
+def wait_forever(pipe: str) -> None:
+    """Write into a named pipe, then wait to be killed."""
+    Path(pipe).write_text("at work")
+    while True:
+        signal.pause()

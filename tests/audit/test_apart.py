@@ -30,6 +30,7 @@ from feduhb.methods import settings_of
 from feduhb.methods.feduhb import HeavyBall
 from feduhb.runs.checkpoint import load_params
 from feduhb.runs.config import TrainSettings
+from feduhb.runs.private import find_work
 
 HOW = {"epochs": 1, "batch_size": 8, "lr": 0.1, "engine": "loop", "show": None}
 
@@ -292,11 +293,12 @@ def test_a_process_that_dies_does_not_blame_the_method(trained, tmp_path):
     now.touch()
     with pytest.raises(ProcessError, match="ended with status -9"):
         audit(run, trained, canaries=0, out=out, **QUIET)
-    done = {file: file.stat().st_mtime_ns for file in (out / "audit-work").rglob("result.json")}
+    work = find_work(out)
+    done = {file.relative_to(work): file.stat().st_mtime_ns for file in work.rglob("result.json")}
     assert done
     now.unlink()
     found = audit(run, trained, canaries=0, out=out, keep=True, **QUIET)
-    assert {file: file.stat().st_mtime_ns for file in done} == done
+    assert {file: (out / "audit-work" / file).stat().st_mtime_ns for file in done} == done
     assert "failed" not in list_checks(found)
 
 

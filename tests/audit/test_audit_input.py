@@ -85,27 +85,6 @@ def test_held_out_data_of_some():
     assert found.membership[0].models["original"].members == 12  # cat's alone
 
 
-def test_targets_that_are_not_labels():
-    draw = torch.Generator().manual_seed(0)
-    data = {
-        c: (torch.randn(n, 3, generator=draw), torch.randn(n, 1, generator=draw)) for c, n in SIZES.items()
-    }
-    federation = feduhb.Federation(
-        data,
-        data["dog"],
-        nn.Linear(3, 1),
-        loss=nn.functional.mse_loss,
-        held_out=dict.fromkeys(SIZES, data["cat"]),
-    )
-    found = audit(unlearned(federation, ["bee", "cat"]), **EVERYTHING)
-    sound(found)
-    assert found.verdict.word == "forgotten"
-    assert found.accuracy["unlearned"].test is None
-    assert (found.misr, found.relearn, found.distance) == (None, None, {})
-    assert found.membership
-    assert any("No canaries were planted" in note for note in found.notes)
-
-
 def test_integers_and_images_are_noised_too():
     x, y = torch.arange(40).reshape(20, 2) % 7, torch.arange(20) % 3
     model = nn.Sequential(nn.Embedding(7, 4), nn.Flatten(), nn.Linear(8, 3))

@@ -13,7 +13,9 @@ from feduhb.audit.attacks.before_after import CHANGES
 from feduhb.audit.audit import audit, audit_all
 from feduhb.audit.result import Audit
 from feduhb.audit.verdict import COPIED, UNREHEARSED
+from feduhb.errors import RunFolderError
 from feduhb.methods.retrain import Plain
+from feduhb.runs.checkpoint import digest_weights, save_state
 from feduhb.runs.run import Run
 
 pytestmark = pytest.mark.slow
@@ -186,11 +188,17 @@ def test_a_history_that_an_erasure_took_does_not_end_the_audit(tmp_path):
     assert found.verdict.reasons[0] == "The method calls itself exact, but it is not."
 
 
-def test_weights_other_than_the_recorded_ones_are_noted(tmp_path):
-    original = feduhb.train(load_digits(per_client=20), 1, **TRAINED)
+def test_weights_other_than_the_recorded_ones_are_refused(tmp_path):
+    original = feduhb.train(load_digits(per_client=20), 1, out=tmp_path / "old", **TRAINED)
     run = feduhb.unlearn(original, LEAVERS, method="retrain", rounds=1, out=tmp_path / "run", show=None)
-    fine = audit(run, original, exactness=False, canaries=0, **QUIET)
-    assert not any("weights are not those" in note for note in fine.notes)
-    other = replace(run, state=Plain(run.params + 1))
-    noted = audit(other, original, exactness=False, canaries=0, **QUIET)
-    assert "The weights are not those whose digest was recorded when the run ended." in noted.notes
+    other, control = (replace(one, state=Plain(one.params + 1)) for one in (run, original))
+    for given in ((other, original), (run, control)):
+        with pytest.raises(RunFolderError, match=r"the weights are not those whose digest .* records"):
+            audit(*given, exactness=False, canaries=0, **QUIET)
+    found = audit(run, original, exactness=False, canaries=0, **QUIET)
+    assert found.weights_sha256 == digest_weights(run.params)
+    assert found.controls_sha256["original"] == digest_weights(original.params)
+    assert {*found.controls_sha256} == {"original", "retrain"}
+    save_state(tmp_path / "run" / "state.safetensors", Plain(original.params), 1)
+    with pytest.raises(RunFolderError, match="are not those that the run ended with"):
+        audit(run, original, exactness=False, canaries=0, **QUIET)

@@ -19,8 +19,11 @@ from feduhb.audit.controls import name_run
 from feduhb.audit.exactness import find_carried
 from feduhb.audit.own_code import is_ours
 from feduhb.audit.verdict import OWN
+from feduhb.core.aggregate import RULES, parse_rule
 from feduhb.core.types import Updates
+from feduhb.engines import ENGINES
 from feduhb.errors import RunFolderError
+from feduhb.methods import METHODS
 from feduhb.methods.retrain import Plain
 
 pytestmark = pytest.mark.slow
@@ -177,6 +180,26 @@ def test_what_is_ours(world):
         replace(retrain, method=feduhb.Retrain(aggregate=lambda answers: next(iter(answers)).values[0]))
     )
     assert trained.forgot is None
+
+
+def test_a_name_in_our_tables_does_not_make_code_ours(world, monkeypatch):
+    trained, retrain = world
+
+    def first(answers: Iterable[Updates]) -> torch.Tensor:
+        return next(iter(answers)).values[0]
+
+    monkeypatch.setitem(METHODS, "halved", Halved)
+    monkeypatch.setitem(ENGINES, "mine", lambda federation, local: feduhb.Loop(federation, local))
+    monkeypatch.setitem(RULES, "first", (first, None))
+    run = unlearned(trained, "halved", rounds=1)
+    assert not is_ours(run)
+    assert OWN in audit(run, trained, retrain=retrain, canaries=0, **QUIET).verdict.reasons[-1]
+    assert not is_ours(replace(retrain, engine="mine"))
+    assert not is_ours(replace(retrain, engine=ENGINES["mine"]))
+    assert not is_ours(replace(retrain, method=feduhb.Retrain(aggregate=parse_rule("first"))))
+    monkeypatch.setitem(ENGINES, "loop", ENGINES["mine"])
+    assert not is_ours(replace(retrain, engine="loop"))
+    assert is_ours(replace(retrain, engine="pool"))
 
 
 def test_what_only_looks_like_ours(world):

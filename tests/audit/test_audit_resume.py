@@ -13,8 +13,10 @@ import pytest
 import feduhb
 from audit.auditing import QUIET
 from feduhb.audit.audit import WORK, audit
+from feduhb.audit.work import LIST
 from feduhb.errors import RunFolderError
 from feduhb.runs.folder import RunFolder
+from feduhb.runs.private import find_work
 from killing import Commands
 
 SHADOWING = Path(__file__).with_name("shadowing.py")
@@ -43,6 +45,7 @@ def audit_in_process(commands: Commands, folder: Path, kill_at: int = 0) -> tupl
 
 def facts(folder: Path) -> dict[str, Any]:
     found = json.loads((folder / "audit" / "audit.json").read_text())
+    found["notes"] = [note for note in found["notes"] if "interrupted audit" not in note]
     return {key: value for key, value in found.items() if key not in CLOCKS}
 
 
@@ -60,7 +63,7 @@ def test_a_second_audit_of_a_run_does_not_take_the_firsts_work_away(runs, tmp_pa
         pytest.raises(RunFolderError, match="another process is writing"),
     ):
         audit(unlearned, trained, out=folder / "audit", **QUIET)
-    assert not (folder / "audit" / WORK).exists()
+    assert not find_work(folder / "audit").exists()
 
 
 @pytest.fixture(scope="module")
@@ -76,8 +79,9 @@ def test_killed_after_the_third_shadow(commands, runs, whole, tmp_path):
     folder, (reference, everything) = copied(runs, tmp_path), whole
     code, before = audit_in_process(commands, folder, kill_at=3)
     assert code == -signal.SIGKILL
-    spoken = {file.stem for file in (folder / "audit" / WORK).glob("shadow-*.json")}
-    assert 3 <= len(spoken) < 6
+    signed = json.loads((find_work(folder / "audit") / LIST).read_text())["files"]
+    spoken = {Path(name).stem for name in signed if name.startswith("shadow-")}
+    assert 2 <= len(spoken) < 6
     assert not (folder / "audit" / "audit.json").exists()
     code, after = audit_in_process(commands, folder)
     assert code == 0
@@ -88,7 +92,11 @@ def test_killed_after_the_third_shadow(commands, runs, whole, tmp_path):
     } - spoken
     assert all(name.startswith("shadow") for name in after)  # nor any other run
     assert facts(folder) == facts(reference)
-    assert not (folder / "audit" / WORK).exists()
+    notes = json.loads((folder / "audit" / "audit.json").read_text())["notes"]
+    [note] = [note for note in notes if "interrupted audit" in note]
+    assert f"{len(spoken)} shadow federations." in note
+    assert "rehearsal" in note
+    assert not find_work(folder / "audit").parent.exists()
 
 
 @pytest.mark.slow
@@ -106,38 +114,10 @@ def test_the_work_folder_is_deleted_at_the_end_unless_it_is_kept(runs, tmp_path)
     audit(retrain, original, out=tmp_path, **cheap)
     assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "audit.json"]
     audit(retrain, original, out=tmp_path, keep=True, **cheap)
-    kept = {path.name.split("-")[0] for path in (tmp_path / WORK).iterdir() if path.is_dir()}
+    kept = {path.name.split("-")[0] for path in (tmp_path / WORK).iterdir()}
     assert kept == {"retrain", "noise", "never"}
-
-
-def test_other_settings_clear_what_an_earlier_audit_left(runs, tmp_path):
-    _, original, retrain = runs
-    cheap = {"canaries": 0, "keep": True, "out": tmp_path, **QUIET}
-    audit(retrain, original, **cheap)
-    left = tmp_path / WORK / "left"
-    left.touch()
-    audit(retrain, original, **cheap)
-    assert left.exists()
-    audit(retrain, original, **{**cheap, "margin": 0.07})
-    assert not left.exists()
-
-
-def test_an_audit_that_fails_can_be_continued(runs, tmp_path, monkeypatch):
-    from feduhb.audit import procedure
-
-    _, original, retrain = runs
-
-    def fails(*_):
-        raise RuntimeError("power cut")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(procedure, "attack_by_loss", fails)
-        with pytest.raises(RuntimeError, match="power cut"):
-            audit(retrain, original, out=tmp_path, canaries=0, **QUIET)
-    assert any((tmp_path / WORK).iterdir())
-    found = audit(retrain, original, out=tmp_path, canaries=0, **QUIET)
-    assert found.verdict.word in ("forgotten", "useless")
-    assert not (tmp_path / WORK).exists()
+    with pytest.raises(RunFolderError, match="audit-work is there already, so the runs of this audit cannot"):
+        audit(retrain, original, out=tmp_path, keep=True, **cheap)
 
 
 def test_nothing_is_written_beside_runs_that_have_no_folder(tmp_path, monkeypatch):

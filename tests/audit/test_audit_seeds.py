@@ -81,10 +81,11 @@ def test_the_seed_of_each_repetition(tmp_path):
         (run, {"bare-same-mine": 2, "bare-other-mine": seed_for(2, "bare")}),
         (elsewhere, {"again-mine": 2}),
     ):
-        audit(audited, original, out=tmp_path, keep=True, canaries=0.5, **QUIET)
+        out = tmp_path / next(iter(others))
+        audit(audited, original, out=out, keep=True, canaries=0.5, **QUIET)
         written = {
             re.sub("-[0-9a-f]{8}$", "", config.parent.name): tomllib.loads(config.read_text())["seed"]
-            for config in (tmp_path / "audit-work").glob("*/config.toml")
+            for config in (out / "audit-work").glob("*/config.toml")
         }
         always = {"retrain": 2, "noise": 1, "rehearsal": 1, "noise-mine": 2, "never-mine": 2}
         assert written.items() >= {**always, **others}.items()

@@ -94,6 +94,30 @@ def test_a_factory_that_hides_old_weights_is_never_forgotten(original):
     assert found.exactness.exact  # equal bits do not help
 
 
+def renew_last(old: torch.Tensor, share: float) -> nn.Module:
+    """Return what was memorised in the hidden layer, under some noise, and a fresh last layer."""
+    module = add_noise(old, share)
+    module[3].reset_parameters()  # pyright: ignore[reportIndexIssue]
+    return module
+
+
+@slow
+@pytest.mark.parametrize("share", [1e-6, 0.3])
+def test_one_fresh_layer_over_memorised_ones_is_never_forgotten(original, share):
+    """The hidden layer has memorised the leavers' labels; the fresh layer makes every draw another model."""
+    federation = original.federation
+    memory = feduhb.train(federation.without(["c03", "c04"]), ROUNDS, **{**TRAINED, "lr": 0.3})
+    model = partial(renew_last, memory.params, share)
+    trained = feduhb.train(federation.replace(model=model), 1, **TRAINED)
+    run = feduhb.unlearn(trained, LEAVERS, method="retrain", rounds=1, show=None)
+    found = audit(run, trained, canaries=0, **QUIET)
+    assert found.exactness is not None
+    assert found.exactness.exact
+    assert found.verdict.word not in ("forgotten", "not caught")
+    says = "Fresh draws of the model share weights in 1.weight"
+    assert any(says in reason for reason in found.verdict.reasons)
+
+
 @pytest.mark.parametrize("cheat", [partial(add_noise, share=1.0), reorder])
 def test_old_weights_under_as_much_noise_or_in_another_order(original, cheat):
     says = explain_start(change_model(original, partial(cheat, original.params)), original, [])

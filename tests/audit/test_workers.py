@@ -2,7 +2,11 @@
 
 import itertools
 import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -15,7 +19,8 @@ from feduhb.runs.workers import spread
 def _importable(monkeypatch, tmp_path):
     """Let the other processes find the jobs, and a torch that is quickly imported: these jobs compute nothing."""
     (tmp_path / "torch.py").write_text("def set_num_threads(count): assert count == 1\n")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(Path(__file__).parents[1])]))
+    for path in (Path(__file__).parents[1], tmp_path):
+        monkeypatch.syspath_prepend(path)
 
 
 @pytest.mark.slow
@@ -55,8 +60,49 @@ def test_an_error_keeps_its_kind_and_words():
 
 
 def test_a_job_that_others_cannot_read_is_done_here(monkeypatch):
-    monkeypatch.delenv("PYTHONPATH")
-    assert {process for _, process in spread(double, range(2), 2)} == {os.getpid()}
+    known_here = ModuleType("known_here")
+    known_here.double = lambda number: double(number)  # pyright: ignore[reportAttributeAccessIssue]
+    known_here.double.__module__, known_here.double.__qualname__ = "known_here", "double"
+    monkeypatch.setitem(sys.modules, "known_here", known_here)
+    assert {process for _, process in spread(known_here.double, range(2), 2)} == {os.getpid()}
+
+
+def test_nothing_is_imported_from_the_working_directory(monkeypatch, tmp_path):
+    place = tmp_path / "received"
+    place.mkdir()
+    for name in ("queue", "pickle", "feduhb", "sitecustomize"):
+        (place / f"{name}.py").write_text(f"open('{name}-ran', 'w')\n")
+    monkeypatch.chdir(place)
+    assert [value for value, _ in spread(double, range(2), 2)] == [0, 2]
+    assert not [*place.glob("*-ran")]
+
+
+SPREADING = """
+import os, signal, sys
+from audit.jobs import wait_forever
+from feduhb.runs.workers import spread
+signal.signal(signal.SIGINT, signal.default_int_handler)
+try:
+    list(spread(wait_forever, sys.argv[1:], 2))
+except KeyboardInterrupt:
+    sys.exit(130)
+"""
+
+
+def test_ctrl_c_ends_the_workers_without_a_word(tmp_path):
+    pipes = [tmp_path / "first", tmp_path / "second"]
+    for pipe in pipes:
+        os.mkfifo(pipe)
+    paths = os.pathsep.join(map(str, (tmp_path, Path(__file__).parents[1])))
+    spreading = subprocess.Popen(
+        [sys.executable, "-c", SPREADING, *pipes], stderr=subprocess.PIPE, process_group=0,
+        env={**os.environ, "PYTHONPATH": paths},
+    )  # fmt: skip
+    for pipe in pipes:
+        assert pipe.read_text() == "at work"  # blocks until a worker has begun this job
+    os.killpg(spreading.pid, signal.SIGINT)  # as a terminal does
+    _, said = spreading.communicate(timeout=60)  # until the workers have ended too
+    assert (spreading.returncode, said) == (130, b"")
 
 
 @pytest.mark.slow

@@ -196,7 +196,7 @@ def test_nan_in_a_clients_data_is_named_with_its_round_and_never_averaged_in(tmp
     assert first > 0
     with pytest.raises(
         AnswerError,
-        match=f"client elk answered round {first} with NaN; that round was discarded",
+        match=f"client elk answered round {first} with NaN; that round was discarded.*The last checkpoint is kept: .*state",
     ):
         feduhb.train(federation, first + 3, epochs=1, clients_per_round=1, out=tmp_path / "run")
     assert rounds_done(tmp_path / "run") == first
@@ -205,6 +205,17 @@ def test_nan_in_a_clients_data_is_named_with_its_round_and_never_averaged_in(tmp
         RunFolderError, match="was started with different data of client elk; resume it with the same data"
     ):
         feduhb.train(ragged(), first + 3, epochs=1, clients_per_round=1, out=tmp_path / "run", resume=True)
+
+
+@pytest.mark.parametrize("has_folder", [False, True])
+def test_no_checkpoint_is_spoken_of_where_there_is_none(has_folder, tmp_path):
+    x, y = tensors("elk", 8)
+    with pytest.raises(AnswerError) as error:
+        feduhb.train(
+            ragged(elk=(x * torch.nan, y)), 2, epochs=1, out=tmp_path / "run" if has_folder else None
+        )
+    assert "client elk answered round 0 with NaN" in str(error.value)
+    assert "checkpoint" not in str(error.value)
 
 
 def test_a_run_is_not_resumed_without_one_of_its_clients(tmp_path):

@@ -8,7 +8,8 @@ from typer.testing import CliRunner
 
 import feduhb
 from feduhb import demo
-from feduhb.cli import app, join_lines
+from feduhb.cli import app
+from feduhb.cli.options import join_lines
 from feduhb.runs.folder import RunFolder
 from golden import slow
 from golden.masking import mask

@@ -1,4 +1,4 @@
-"""Numbers that will not do are refused in one line, before anything is done."""
+"""Numbers and functions that will not do are refused in one line, before anything is done."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ import torch
 
 import feduhb
 from federations import ragged
-from feduhb.core.checks import check_whole, is_finite
+from feduhb.core.checks import check_show, check_stop, check_whole, is_finite
 from feduhb.core.types import Local
 from feduhb.errors import ConfigError, RequestError
+from feduhb.stopping import StopReason
 
 
 @pytest.mark.parametrize("value", [1, 7, np.int64(3), torch.tensor(2)])
@@ -95,3 +96,45 @@ def test_what_is_no_method_is_refused(method, says):
     run = feduhb.train(ragged(), 1, epochs=1, show=None)
     with pytest.raises(ConfigError, match=re.escape(says)):
         feduhb.unlearn(run, ["cat"], method=method)
+
+
+@pytest.mark.parametrize("show", [[print], "tqdm", True, 3, {}])
+def test_what_cannot_show_rounds_is_refused_and_not_ignored(show, tmp_path):
+    words = f"^{re.escape(f'show is {show!r}; give ')}'auto', 'lines', None, or one function, which gets every Round$"
+    with pytest.raises(ConfigError, match=words):
+        feduhb.train(ragged(), 1, epochs=1, out=tmp_path / "run", show=show)
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(ConfigError, match=words):
+        feduhb.audit(None, show=show)  # type: ignore[arg-type]
+
+
+def test_what_can_show_rounds():
+    for show in ("auto", "lines", None, print):
+        check_show(show)
+
+
+@pytest.mark.parametrize("stop", [lambda moved: None, "never", 0.6, None, feduhb.dynamic_stop, print])  # noqa: ARG005
+def test_what_is_not_a_stop_rule_is_refused(stop, tmp_path):
+    trained = feduhb.train(ragged(), 1, epochs=1, show=None)
+    words = re.escape(
+        f"stop is {stop!r}, which is not a stop rule; give feduhb.dynamic_stop(0.6), feduhb.never, or an object"
+    )
+    with pytest.raises(ConfigError, match=f"^{words}"):
+        feduhb.unlearn(trained, ["elk"], stop=stop, out=tmp_path / "run", show=None)
+    assert not (tmp_path / "run").exists()
+
+
+class AfterTwo:
+    """A stop rule of one's own."""
+
+    def __call__(self, moved):
+        return StopReason("two rounds", moved[-1], 0.0) if len(moved) == 2 else None
+
+    def threshold(self, moved):  # noqa: ARG002
+        return None
+
+
+def test_a_stop_rule_of_ones_own():
+    check_stop(feduhb.never)
+    trained = feduhb.train(ragged(), 1, epochs=1, show=None)
+    assert len(feduhb.unlearn(trained, ["elk"], stop=AfterTwo(), show=None).rounds) == 2

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 
 import pytest
 import torch
 from torch import nn
 
-from feduhb.core.flat import draw_model, flatten, split
-from feduhb.core.fresh import draw_several, find_shared
+from feduhb.core.flat import draw_model, flatten, is_plain, split
+from feduhb.core.fresh import draw_several, find_shared, find_unlike
+from feduhb.errors import ModelError
 
 
 def make_model() -> nn.Module:
@@ -98,14 +100,134 @@ def test_a_large_value_does_not_hide_the_others():
     assert "0.weight" in find(make).names
 
 
-def test_a_table_that_no_seed_changes_is_shared():
-    class Table(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.places = nn.Parameter(torch.arange(12.0).view(3, 4).sin())
-            self.head = nn.Linear(4, 2)
+class Table(nn.Module):
+    """A table that no seed changes, before a layer that is drawn."""
 
-    assert find(Table).names == ("places",)
+    def __init__(self, table: torch.Tensor) -> None:
+        super().__init__()
+        self.places = nn.Parameter(table.clone())
+        self.head = nn.Linear(4, 2)
+
+
+class Forgetting(nn.LSTM):
+    """An LSTM whose forget gates begin open."""
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        for name, p in self.named_parameters():
+            if name.startswith("bias"):
+                nn.init.zeros_(p)
+                nn.init.ones_(p[self.hidden_size : 2 * self.hidden_size])
+
+
+PLAIN = [
+    torch.zeros(3, 4),
+    torch.ones(5),
+    torch.full((2, 2), 0.1),
+    torch.tensor([0.5]),
+    torch.tensor(0.07),
+    torch.eye(4),
+    0.5 * torch.eye(3, 5),
+    nn.init.dirac_(torch.empty(3, 3, 3, 3)),
+    torch.tensor([0.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0]),
+]
+GIVEN = [
+    torch.arange(12.0).view(3, 4).sin(),
+    torch.tensor([0.1, 0.2, 0.3]),
+    torch.tensor([1.0, -1.0, 1.0, -1.0, -1.0, 1.0]),  # the signs of weights
+    0.05 * OLD[:12].sign().view(3, 4),
+]
+
+
+@pytest.mark.parametrize("table", PLAIN, ids=lambda t: f"{list(t.shape)}")
+def test_constants_that_layers_begin_with_are_fresh(table):
+    assert is_plain(table)
+    assert torch.equal(draw_model(lambda: Table(table), 0).get_parameter("places"), table)
+    assert find(lambda: Table(table)).names == ()
+
+
+@pytest.mark.parametrize("table", GIVEN, ids=lambda t: f"{list(t.shape)}")
+def test_a_table_that_no_seed_changes_is_refused_by_name(table):
+    assert not is_plain(table)
+    with pytest.raises(ModelError) as error:
+        draw_model(lambda: Table(table), 0)
+    assert str(error.value) == (
+        "the model's factory returns the same weights for every seed in places, so they are not fresh and may hold what a "
+        "training learned; draw them there, as torch's layers do. Compute a fixed table in forward, and train what is added to it"
+    )
+
+
+def test_many_constants_could_hold_a_table_too():
+    def make(values: torch.Tensor) -> nn.Module:
+        return nn.Sequential(nn.ParameterList(nn.Parameter(v.view(1)) for v in values), nn.Linear(4, 2))
+
+    few, many = torch.linspace(2, 3, 16), torch.linspace(2, 3, 17)
+    draw_model(lambda: make(few), 0)
+    with pytest.raises(ModelError, match=r"the same weights for every seed in 0\.16, so they are not fresh"):
+        draw_model(lambda: make(many), 0)
+
+
+def test_one_fresh_layer_does_not_excuse_the_others():
+    learned = make_model()
+
+    def make() -> nn.Module:
+        return nn.Sequential(copy.deepcopy(learned), nn.Linear(4, 4))
+
+    with pytest.raises(
+        ModelError, match=r"the model's factory returns the same weights for every seed in 0\.0\.weight"
+    ):
+        draw_model(make, 0)
+
+
+class Loading(nn.Linear):
+    """A layer whose reset_parameters loads stored weights."""
+
+    stored = torch.linspace(-1, 1, 8).view(2, 4)
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        with torch.no_grad():
+            self.weight.copy_(self.stored)
+
+
+def test_a_layer_that_loads_weights_where_it_should_draw_them():
+    words = r"^reset_parameters of a layer returns the same weights for every seed in 1\.weight"
+    with pytest.raises(ModelError, match=words):
+        draw_model(nn.Sequential(nn.Linear(4, 4), Loading(4, 2)), 0)
+
+
+def test_open_forget_gates_are_fresh():
+    assert find(Forgetting(4, 4)).names == ()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        make_model,
+        lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.Embedding(10, 4, padding_idx=0)),
+        lambda: nn.LSTM(4, 4, num_layers=2),
+        lambda: nn.TransformerEncoderLayer(8, 2, 8, dropout=0.0),
+        lambda: nn.Linear(2, 2).to(torch.bfloat16),
+    ],
+    ids=["perceptron", "convolution and embedding", "LSTM", "transformer", "bfloat16"],
+)
+def test_a_new_module_looks_like_a_draw(make):
+    for seed in range(20):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            module = make()
+        assert find_unlike(module, 0) is None
+
+
+def test_a_module_with_weights_of_its_own_does_not():
+    drawn = draw_model(make_model, 0)
+    shifted, scaled, constant = (copy.deepcopy(drawn) for _ in range(3))
+    with torch.no_grad():
+        shifted.get_parameter("2.bias").add_(0.01)
+        nn.init.normal_(scaled.get_parameter("0.weight"))
+        nn.init.zeros_(constant.get_parameter("0.weight"))
+    found = [find_unlike(module, 0) for module in (shifted, scaled, constant)]
+    assert found == ["2.bias", "0.weight", "0.weight"]
 
 
 def test_constants_are_fresh_and_what_is_too_small_is_not_judged():

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from feduhb.errors import ConfigError
@@ -23,6 +23,22 @@ rules = st.builds(
     momentum=st.sampled_from([0.1, 0.5, 0.9, 0.99]),
     min_rounds=st.integers(1, 6),
 )
+printed = st.builds(replace, rules, as_printed=st.booleans())
+
+
+def square(rule: DynamicStop, moved: list[float]) -> float:
+    """Return the standard deviation in the words of the formula: the bits that runs have recorded."""
+    recent = moved if rule.window is None else moved[-rule.window :]
+    mean = math.fsum(recent) / len(recent)
+    return math.hypot(*(m - mean for m in recent)) / math.sqrt(len(recent))
+
+
+@settings(quick, max_examples=200)
+@given(rules, movements)
+def test_the_threshold_keeps_the_bits_of_recorded_runs(rule: DynamicStop, moved: list[float]):
+    threshold = rule.threshold(moved)
+    if threshold is not None:
+        assert threshold == max(rule.floor / rule.momentum, rule.scale * square(rule, moved))
 
 
 def naive(rule: DynamicStop, moved: list[float]) -> tuple[float, float] | None:
@@ -201,12 +217,54 @@ def test_a_constant_shrink_fires_when_the_window_is_full_or_never(factor: float,
     assert fired == (max(window, 3) if first[-1] < scale * first.std() else None)
 
 
-@quick
-@given(rules, movements)
+@settings(quick, max_examples=400)
+@given(printed, movements | st.lists(st.sampled_from([0.0, 1.0, 2.0, 2.0 + 2**-51, 1e200]), max_size=30))
 def test_replay_is_the_first_round_that_speaks(rule: DynamicStop, moved: list[float]):
     fired = replay(rule, moved)
     speaks = [rule(moved[:n]) is not None for n in range(1, len(moved) + 1)]
     assert fired == (speaks.index(True) + 1 if any(speaks) else None)
+
+
+@quick
+@given(st.lists(st.floats(1e-6, 1e3), min_size=3, max_size=30), st.none() | st.integers(2, 3))
+def test_a_tie_is_decided_by_the_rule_itself(moved: list[float], window: int | None):
+    """A movement that equals the threshold to the last bit does not stop; the next smaller λ does not either."""
+    sigma = dynamic_stop(1.0, window=window).threshold(moved)
+    assume(sigma)
+    assert sigma is not None
+    tie = moved[-1] / sigma
+    for scale in (math.nextafter(tie, 0), tie, math.nextafter(tie, math.inf)):
+        rule = dynamic_stop(scale, window=window)
+        speaks = [rule(moved[:n]) is not None for n in range(1, len(moved) + 1)]
+        assert replay(rule, moved) == (speaks.index(True) + 1 if any(speaks) else None)
+
+
+class Counted(list[float]):
+    """Movements that count how many of them were read."""
+
+    read = 0
+
+    def __iter__(self):
+        for each in super().__iter__():
+            self.read += 1
+            yield each
+
+    def __getitem__(self, place):
+        found = super().__getitem__(place)
+        self.read += len(found) if isinstance(place, slice) else 1
+        return found
+
+
+@pytest.mark.parametrize("window", [None, 3, 20])
+def test_a_replay_reads_every_movement_a_fixed_number_of_times(window: int | None):
+    """Twice as many rounds are twice the work, not four times."""
+    work: list[int] = []
+    for rounds in (500, 1000):
+        moved = Counted(2 + math.sin(t) for t in range(rounds))
+        assert replay(dynamic_stop(0.3, window=window), moved) is None
+        work.append(moved.read)
+    assert 500 <= work[0] <= 500 * (1 + (window or 0))
+    assert work[1] <= 2.1 * work[0]
 
 
 @quick

@@ -11,7 +11,7 @@ from torch import nn
 
 from data.wording import refused
 from feduhb.data.federation import Examples, Federation
-from feduhb.errors import DataError
+from feduhb.errors import DataError, RequestError
 
 X = torch.rand(6, 3, generator=torch.Generator().manual_seed(0))
 Y = torch.tensor([0, 1, 2, 0, 1, 2])
@@ -126,11 +126,65 @@ def test_ids_that_a_request_could_not_spell(name):
         federation({name: (X, Y)})
 
 
-@pytest.mark.parametrize("name", ["c00", "hospital-3", "a b", "Zürich", "7", "a.b/c"])
+@pytest.mark.parametrize(
+    "name", ["c00", "hospital-3", "a b", "Zürich", "東京", "Ελλάδα", "किताब", "7", "a.b/c"]
+)
 def test_ids_that_will_do(name):
     made = federation({name: (X, Y), "other": (X, Y)})
     assert list(made.without([name]).clients) == ["other"]
     assert list(made.without(name).clients) == ["other"]
+
+
+@pytest.mark.parametrize(
+    ("name", "hidden"),
+    [
+        ("c\x1b[2J00", "U+001B"), ("c\x00", "U+0000"), ("c\r0", "U+000D"), ("c\ud800", "U+D800"), ("c\x9b", "U+009B"),
+        ("c\u202e00", "U+202E"), ("c\u200b", "U+200B"), ("c\u2028x", "U+2028"), ("c\u00a0x", "U+00A0"), ("c\ue000", "U+E000"),
+    ],
+)  # fmt: skip
+def test_ids_with_characters_that_cannot_be_seen(name, hidden):
+    words = (
+        f"because the character {hidden} in it cannot be seen; use letters, digits, marks and plain spaces"
+    )
+    with refused(DataError, f"{name!a} cannot be a client's id, {words}"):
+        federation({name: (X, Y)})
+    for forget in ([name], {name: [0]}, name):
+        with refused(RequestError, f"{name!a} cannot be a client's id, {words}"):
+            federation({"a": (X, Y)}).without(forget)
+
+
+def test_ids_that_could_be_written_in_two_ways():
+    words = (
+        "'Zu\\u0308rich' cannot be a client's id, because the same letters can be written in another way; "
+        "use the composed form (NFC), 'Zürich': unicodedata.normalize('NFC', name)"
+    )
+    with refused(DataError, words):
+        federation({"Zu\u0308rich": (X, Y)})
+    with refused(RequestError, words):
+        federation({"Zürich": (X, Y)}).without("Zu\u0308rich")
+
+
+@pytest.mark.parametrize("given", [[(X, Y)], ((X, Y),), X])
+def test_clients_without_ids(given):
+    kind = type(given).__name__
+    with refused(
+        DataError, f"clients is a {kind}; give examples by the ids of clients: clients={{'c00': (x, y)}}"
+    ):
+        federation(given)
+    if kind == "list":
+        with refused(
+            DataError, "held_out is a list; give examples by the ids of clients: held_out={'c00': (x, y)}"
+        ):
+            federation({"a": (X, Y)}, held_out=given)
+
+
+def test_a_typing_error_is_answered_with_the_nearest_id():
+    made = federation({f"c{n:02d}": (X, Y) for n in range(12)})
+    with refused(RequestError, "there is no client 'c3'; did you mean c03? The clients are c00, c01, c02"):
+        made.without("c3")
+    for name in ("c13", "zoe"):  # a client with another number is another client
+        with refused(RequestError, f"there is no client {name!r}; the clients are c00, c01"):
+            made.without(name)
 
 
 def test_a_stranger_in_held_out():

@@ -210,8 +210,8 @@ def test_targets_of_several_types_or_shapes_are_refused():
         match=r"client b holds targets of torch.float64 \[3\], client a of torch.int64 \[\]; make them alike, or use engine",
     ):
         Stacked(federation({"a": (X[:5], whole), "b": (X[:5], soft)}), device="cpu")
-    with pytest.raises(ConfigError, match=r"client b holds targets of torch.int32 \[\]"):
-        Stacked(federation({"a": (X[:5], whole), "b": (X[:5], whole.int())}), device="cpu")
+    with pytest.raises(ConfigError, match=r"client b holds targets of torch.uint8 \[\]"):
+        Stacked(federation({"a": (X[:5], whole), "b": (X[:5], whole.to(torch.uint8))}), device="cpu")
 
 
 @pytest.mark.parametrize("mapped", [False, True])

@@ -74,7 +74,6 @@ NO_MEANS = {
     "a class left out": (SORTED, entropy(ignore_index=2)),
     "a class left out, the first": (SORTED, nn.CrossEntropyLoss(ignore_index=0)),
     "labels left out": (torch.where(torch.arange(40) == 33, -100, SORTED), functional.cross_entropy),
-    "sum": (SORTED, entropy(reduction="sum")),
     "the hardest": (SORTED, hardest),
     "pulled": (SORTED, pulled),
     "some do not count": (SORTED.double(), counting_only),

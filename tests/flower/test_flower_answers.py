@@ -141,6 +141,14 @@ def add_array(name):
     return lambda c: RecordDict({**c, "update": ArrayRecord({**c["update"], name: Array(np.zeros(1))})})
 
 
+def add_record(name, record):
+    return lambda content: RecordDict({**content, name: record})
+
+
+def add_metrics(more):
+    return lambda c: RecordDict({**c, "metrics": MetricRecord({**c["metrics"], **more})})
+
+
 FAULTS = [
     ("NaN", set_number(np.nan), "it answered with NaN"),
     ("infinity", set_number(np.inf), "it answered with infinity"),
@@ -182,6 +190,13 @@ FAULTS = [
     ("one array more", add_array("b"), "it answered with an unknown array 'b'"),
     ("update that is none", lambda c: RecordDict({**c, "update": ConfigRecord({"a": 1})}), "it answered with no arrays"),
     ("no records", lambda _: RecordDict({}), "it answered with no arrays"),
+    ("another record", add_record("more", ConfigRecord({"a": b"x"})), "it answered with an unexpected record 'more'"),
+    ("a second model", add_record("arrays", ArrayRecord({"a": Array(np.zeros(1))})), "an unexpected record 'arrays'"),
+    ("another config", add_record("config", ConfigRecord({"a": 1})), "it answered with an unexpected record 'config'"),
+    ("forged record", add_record("a\n\x1b[2J", ConfigRecord({"a": 1})), r"an unexpected record 'a\\n\\x1b\[2J'"),
+    ("many metrics", add_metrics({f"x{i}": 1.0 for i in range(101)}), "it answered with 102 metrics, above the limit 101"),
+    ("a long metric", add_metrics({"loss": [1.0] * 102}), "it answered with a metric of 102 numbers, above the limit 101"),
+    ("long names", add_metrics({"x" * 10_000: 1.0}), "names of metrics of 10012 letters, above the limit 10000"),
     ("refusal", refuse({"why": "not\ntoday"}), "it answered with a refusal: not today"),
     ("refusal in bytes", refuse({"why": b"not today"}), "it answered with a refusal: without a reason"),
     ("nothing", lambda _: None, "no answer within 0.6 s"),
@@ -268,9 +283,10 @@ def test_a_single_update_is_compared_with_the_model():
         make_strategy(gone).start(make_grid_with(scale(1e9)), draw_start(), 1)
 
 
-def test_honest_updates_of_very_different_size_are_all_taken():
-    outcome = make_strategy().start(make_grid_with(scale(300.0)), draw_start(), 1)
-    assert outcome.left_out == {}
+def test_honest_updates_of_different_size_are_all_taken():
+    for factor in (1e-6, 2.5):
+        outcome = make_strategy().start(make_grid_with(scale(factor)), draw_start(), 1)
+        assert outcome.left_out == {}
 
 
 def run_two(**changes):
@@ -305,6 +321,11 @@ def test_large_counts_are_accepted_among_large_counts():
     assert make_strategy().start(make_grid(FEDERATION, apps=apps), draw_start(), 1).left_out == {}
     with pytest.raises(AnswerError, match=r"a weight of 1e\+13 examples, above the limit 1e\+12"):
         run_two(cat=set_count(10**13), dog=set_count(10**13))
+
+
+def test_metrics_of_other_apps_are_taken():
+    outcome = make_strategy().start(make_grid_with(add_metrics({"train_loss": 0.3})), draw_start(), 1)
+    assert outcome.left_out == {}
 
 
 def test_max_examples_replaces_the_limit():

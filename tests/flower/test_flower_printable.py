@@ -10,7 +10,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRec
 import feduhb
 from federations import ragged
 from feduhb import flower
-from feduhb.flower.validation import average_scores
+from feduhb.flower.validation import Limits, average_scores
+from feduhb.flower.wire import MalformedError, read_scores
 from flower.gridding import make_app, make_grid
 
 LOCAL = feduhb.Local(batch_size=8, lr=0.05)
@@ -58,6 +59,18 @@ def make_answers(**answers):
     return {client: RecordDict({"metrics": MetricRecord(said)}) for client, said in answers.items()}
 
 
+def average(contents, most=None):
+    """Read and average scores as the engine does."""
+    answers, malformed = {}, {}
+    for client, content in contents.items():
+        try:
+            answers[client] = read_scores(content)
+        except MalformedError as error:
+            malformed[client] = f"it answered with {error}"
+    scores, faulty = average_scores(answers, Limits(max_examples=most))
+    return scores, {**malformed, **faulty}
+
+
 def test_each_score_is_averaged_by_examples_over_the_clients_that_have_it():
     answers = make_answers(
         ant={"num-examples": 1, "loss": 4.0, "accuracy": 1.0},
@@ -65,7 +78,7 @@ def test_each_score_is_averaged_by_examples_over_the_clients_that_have_it():
         cat={"num-examples": 5, "loss": math.nan},
         dog={"num-examples": 5, "loss": math.inf, "accuracy": [1.0]},
     )
-    assert average_scores(answers) == ({"accuracy": 1.0, "loss": 1.0}, {})
+    assert average(answers) == ({"accuracy": 1.0, "loss": 1.0}, {})
 
 
 @pytest.mark.parametrize(
@@ -81,41 +94,41 @@ def test_each_score_is_averaged_by_examples_over_the_clients_that_have_it():
         ({}, "it answered with no num-examples among its metrics"),
         (
             {"num-examples": 5, **{f"x{i}": 1.0 for i in range(100)}},
-            "it answered with 101 scores, above the limit 100",
+            "it answered with 102 metrics, above the limit 101",
         ),
     ],
 )
 def test_scores_with_an_absurd_count_or_too_many_scores_are_left_out(said, words):
     answers = make_answers(ant={"num-examples": 20, "accuracy": 0.5}, cat={**said, "accuracy": 1e6})
-    assert average_scores(answers) == ({"accuracy": 0.5}, {"cat": words})
+    assert average(answers) == ({"accuracy": 0.5}, {"cat": words})
 
 
 def test_an_answer_without_metrics_is_left_out():
     answers = {**make_answers(ant={"num-examples": 20, "accuracy": 0.5}), "cat": RecordDict({})}
-    assert average_scores(answers) == (
+    assert average(answers) == (
         {"accuracy": 0.5},
         {"cat": "it answered with no num-examples among its metrics"},
     )
-    assert average_scores({}) == ({}, {})
+    assert average({}) == ({}, {})
 
 
 def test_max_examples_holds_for_scores():
     answers = make_answers(ant={"num-examples": 20, "loss": 1.0}, bee={"num-examples": 21, "loss": 5.0})
-    assert average_scores(answers, 20)[0] == {"loss": 1.0}
-    assert average_scores(make_answers(ant={"num-examples": 10**9, "loss": 1.0}), 1e9) == ({"loss": 1.0}, {})
+    assert average(answers, 20)[0] == {"loss": 1.0}
+    assert average(make_answers(ant={"num-examples": 10**9, "loss": 1.0}), 1e9) == ({"loss": 1.0}, {})
 
 
 def test_score_names_that_a_log_cannot_show_are_ignored():
     said = {
         "num-examples": 5,
-        FORGED: 1.0,
+        FORGED[:2000]: 1.0,
         FORGED[:90]: 1.0,
         "": 1.0,
         "x" * 101: 1.0,
         "x" * 100: 1.0,
         "Höhe": 2.0,
     }
-    assert average_scores(make_answers(ant=said)) == ({"x" * 100: 1.0, "Höhe": 2.0}, {})
+    assert average(make_answers(ant=said)) == ({"x" * 100: 1.0, "Höhe": 2.0}, {})
 
 
 @pytest.mark.parametrize("huge", [1.7e308, -1.7e308])
@@ -123,7 +136,7 @@ def test_huge_scores_do_not_overflow_or_exclude_other_scores(huge):
     answers = make_answers(
         ant={"num-examples": 9, "loss": huge}, bee={"num-examples": 9, "loss": huge, "accuracy": 1.0}
     )
-    scores, left_out = average_scores(answers)
+    scores, left_out = average(answers)
     assert scores == {"loss": huge, "accuracy": 1.0}
     assert left_out == {}
-    assert average_scores(make_answers(ant={"num-examples": 1, "loss": 10**400})) == ({}, {})
+    assert average(make_answers(ant={"num-examples": 1, "loss": 10**400})) == ({}, {})

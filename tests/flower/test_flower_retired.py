@@ -45,7 +45,12 @@ def test_without_an_audit_a_reason_is_needed(runs):
     (tombstone,) = feduhb.retire(runs / "a", unaudited=WHY)
     assert (tombstone["unaudited"], tombstone["replaced_by"]["run"]) == (WHY, "../b")
     assert tombstone["left"] == []
-    assert {path.name for path in (runs / "a").iterdir()} <= {"retired.json", ".lock"}
+    assert {path.name for path in (runs / "a").iterdir()} <= {
+        "retired.json",
+        "lineage.json",
+        "erased.json",
+        ".lock",
+    }
     assert {path.name for path in runs.rglob("*.safetensors")} == {"state.safetensors"}
 
 
@@ -66,7 +71,7 @@ def test_the_new_run_is_opened_audited_and_unlearned_from(runs, caplog):
     assert tombstone["leavers"] == "cat"
     assert {path.name for path in (runs / "b").iterdir()} <= {
         "retired.json",
-        "earlier.json",
+        "lineage.json",
         "audit.json",
         ".lock",
     }

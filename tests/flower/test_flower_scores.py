@@ -2,7 +2,8 @@
 
 import json
 
-from flwr.app import Message, MetricRecord, RecordDict
+import pytest
+from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 
 import feduhb
 from federations import ragged
@@ -48,10 +49,52 @@ def test_one_client_cannot_decide_the_mean_scores(tmp_path, caplog):
     )
     assert outcome.rounds[0].scores["clients_accuracy"] <= 1.0
     assert (tmp_path / "rounds.jsonl").stat().st_size < 2000
-    words = (
-        "cat is left out of the scores: it answered with a weight of 9e+17 examples, above the limit 100000"
+    assert (
+        "cat is left out of the scores, or bounded: it answered with 20002 metrics, above the limit 101"
+        in caplog.text
     )
-    assert words in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ({"num-examples": 9e17}, "it answered with a weight of 9e+17 examples, above the limit 100000"),
+        ({"num-examples": 7, "accuracy": 1.01}, "it answered with accuracy 1.01"),
+        ({"num-examples": 7, "loss": -1e6}, "it answered with loss -1e+06"),
+        ({"num-examples": 7, "loss": [1.0] * 102}, "it answered with a metric of 102 numbers, above the limit 101"),
+        ({"num-examples": 7, "x" * 10_001: 1.0}, "it answered with names of metrics of 10013 letters, above the limit 10000"),
+    ],
+)  # fmt: skip
+def test_false_scores_are_left_out_of_the_mean_by_name(said, words, tmp_path, caplog):
+    outcome = run_with_scores(said, tmp_path)
+    honest = make_strategy(None, evaluate_every=1).start(make_grid(FEDERATION), draw_start(), 1)
+    for name in ("clients_loss", "clients_accuracy"):
+        assert outcome.rounds[0].scores[name] == pytest.approx(honest.rounds[0].scores[name], abs=0.3)
+    assert f"cat is left out of the scores, or bounded: {words}" in caplog.text
+
+
+def test_a_client_cannot_take_the_weight_of_the_scores(tmp_path, caplog):
+    """The other four have 53 examples, so 90,000 would decide the mean."""
+    outcome = run_with_scores({"num-examples": 90_000, "accuracy": 0.0}, tmp_path)
+    others = make_strategy(None, evaluate_every=1, forget="cat").start(make_grid(FEDERATION), draw_start(), 1)
+    share = outcome.rounds[0].scores["clients_accuracy"] / others.rounds[0].scores["clients_accuracy"]
+    assert 1 - share < 0.75  # it may have 67 %; the two models differ a little
+    assert "cat is left out of the scores, or bounded: it claims 90000 of " in caplog.text
+
+
+def test_an_evaluate_reply_with_another_record_is_left_out(tmp_path, caplog):
+    def handle(message, context):
+        reply = make_app(FEDERATION)(message, context)
+        if message.metadata.message_type == "evaluate":
+            reply.content["more"] = ConfigRecord({"a": b"x" * 1000})
+        return reply
+
+    grid = make_grid(FEDERATION, apps={"cat": handle})
+    make_strategy(tmp_path, evaluate_every=1).start(grid, draw_start(), 1)
+    assert (
+        "cat is left out of the scores, or bounded: it answered with an unexpected record 'more'"
+        in caplog.text
+    )
 
 
 def test_max_examples_holds_for_scores(tmp_path, caplog):

@@ -174,7 +174,7 @@ def compute_chains(place: Path) -> Cases:
 def _describe_links(folder: Path) -> list[Any]:
     """Return what a run folder says of the runs before and after it, as pairs of a file and its content."""
     return [
-        [n, found] for n, found in describe_contents(folder).items() if n in {"earlier.json", "later.json"}
+        [n, found] for n, found in describe_contents(folder).items() if n in {"erased.json", "lineage.json"}
     ]
 
 

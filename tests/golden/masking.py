@@ -26,10 +26,11 @@ from pathlib import Path
 from typing import Any
 
 PROSE = {"message", "says", "reasons", "notes", "stopped", "why", "text", "failed"}
-CLOCKS = {"seconds", "finished"}
+CLOCKS = {"seconds", "begun", "finished"}
 MACHINE = {"versions", "made", "threads", "flwr"}
 WORDS = {"on", "word", "verdict", "attack"}  # the values of these keys are enums, however long
-CONFIG_DIGESTS = {"config", "run"}  # in earlier.json, and in the run.json of a history
+# In lineage.json (its checksum depends on them), in result.json, and in the run.json of a history.
+CONFIG_DIGESTS = {"came_from", "config", "run", "sha256"}
 DIGITS = 9
 DIGEST = re.compile(r"[0-9a-f]{64}")
 

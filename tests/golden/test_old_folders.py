@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 import feduhb
 from feduhb import flower
 from feduhb.cli import app
+from feduhb.runs.lineage import read_lineage
 from golden.make_folders import (
     LEAVER,
     RECOVER,
@@ -116,7 +117,7 @@ def test_a_second_request_reaches_both_old_histories(place):
     run = feduhb.unlearn(opened, [SECOND], rounds=3, out=place / "second", show=None)
     assert str(run.forgot) == f"{LEAVER},{SECOND}"
     assert describe_history(place / "original") == describe_history(place / "original-feduhb") == []
-    earlier = json.loads((place / "second" / "earlier.json").read_text())
+    earlier = read_lineage(place / "second")["earlier"]
     assert [one["run"] for one in earlier] == ["../original-feduhb", "../original"]
     again = feduhb.open_run(place / "second")
     assert digest_weights(again.params) == digest_weights(run.params)
@@ -156,7 +157,7 @@ def test_a_command_serves_a_request_from_an_old_run(place):
     answer = invoke("unlearn", place / "original", *asked)
     assert answer["rounds"] == 2
     assert describe_history(place / "original") == []
-    assert json.loads((place / "original" / "later.json").read_text()) == ["../new"]
+    assert read_lineage(place / "original")["later"] == ["../new"]
 
 
 def test_an_interrupted_flower_training_goes_on(place, same_machine):  # noqa: ARG001

@@ -179,7 +179,10 @@ def test_the_python_of_the_erasure_page(tmp_path, monkeypatch, capsys):
     assert not [*Path("runs/sites").rglob("*.safetensors")]
     assert str(found["unlearned"].forgot) == "east,north"
     assert [*found["unlearned"].federation.clients] == ["south", "west"]
-    assert capsys.readouterr().out.count("forgotten") >= 2
+    said = capsys.readouterr().out
+    assert (
+        said.count("feduhb without north: FORGOTTEN\n") == said.count("feduhb without east: FORGOTTEN\n") == 1
+    )
 
 
 def test_an_older_run_that_is_named_again_is_pointed_out(tmp_path, monkeypatch):

@@ -56,6 +56,11 @@ def series(
     return found
 
 
+def unlabelled(rounds: list[Round]) -> list[Round]:
+    """The rounds of a regression: targets are not labels, so there is a loss and no accuracy."""
+    return [replace(record, scores={"test_loss": record.scores["test_loss"]}) for record in rounds]
+
+
 def judged(rounds: list[Round], rule: DynamicStop) -> list[Round]:
     """The rounds as that stop rule would have left them."""
     kept: list[Round] = []

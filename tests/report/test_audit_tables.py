@@ -46,6 +46,18 @@ def test_every_part_has_its_make_rows(two):
         assert all(len(row) == len(grid.headers) for row in grid.rows), grid.title
 
 
+def test_retrains_cost_is_what_its_own_run_recorded(two):
+    """The audit ran Retrain again, in 6 s; the run in the report took 16."""
+    assert two[1].audit is not None
+    assert two[1].audit.cost["retrain"].seconds == 6.0
+    for grid in (make_grids(two)["cost"], make_grids(two[1:2], two)["cost"]):
+        rows = {row[1]: row[2:] for row in grid.rows if row[0] == "FedUHB"}
+        assert rows["Retrain"] == ["8", "64", "8.00", "16.0", NOTHING, "16.0"]
+        assert rows["original"][0] == "40"
+    (alone,) = (row for row in make_grids(two[1:2])["cost"].rows if row[1] == "Retrain")
+    assert alone[-1] == "6.00", "without that run, the audit's own"
+
+
 def test_only_checks_that_compare_weights_say_identical_and_how_far_apart(tmp_path: Path):
     """A method that must give other weights from another draw passes; its weights are not identical."""
     names = ("noise", "never", "beginning", "draw", "bare", "nudge", "failed")

@@ -17,6 +17,7 @@ from report.folders import rivals, series, write
 pytestmark = pytest.mark.slow
 
 DESKTOP, TELEPHONE = (1400, 900), (390, 844)  # CSS pixels
+PAPER = 703  # CSS pixels: A4 less 12 mm on either side
 CHARTS = [
     "accuracy", "movement", "backdoor", "auc-0", "clients-0", "auc-1", "clients-1", "loss", "stop-map-0",
     "lambda-rounds", "lambda-accuracy",
@@ -63,7 +64,7 @@ def bottom(seen: Opened, selector: str) -> float:
 
 
 def test_the_first_screen_answers(desktop: Opened, telephone: Opened):
-    for selector in (".lead", ".verdicts", ".numbers", "header .chart"):
+    for selector in (".lead", ".about", ".verdicts", ".numbers", "header .chart"):
         assert bottom(desktop, selector) < DESKTOP[1], selector
     for selector in (".lead", ".verdicts", ".numbers", "#chart-accuracy"):
         assert bottom(telephone, selector) < TELEPHONE[1], selector
@@ -123,12 +124,53 @@ def test_the_colour_scheme_is_followed(desktop: Opened, telephone: Opened):
 def test_a_telephone_scrolls_down_only_and_its_charts_can_be_read(telephone: Opened):
     telephone.page.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
     assert telephone.page.evaluate("document.documentElement.scrollWidth") <= TELEPHONE[0]
-    wider = "document.querySelector('.wide').scrollWidth > document.querySelector('.wide').clientWidth"
-    assert telephone.page.evaluate(wider), "the table scrolls inside itself"
     heights = telephone.page.locator("figure svg text").evaluate_all(
         "all => all.map(one => parseFloat(getComputedStyle(one).fontSize) * one.ownerSVGElement.getScreenCTM().a)"
     )
     assert min(heights) > 9
+
+
+def test_a_table_is_cards_on_a_telephone_and_nothing_is_cut_off(telephone: Opened):
+    telephone.page.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
+    cells = telephone.page.locator("td:not(:empty)").evaluate_all(
+        """all => all.map(one => ({
+            text: one.textContent, right: one.getBoundingClientRect().right, wider: one.scrollWidth - one.clientWidth,
+            size: parseFloat(getComputedStyle(one).fontSize), head: one.dataset.head,
+            shown: getComputedStyle(one, '::before').content}))"""
+    )
+    assert len(cells) > 200
+    for cell in cells:
+        assert cell["right"] <= TELEPHONE[0], cell
+        assert cell["wider"] <= 0, cell
+        assert cell["size"] >= 12, cell
+    headers = {cell["head"] for cell in cells if cell["shown"] == f'"{cell["head"]}"'}
+    assert {"rounds / max", "seconds", "AUC", "members / others"} <= headers
+
+
+def test_paper_shows_what_is_folded(browser: Browser, document: Path, tmp_path: Path):
+    """Whoever prints by script or without one gets every table, and the page is folded again afterwards."""
+    with opened(browser, document, DESKTOP[0], "dark") as seen:
+        folded = seen.page.locator("details").count()
+        assert folded > 5
+        for name, after in (("beforeprint", folded), ("afterprint", 0)):
+            seen.page.evaluate("name => { dispatchEvent(new Event(name)) }", name)
+            assert seen.page.locator("details[open]").count() == after
+        seen.page.emulate_media(media="print")
+        seen.page.set_viewport_size({"width": PAPER, "height": 1000})
+        hidden = "all => all.filter(one => !one.checkVisibility({contentVisibilityAuto: true})).length"
+        assert seen.page.locator("details table, details pre, details figure").evaluate_all(hidden) == 0
+        assert seen.page.evaluate("document.documentElement.scrollWidth") <= PAPER
+        assert seen.page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+        seen.page.pdf(path=tmp_path / "whole.pdf")
+        assert seen.page.locator("details[open]").count() == 0
+        assert seen.complaints == []
+    with opened(browser, document, DESKTOP[0], "light") as seen:
+        seen.page.evaluate("document.querySelectorAll('details').forEach(one => one.remove())")
+        seen.page.pdf(path=tmp_path / "short.pdf")
+    whole, short = (
+        (tmp_path / f"{name}.pdf").read_bytes().count(b"/Type /Page\n") for name in ("whole", "short")
+    )
+    assert whole > short + 5, "the evidence takes pages of its own"
 
 
 def test_hostile_names_run_nothing(browser: Browser, tmp_path: Path):

@@ -116,6 +116,19 @@ def test_a_score_has_a_line_for_each_run(five):
     assert "Retrain 0.00898" in chart.summary
 
 
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("rounds", [1, 3])
+def test_an_axis_of_shares_ends_at_nought_and_a_hundred_percent(tmp_path: Path, share: float, rounds: int):
+    flat = [replace(record, scores={"test_accuracy": share, "backdoor": share}) for record in series(rounds)]
+    rows = [{"client": "c", "examples": 4, "before": share, "after": share, "retrain": None}]
+    told = audit(clients={"on": "held-out data", "rows": rows})
+    drawn = draw_figures(read_runs([put(write(tmp_path / "u", "feduhb", flat), told)]))
+    accuracy, _, backdoor = drawn["overview"].axes
+    (clients,) = drawn["clients"].axes
+    for low, high in (accuracy.get_ylim(), clients.get_ylim(), backdoor.get_xlim()):
+        assert 0 <= low <= share <= high <= 1
+
+
 def test_many_runs_get_a_legend(tmp_path: Path):
     views = read_runs([write(tmp_path / f"{i}", "feduhb", series(6), scale=i / 10) for i in range(1, 8)])
     chart = _need(chart_score(views, choose_strokes(views), "test_accuracy"))

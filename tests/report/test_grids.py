@@ -1,6 +1,8 @@
 from __future__ import annotations
 
-from feduhb.report.grids import Grid
+import pytest
+
+from feduhb.report.grids import Grid, escape_markdown, escape_tex
 
 SHARED = Grid(
     "t", ["run", "model", "score"], [["a", "x", "1"], ["a", "y", "2"], ["b", "x", "3"]], frozenset({0, 1}),
@@ -33,7 +35,25 @@ def test_a_run_apart_needs_no_name():
 
 def test_marks_stay_text_everywhere():
     odd = Grid("t", ["a<b"], [["<b>|x_y\n%$ λ ± –"]])  # noqa: RUF001
-    assert r"\<b\>\|x\_y %$" in odd.to_markdown()
-    assert len(odd.to_markdown().splitlines()) == 3
+    assert odd.to_markdown() == "| a\\<b |\n| :--- |\n| \\<b\\>\\|x\\_y %\\$ λ ± – |\n"  # noqa: RUF001
     assert r"x\_y" in odd.to_latex()
     assert r"\%\$ $\lambda$ $\pm$ --" in odd.to_latex()
+
+
+@pytest.mark.parametrize(
+    ("text", "markdown", "tex"),
+    [
+        ("a|b`c`", r"a\|b\`c\`", r"a\textbar{}b\textasciigrave{}c\textasciigrave{}"),
+        ("[x](https://e.vil)", r"\[x\](https\://e.vil)", r"{}[x](https://e.vil)"),
+        ("www.e.vil a@e.vil", r"www\.e.vil a\@e.vil", "www.e.vil a@e.vil"),
+        ("<img>&lt;", r"\<img\>\&lt;", r"\textless{}img\textgreater{}\&lt;"),
+        ("# head\r\n- item", r"\# head - item", r"\# head - item"),
+        ("1. item", r"1\. item", "1. item"),
+        ("---", r"\---", "---"),
+        ("*50%* \\input{x}", r"\*50%\* \\input{x}", r"{}*50\%* \textbackslash{}input\{x\}"),
+        ("-0.5 +1.10 89.9%", "-0.5 +1.10 89.9%", r"-0.5 +1.10 89.9\%"),
+    ],
+)
+def test_names_stay_text(text: str, markdown: str, tex: str):
+    assert escape_markdown(text) == markdown
+    assert escape_tex(text) == tex

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import get_args
@@ -10,12 +11,14 @@ from typing import get_args
 import pytest
 
 from feduhb.audit.result import Word
+from feduhb.report import draw_figures
 from feduhb.report.grids import Grid
 from feduhb.report.page import SIGNS, Number, Section, render_page, render_report
 from feduhb.report.runs import read_runs
 from feduhb.report.words import format_number, headline
+from feduhb.stopping import DynamicStop
 from report.audits import attack, audit, bare, make_checks, put
-from report.folders import rivals, series, story, write
+from report.folders import COSTS, judged, rivals, series, story, unlabelled, write
 from report.reading import first_screen, points, words
 
 HOSTILE = "<script>alert('x')</script>"
@@ -76,6 +79,47 @@ def test_training_alone_has_numbers_and_no_verdicts(tmp_path: Path):
     assert list(points(made)) == ["accuracy", "loss"]
     for title in ("Did it forget?", "The stop rule's map", "What λ does", "What β does", "More charts"):
         assert title not in said
+
+
+def test_a_regression_shows_its_loss_first(tmp_path: Path):
+    rounds = judged(unlabelled(series(12, rate=0.6)), DynamicStop(0.6))
+    paths = [
+        write(tmp_path / "train", None, unlabelled(series(8, backdoor=None))),
+        put(write(tmp_path / "feduhb", "feduhb", rounds, scale=0.6), bare("forgotten") | {"distance": {}}),
+        write(tmp_path / "retrain", "retrain", unlabelled(series(8, backdoor=None))),
+    ]
+    views = read_runs(paths)
+    document = render_report(views)
+    assert list(points(document))[:2] == ["loss", "movement"]
+    assert "accuracy" not in points(document)
+    first = first_screen(document)
+    assert f"FedUHB: test loss {format_number(rounds[-1].scores['test_loss'])} Retrain: 0.00898" in first
+    assert "accuracy" not in first
+    assert "%" not in first
+    map_ = document[document.index("chart-stop-map-0") :]
+    assert "accuracy" not in words(map_[: map_.index("</figure>")])
+    drawn = draw_figures(views)
+    assert [axes.get_title(loc="left") for axes in drawn["overview"].axes] == [
+        "Test loss",
+        "Movement of the weights, ‖Δw‖",
+    ]
+    assert len(drawn["curves"].axes) == 1
+
+
+def test_a_long_run_gives_a_pointer_few_points_and_the_last(tmp_path: Path):
+    rounds = [
+        replace(COSTS, round=t, moved=2 + t % 3, scores={"test_accuracy": t / 2000}) for t in range(1000)
+    ]
+    told = points(render_report(read_runs([write(tmp_path / "u", "feduhb", rounds)])))
+    for chart in ("accuracy", "movement"):
+        (line,) = told[chart]["series"]
+        assert 200 < len(line["points"]) <= 301
+        assert len({point[0] for point in line["points"]}) == len(line["points"]), "none hides another"
+        assert [line["points"][at][3] for at in (0, -1)] == ["round 1", "round 1000"]
+    assert all(
+        point[2] == f"{(int(point[3][6:]) - 1) / 2000:.1%}"
+        for point in told["accuracy"]["series"][0]["points"]
+    )
 
 
 def test_the_page_is_small_and_loads_nothing(document: str):
@@ -261,5 +305,6 @@ def test_other_reports_get_the_same_look():
     said = words(document)
     assert said.startswith("A title A title A headline & more rounds 3 of 4 One a phrase")
     assert said.endswith("Two b c claim reason seed 1")
-    assert '<td class="text name" rowspan="2">a</td><td>x&lt;y</td>' in document
+    cells = '<td class="text name" rowspan="2" data-head="run">a</td><td data-head="model">x&lt;y</td>'
+    assert cells in document
     assert document.count("<details>") == 1

@@ -13,7 +13,7 @@ import pytest
 import feduhb.report
 from feduhb.errors import FeduhbError, RunFolderError, StorageError
 from feduhb.report import write_report
-from report.audits import audit, put
+from report.audits import attack, audit, put
 from report.folders import series, story, write
 
 pytestmark = pytest.mark.slow
@@ -76,6 +76,26 @@ def test_notes_stand_beside_the_tables(tmp_path: Path):
     _, markdown, latex = write_report(runs, tmp_path / "out")
     assert markdown.read_text().endswith("\nDifferent seeds: 1; 2.\n")
     assert latex.read_text().startswith("% Different seeds: 1; 2.\n")
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_names_in_notes_and_audits_stay_text(tmp_path: Path):
+    hostile = "[x](https://e.vil)|`<b>\n# head"
+    told = audit(verdict={"word": "useless", "reasons": [hostile]}, membership=[attack(hostile, hostile)])
+    folder = put(
+        write(tmp_path / "u", "m", series(3), changes={"exact": False, "method": f"# {hostile}"}), told
+    )
+    written = {path.name: path.read_text() for path in write_report([folder], tmp_path / "out")}
+    escaped = r"\[x\](https\://e.vil)\|\`\<b\>"
+    for name in ("table.md", "audit.md"):
+        assert escaped in written[name]
+        assert "](https" not in written[name].replace(r"\]", "")
+        assert "<b>" not in written[name]
+        assert not [line for line in written[name].splitlines() if line.startswith("# ")], name
+    assert rf"\# {escaped}?# head is approximate" in written["table.md"]
+    for name in ("table.tex", "audit.tex"):
+        for line in filter(None, written[name].split("\n")):
+            assert line.startswith(("% ", "\\")) or " & " in line, "a line break leaves no comment"
 
 
 @pytest.mark.usefixtures("undrawn")

@@ -9,11 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feduhb.report import draw_figures
+from feduhb.report.page import render_report
 from feduhb.report.runs import RunView, read_runs
 from feduhb.report.stop_map import SCALES, WINDOWS, chart_map, chart_scales, list_mapped, replay_rules
 from feduhb.runs.folder import Round
 from feduhb.stopping import DynamicStop
 from report.folders import COSTS, judged, series, story, write
+from report.reading import points, words
 
 PEAKED = [math.exp(-((t - 3) ** 2) / 20) + 0.2 for t in range(25)]
 
@@ -115,6 +117,7 @@ def test_windows_that_never_fire_are_named():
 def test_the_map_shows_every_ending(views):
     found = replay_rules(views[1])
     chart = chart_map(found)
+    assert chart is not None
     (cells,) = chart.series
     assert len(cells.texts) == len(SCALES) * len(WINDOWS)
     for text, ending in zip(cells.texts, found.endings.values(), strict=True):
@@ -126,16 +129,30 @@ def test_the_map_shows_every_ending(views):
 
 
 def test_lambda_that_did_not_fire_is_an_open_mark_at_the_top(tmp_path: Path):
-    steady: list[Round] = [replace(r, moved=1.0) for r in series(6)]
-    (view,) = read_runs([write(tmp_path / "u", "feduhb", steady)])
+    """4, 4, 4, 4, 4, 1: only λ = 0.9 and 1 fire, for σ is 3 sqrt(5) / 6 = 1.118."""
+    last = [replace(r, moved=1.0 if r.round == 5 else 4.0) for r in series(6)]
+    (view,) = read_runs([write(tmp_path / "u", "feduhb", last)])
     drawn = chart_scales(replay_rules(view))
-    (bold,) = drawn["lambda-rounds"].series
+    bold = drawn["lambda-rounds"].series[-1]
     assert list(bold.x) == list(SCALES)
-    assert list(bold.y) == pytest.approx([6.6] * len(SCALES))
-    assert set(bold.texts) == {"did not fire in 6"}
-    (last,) = drawn["lambda-accuracy"].series
-    assert set(last.y) == {view.accuracy[-1]}
+    assert list(bold.y) == pytest.approx([6.6] * 7 + [6.0] * 2)
+    assert set(bold.texts[:7]) == {"did not fire in 6"}
+    assert set(drawn["lambda-accuracy"].series[-1].y) == {view.accuracy[-1]}
     assert "open: did not fire" in drawn["lambda-accuracy"].notes[0][0]
+
+
+def test_where_no_rule_fires_a_sentence_stands_instead_of_a_map(tmp_path: Path):
+    steady: list[Round] = [replace(r, moved=1.0) for r in series(6)]
+    views = read_runs([write(tmp_path / "u", "feduhb", steady)])
+    (found,) = map(replay_rules, views)
+    assert chart_map(found) is None
+    assert chart_scales(found) == {}
+    said = "None of 63 rules (λ 0.2 to 1) would have ended FedUHB in 6 rounds."
+    assert found.describe() == [said]
+    document = render_report(views)
+    assert words(document).count(said) == 1
+    assert not {"stop-map-0", "lambda-rounds"} & set(points(document))
+    assert not {"stop-map", "lambda"} & set(draw_figures(views))
 
 
 def test_lambda_that_the_runs_own_rule_left_unknown_has_no_mark(views):
@@ -171,4 +188,7 @@ def test_without_accuracy_the_rounds_are_shown_alone(tmp_path: Path):
     bare = [replace(record, scores={}) for record in series(6)]
     found = replay_rules(read_runs([write(tmp_path / "u", "feduhb", bare)])[0])
     assert list(chart_scales(found)) == ["lambda-rounds"]
-    assert "%" not in "".join(chart_map(found).series[0].texts)
+    chart = chart_map(found)
+    assert chart is not None
+    assert "%" not in "".join(chart.series[0].texts)
+    assert "accuracy" not in chart.notes[0][0]

@@ -12,7 +12,7 @@ from feduhb.report.page import render_report
 from feduhb.report.runs import RunView, read_runs
 from feduhb.report.tables import list_json_rows, make_grid, make_rows, make_terminal_table
 from feduhb.report.words import NOTHING
-from report.folders import rivals, series, write
+from report.folders import rivals, series, unlabelled, write
 
 
 def cells(views: list[RunView], label: str) -> dict[str, str]:
@@ -98,6 +98,20 @@ def test_a_score_that_is_missing_is_a_dash(tmp_path: Path):
     assert cells(views, "FedUHB")["test accuracy"] == NOTHING
 
 
+def test_a_regression_is_compared_by_its_loss(tmp_path: Path):
+    paths = [
+        write(tmp_path / "fast", "feduhb", unlabelled(series(8, rate=0.3))),
+        write(tmp_path / "slow", "fedrecover", unlabelled(series(8, rate=0.8))),
+        write(tmp_path / "retrain", "retrain", unlabelled(series(4))),
+    ]
+    views = read_runs(paths)
+    assert "test accuracy" not in make_rows(views)[0]
+    assert cells(views, "FedUHB")["test loss"] == "0.000151"
+    assert cells(views, "FedUHB")["reaches Retrain's final loss at round"] == "3"  # 0.3³ < 0.5⁴ < 0.3²
+    assert cells(views, "FedRecover")["reaches Retrain's final loss at round"] == "never"
+    assert list_json_rows(views)[0]["test_accuracy"] is None
+
+
 def test_every_rendering_carries_the_same_cells(views):
     _, rows = make_rows(views)
     in_markdown = [
@@ -173,5 +187,5 @@ def test_json_has_the_history_too(five):
 def test_marks_of_markdown_latex_and_rich_stay_text(tmp_path: Path):
     views = read_runs([write(tmp_path / f"[red]{i}_a|b%$x", "feduhb", series(3)) for i in range(2)])
     assert r"\|b" in make_grid(views).to_markdown()
-    assert r"\_a|b\%\$x" in make_grid(views).to_latex()
+    assert r"\_a\textbar{}b\%\$x" in make_grid(views).to_latex()
     assert "[red]0" in "".join(line.replace(" ", "") for line in printed_lines(views))

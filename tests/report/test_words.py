@@ -13,6 +13,7 @@ from feduhb.report.words import (
     headline,
     join_names,
     list_notes,
+    list_settings,
     name_approximate,
 )
 from report.folders import series, story, write
@@ -67,6 +68,50 @@ def test_many_runs_are_summed_up_by_their_range(tmp_path: Path):
     paths = [write(tmp_path / f"{i}", "feduhb", series(3 + i), scale=0.3 * (i + 1)) for i in range(4)]
     said = headline(read_runs([*paths, write(tmp_path / "r", "retrain", series(8))]))
     assert said == "4 unlearning runs took 3 to 6 rounds and ended at 84.0% to 94.5% test accuracy."
+
+
+LONG = ",".join(f"hospital-of-the-{i:02}-district-{i:032x}" for i in range(9))
+
+
+@pytest.mark.parametrize(
+    ("forget", "said"),
+    [
+        ("c00,c01", "c00, c01"),
+        (LONG, "9 clients"),
+        (f"{LONG},c7:0-9", "10 groups of rows"),
+        ("x" * 99, "x" * 39 + "…"),
+    ],
+)
+def test_a_headline_is_short_however_long_the_names_are(tmp_path: Path, forget: str, said: str):
+    name = "m" * 90
+    paths = [write(tmp_path / f"{m[:3]}", m, series(3), forget=forget) for m in (name, "retrain")]
+    found = headline(read_runs(paths))
+    assert f" {said} in 3 rounds, " in found
+    assert len(found) < 160
+    assert found.count(". ") == 0
+
+
+def test_training_runs_are_counted(tmp_path: Path):
+    views = read_runs([write(tmp_path / f"{i}", None, series(i + 2)) for i in range(5)])
+    assert headline(views) == (
+        "5 training runs took 2 to 6 rounds and ended at 72.0% to 94.5% test accuracy; nothing was forgotten."
+    )
+
+
+def test_the_settings_name_date_data_clients_request_and_model(views, tmp_path: Path):
+    assert list_settings(views) == [
+        "15 November 2026", "digits", "4 clients", "forget c00, c01", "rounds 12, epochs 2, seed 1", "model of 4,810 parameters",
+    ]  # fmt: skip
+    other = write(tmp_path / "o", "feduhb", series(3), seed=2, forget="c03", changes={"finished": "soon\x07"})
+    text = (other / "config.toml").read_text()
+    federation = 'data = "mnist-5k"\npartition = "iid"\nmodel = "mlp"\n'
+    (other / "config.toml").write_text(text.replace('data = "digits"\n', federation))
+    assert list_settings([views[1], *read_runs([other])]) == [
+        "soon?", "digits / mnist-5k (iid)", "4 remaining clients", "forget c00, c01; c03",
+        "rounds 12, epochs 2, seed 1 / 2", "model of 4,810 parameters / mlp model of 4,810 parameters",
+    ]  # fmt: skip
+    (other / "config.toml").write_text("seed = 1\n")
+    assert list_settings(read_runs([other]))[1] == "data from Python code"
 
 
 def test_approximate_runs_are_named(five):

@@ -21,10 +21,7 @@ from toys import Scripted, block_of, summed
 
 START = torch.zeros(2, dtype=torch.float64)
 GOOD = {"a": [1.0, 2.0], "c": [3.0, 6.0], "d": [5.0, 1.0]}
-ADVICE = (
-    "that round was discarded, and the checkpoint before it is kept. "
-    "Look at that client's data, or lower lr, step_size or momentum"
-)
+ADVICE = "that round was discarded. Look at that client's data, or lower lr, step_size or momentum"
 
 
 @dataclass(frozen=True)

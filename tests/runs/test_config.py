@@ -222,7 +222,10 @@ def test_a_file_that_is_not_text(tmp_path):
 
 
 def test_a_missing_file():
-    with refused(ConfigError, "there is no config file gone.toml; write one, docs/config.md shows how"):
+    with refused(
+        ConfigError,
+        "there is no config file gone.toml; check the path, or write one: feduhb train --help shows an example",
+    ):
         read_config(Path("gone.toml"))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 
 import pytest
@@ -12,6 +13,8 @@ from federations import SIZES, ragged, tensors
 from feduhb.data.federation import restore_keys, select_held
 from feduhb.data.request import Request
 from feduhb.errors import RequestError, RunFolderError
+from feduhb.runs.folder import RunFolder
+from feduhb.runs.lineage import Entry, read_lineage, write_lineage
 
 HOW = {"epochs": 1, "batch_size": 8, "show": None}
 
@@ -136,3 +139,44 @@ def test_a_run_of_ones_own_rule_says_how_it_is_opened(tmp_path):
         feduhb.open_run(tmp_path / "own", ragged())
     opened = feduhb.open_run(tmp_path / "own", ragged(), method=own)
     assert torch.equal(opened.params, made.params)
+
+
+def test_an_audit_does_not_believe_a_lineage_that_nobody_confirms(served, tmp_path):
+    feduhb.unlearn(served, "dog:12", rounds=1, out=tmp_path / "third", show=None)
+    shutil.rmtree(served.folder)
+    opened = feduhb.open_run(tmp_path / "third", DELETED["the rows"]())
+    assert opened.unconfirmed == ("dog",)
+    with pytest.raises(
+        RunFolderError, match=r"lineage of .*third alone says which: no run or tombstone confirms"
+    ):
+        feduhb.audit(opened, show=None)
+
+
+@pytest.mark.parametrize("forged", ["dog:0", "ant"])
+def test_a_lineage_that_has_forgotten_more_than_the_run_is_refused(tmp_path, forged):
+    """It would number the rows anew: the audit would certify row 5, and look at row 4."""
+    first = feduhb.train(ragged(), 1, out=tmp_path / "first", **HOW)
+    feduhb.unlearn(first, "dog:5", rounds=1, out=tmp_path / "second", show=None)
+    entry: Entry = {"run": "../between", "config": "0" * 64, "forgot": forged}
+    second = RunFolder(tmp_path / "second")
+    write_lineage(second.path, [entry], [])
+    second.result_path.write_text(json.dumps({**second.result(), "came_from": ["0" * 64]}))
+    with pytest.raises(RunFolderError, match=f"names .*between, which has forgotten {forged}, but .*second"):
+        feduhb.open_run(second.path, ragged())
+
+
+def test_a_lineage_that_contradicts_the_run_that_it_names_is_refused(served, tmp_path):
+    third = tmp_path / "third"
+    feduhb.unlearn(served, "cat", rounds=1, out=third, show=None)
+    nearest, first = read_lineage(third)["earlier"]
+    write_lineage(third, [{**nearest, "forgot": "elk"}, first], [])
+    with pytest.raises(
+        RunFolderError, match=r"second had forgotten elk, but that run records elk,dog:0-4\+9"
+    ):
+        feduhb.open_run(third, ragged())
+
+
+def test_a_lineage_that_names_other_runs_than_the_result_is_refused(served):
+    write_lineage(served.folder, [], [])
+    with pytest.raises(RunFolderError, match=r"lineage\.json names other runs than result\.json"):
+        feduhb.open_run(served.folder, ragged())

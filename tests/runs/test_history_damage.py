@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -10,8 +11,9 @@ import torch
 
 import feduhb
 from federations import ragged
-from feduhb.errors import HistoryError
+from feduhb.errors import HistoryError, RunFolderError, StorageError
 from feduhb.runs.history import DiskHistory
+from feduhb.runs.lineage import Erasure, read_erased
 from runs.remembering import drawn, files, written
 
 ROUNDS = 5
@@ -162,7 +164,7 @@ def test_a_run_does_not_take_another_runs_history_for_its_own(copied, tmp_path):
     """A run that begins where another's rounds still lie would end up with rounds of both."""
     out = tmp_path / "new"
     shutil.copytree(copied / "history", out / "history")
-    with pytest.raises(HistoryError, match="belongs to another run"):
+    with pytest.raises(RunFolderError, match=r"new holds history of another run, but no config\.toml"):
         feduhb.train(ragged(), 2, epochs=1, out=out, keep_history=True)
     assert files(out / "history") == files(copied / "history")
 
@@ -234,3 +236,79 @@ def test_updates_too_large_for_float16_are_refused(tmp_path):
     history.begin(0, torch.zeros(1))
     with pytest.raises(HistoryError, match="is too large for float16; keep full precision"):
         history.append(0, 0, feduhb.Updates(("a",), torch.tensor([[1e6]]), torch.ones(1)))
+
+
+@replaying
+@pytest.mark.parametrize("name", ["block-00000.safetensors", "params.safetensors", "round.json"])
+def test_a_flipped_bit_is_noticed(copied, method, name):
+    if method is ERASER and name == "params.safetensors":
+        return  # it reads no model after the first
+    path = copied / "history" / "00001" / name
+    data = bytearray(path.read_bytes())
+    place = data.index(b'"weights": [') + 12 if name == "round.json" else len(data) - 3
+    data[place] ^= 1
+    path.write_bytes(data)
+    refused(copied, method, str(path), "damaged")
+
+
+@replaying
+def test_a_history_of_an_earlier_version_has_no_checksums(copied, method):
+    expected = unlearned(shutil.copytree(copied, copied.with_name("same")), method)
+    for path in copied.glob("history/*/round.json"):
+        about = json.loads(path.read_text())
+        del about["sha256"], about["params_digest"]
+        for block in about["blocks"]:
+            del block["digests"]
+        path.write_text(json.dumps(about))
+    assert torch.equal(unlearned(copied, method).params, expected.params)
+
+
+def test_a_folder_that_is_not_a_round_blocks_nothing(copied):
+    for name in ("2024", "00007-copy", "٠٠٠٠٩"):
+        (copied / "history" / name).mkdir()
+    run = feduhb.unlearn(feduhb.open_run(copied, ragged()), ["bee"], rounds=1, show=None)
+    assert run.erased[0].last_round == ROUNDS - 1
+    assert DiskHistory(copied / "history").rounds == []
+
+
+@pytest.mark.parametrize("place", ["history", "history/00003", "history/00003/round.json"])
+@pytest.mark.parametrize("method", ["feduhb", ERASER], ids=["feduhb", "federaser"])
+def test_what_a_link_points_to_is_not_deleted_and_nothing_is_erased_in_vain(copied, tmp_path, method, place):
+    foreign = tmp_path / "foreign"
+    shutil.move(copied / place, foreign)
+    (copied / place).symlink_to(foreign)
+    before = files(tmp_path)
+    with pytest.raises(HistoryError, match=rf"{place} is a link, and an erasure would not reach"):
+        feduhb.unlearn(feduhb.open_run(copied, ragged()), ["bee"], method=method, rounds=1, show=None)
+    assert files(tmp_path) == before
+
+
+def test_what_was_erased_is_recorded(copied, tmp_path):
+    opened = feduhb.open_run(copied, ragged())
+    size = DiskHistory(copied / "history").measure(range(ROUNDS))
+    run = feduhb.unlearn(opened, ["bee"], rounds=1, out=tmp_path / "new", show=None)
+    (erased,) = run.erased
+    assert (erased.first_round, erased.last_round, erased.bytes) == (0, ROUNDS - 1, size)
+    assert (erased.run, bool(erased.finished)) == ("../new", True)
+    assert read_erased(copied) == [erased]
+    assert str(erased).startswith(f"erased {size} bytes of history in {copied / 'history'}: rounds 0 to 4; ")
+
+
+def test_an_erasure_that_was_killed_is_recorded_once_and_as_a_whole(copied, monkeypatch):
+    history = DiskHistory(copied / "history")
+    size, erasure = history.measure(range(ROUNDS)), Erasure(((history, ("bee",)),))
+
+    def refuse(path: Path) -> None:
+        if path.name == "00002":
+            raise StorageError("cannot write it: Permission denied")
+        shutil.rmtree(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("feduhb.runs.history.remove", refuse)
+        with pytest.raises(StorageError):
+            erasure.delete()
+    assert [one.finished for one in read_erased(copied)] == [None]
+    (erased,) = erasure.delete()
+    assert (erased.first_round, erased.last_round, erased.bytes) == (0, ROUNDS - 1, size)
+    assert read_erased(copied) == [erased]
+    assert erased.finished

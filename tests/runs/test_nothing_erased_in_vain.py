@@ -16,7 +16,7 @@ import feduhb
 from federations import ragged
 from feduhb.cli import app
 from feduhb.core.types import Method
-from feduhb.errors import ConfigError, HistoryError, RunFolderError, StorageError
+from feduhb.errors import ConfigError, RunFolderError, StorageError
 from feduhb.methods.retrain import Plain
 from feduhb.runs import lineage
 from feduhb.runs.folder import RunFolder, write_atomically
@@ -34,7 +34,7 @@ def trained(tmp_path: Path) -> feduhb.Run:
 def test_a_foreign_history_where_the_new_one_goes_is_refused_first(trained, tmp_path):
     shutil.copytree(tmp_path / "old" / "history", tmp_path / "new" / "history")
     before = files(tmp_path / "old")
-    with pytest.raises(HistoryError, match="belongs to another run"):
+    with pytest.raises(RunFolderError, match="new holds history of another run"):
         feduhb.unlearn(trained, ["dog"], rounds=1, out=tmp_path / "new", show=None)
     assert files(tmp_path / "old") == before
 

@@ -238,7 +238,7 @@ def test_it_refuses_a_new_run_that_knows_what_the_old_one_had_forgotten(runs):
 
 def test_of_two_runs_that_could_replace_it_one_must_be_named(runs):
     trained = feduhb.open_run(runs / "a", federation())
-    unlearn(trained, "c02", runs / "b2", audited=False)
+    unlearn(trained, "c02", runs / "b2", audited=False, allow_revival=True)
     with pytest.raises(RunFolderError, match=r"several runs could replace .*a: .*b, .*b2; name one"):
         feduhb.retire(runs / "a", unaudited="a test")
     (tombstone,) = feduhb.retire(runs / "a", replaced_by=runs / "b2", unaudited="a test")
@@ -314,7 +314,7 @@ def test_a_registered_name_is_a_name_too(runs):
 
 def test_a_class_may_be_held_by_every_client(runs):
     trained = feduhb.open_run(runs / "a", federation())
-    unlearn(trained, "class:2", runs / "c", audited=False)
+    unlearn(trained, "class:2", runs / "c", audited=False, allow_revival=True)
     train_other(runs / "other", "c00")
     train_other(runs / "stranger", "zz")
     (tombstone,) = feduhb.retire(runs / "a", replaced_by=runs / "c", unaudited="a test")

@@ -136,7 +136,8 @@ def test_why_a_run_ended():
 RESULT: Result = {
     "method": "retrain", "exact": True, "needs": "sum", "settings": {}, "rounds": 1, "scheduled_rounds": 1, "stopped": "",
     "clients": ["a"], "parameters": 2, "weights_sha256": "00", "client_epochs": 1, "bytes_down": 8, "bytes_up": 8,
-    "client_seconds": 0.5, "server_seconds": 0.5, "evaluate_seconds": 0.5, "scores": {}, "engine": {}, "versions": {},
+    "client_seconds": 0.5, "server_seconds": 0.5, "evaluate_seconds": 0.5, "client_rounds": 1,
+    "client_rounds_saved": 0.0, "history_bytes_read": 0, "history_bytes_kept": 0, "scores": {}, "engine": {}, "versions": {},
     "finished": "2026-01-01T00:00:00+00:00",
 }  # fmt: skip
 

@@ -59,9 +59,28 @@ def test_the_run_that_came_out_takes_the_next_request(runs):
     assert str(third.forgot) == "cat,elk"
 
 
-def test_in_python_it_is_said_and_done(runs, capsys):
-    feduhb.unlearn(runs[0], ["cat"], rounds=1, show=None)
+def test_in_python_it_is_refused_too_unless_it_is_asked_for(runs, tmp_path, capsys):
+    first = runs[0]
+    with pytest.raises(
+        RequestError, match=r"would bring elk back: .*To bring it back all the same: --allow-revival"
+    ):
+        feduhb.unlearn(first, ["cat"], rounds=1, out=tmp_path / "third", show=None)
+    assert not (tmp_path / "third").exists()
+    third = feduhb.unlearn(first, ["cat"], rounds=1, allow_revival=True, show=None)
+    assert "elk" in third.federation.clients
     assert "would bring elk back" in capsys.readouterr().err
+
+
+def test_a_client_that_is_not_there_is_said_first(runs):
+    """Otherwise the advice would be to name it too."""
+    with pytest.raises(
+        RequestError, match=r"^there is no client 'cta'; did you mean cat\? The clients are ant, bee, cat"
+    ):
+        feduhb.unlearn(runs[0], ["cta"], rounds=1, show=None)
+    with pytest.raises(
+        RequestError, match=r"^this run has already forgotten elk; leave it out of the request$"
+    ):
+        feduhb.unlearn(runs[1], ["cat", "elk"], rounds=1, show=None)
 
 
 def test_a_comparison_takes_nobodys_place(tmp_path, capsys):
@@ -163,5 +182,21 @@ def test_on_the_command_line_it_is_refused(tmp_path, monkeypatch):
         assert ended.exit_code == 2
         assert "unlearn runs/first-feduhb instead, or forget c00,c02" in ended.stderr
         assert not (tmp_path / "runs" / "other").exists()
+    ended = feduhb_("unlearn", "runs/first", "--forget", "c2", "--rounds", "1")
+    assert ended.stderr.startswith(
+        "feduhb: there is no client 'c2'; did you mean c02? The clients are c00, c01"
+    )
+    insisting = (
+        "unlearn",
+        "runs/first",
+        "--forget",
+        "c02",
+        "--rounds",
+        "1",
+        "--out",
+        "runs/other",
+        "--allow-revival",
+    )
+    assert feduhb_(*insisting).exit_code == 0
     ended = feduhb_("unlearn", "runs/first-feduhb", "--forget", "c02", "--rounds", "1")
     assert ended.exit_code == 0, ended.output

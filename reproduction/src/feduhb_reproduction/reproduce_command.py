@@ -72,7 +72,7 @@ def reproduce(
     copy their files into FOLDER/cells. If you add momenta or server steps to a grid, only these are run. Tables and figures show the
     finished cells.
 
-    A grid is a TOML file; docs/config.md lists its settings.
+    A grid is a TOML file. To write your own, copy one of those in the folder experiments of the package feduhb_reproduction.
     """
     from feduhb_reproduction.grids import find_grid, read_grid
     from feduhb_reproduction.reproduce import CellsError, check_progress

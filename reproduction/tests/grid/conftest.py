@@ -6,9 +6,9 @@ import pytest
 
 from feduhb.audit.attacks import misr
 from grid.small import FEW_TREES
-from quiet import commands, no_waiting_for_the_disk, one_thread, save_blank_figures
+from quiet import commands, no_waiting_for_the_disk, one_thread, own_state, save_blank_figures
 
-__all__ = ["blank_figures", "commands", "few_trees", "no_waiting_for_the_disk", "one_thread"]
+__all__ = ["blank_figures", "commands", "few_trees", "no_waiting_for_the_disk", "one_thread", "own_state"]
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -13,7 +13,6 @@ import gc
 import json
 import os
 import pickle
-import signal
 import subprocess
 import sys
 import threading
@@ -40,7 +39,7 @@ from feduhb.runs.config import TrainSettings
 from feduhb.runs.folder import Round
 from feduhb.runs.history import DiskHistory
 from feduhb.runs.lineage import Ancestor
-from feduhb.runs.workers import receive, send
+from feduhb.runs.workers import list_paths, receive, send, start_process
 from feduhb.stopping import StopRule
 
 START = "import sys; sys.path[:] = sys.argv[1:]; from feduhb.audit.apart import main; main()"
@@ -142,12 +141,7 @@ class ForkServer:
 
     def __init__(self) -> None:
         self.owner = os.getpid()
-        self._process = subprocess.Popen(  # noqa: S603 (our own module)
-            [sys.executable, "-c", START, *_list_paths()],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            cwd=Path.cwd().anchor,  # not in a hidden folder
-        )
+        self._process = start_process(START, Path.cwd().anchor)  # not in a hidden folder
 
     def ask(self, *messages: bytes, show: Callable[[Round], None] | None) -> dict[str, Any]:
         """Send a job; return the last answer before the child ended."""
@@ -205,10 +199,6 @@ def stop_server() -> None:
         SERVERS.pop().stop()
 
 
-def _list_paths() -> list[str]:
-    return [path or str(Path.cwd()) for path in sys.path]
-
-
 def _ask(
     packed: bytes, hidden: Sequence[Path], kept: Sequence[Path], show: Callable[[Round], None] | None
 ) -> dict[str, Any]:
@@ -216,7 +206,7 @@ def _ask(
         "hidden": [str(folder.resolve()) for folder in hidden],
         "kept": [str(folder.resolve()) for folder in kept],
         "folder": str(Path.cwd()),
-        "path": _list_paths(),
+        "path": list_paths(),
         "environment": dict(os.environ),
         "torch": {
             "threads": torch.get_num_threads(),
@@ -243,7 +233,6 @@ def main() -> None:
     """Fork a child for every job, until the process that started this one ends."""
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # print to standard error, because standard output carries the answers
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches this process too; its parent will end it
     torch.set_num_threads(1)  # a child hangs if threads have computed something before the fork
     torch.optim.SGD(
         [torch.zeros(1, requires_grad=True)], lr=1.0

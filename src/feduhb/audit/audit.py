@@ -2,31 +2,36 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-import shutil
-import tempfile
+import itertools
+import os
+import re
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from feduhb.audit.controls import Controls, carry_out, list_once
+from feduhb.audit.exactness import check_recorded_weights
 from feduhb.audit.procedure import AuditSettings, RunAudit
-from feduhb.audit.result import FILE, Audit
+from feduhb.audit.result import FILE, Audit, read_audit
+from feduhb.audit.work import describe_inputs, note_foreign_work, open_work
+from feduhb.core.checks import check_show
 from feduhb.data.federation import Federation, select_held
 from feduhb.data.request import Request
 from feduhb.engines import EngineMaker
 from feduhb.errors import ConfigError, RequestError, RunFolderError
 from feduhb.methods import is_retrain
-from feduhb.runs.checkpoint import digest_weights
 from feduhb.runs.config import KeepHistory, TrainSettings
-from feduhb.runs.files import disk_errors, write_atomically
-from feduhb.runs.folder import WORK, RunFolder, versions
+from feduhb.runs.files import disk_errors, lock_folder, sync_folder, write_atomically
+from feduhb.runs.folder import WORK
 from feduhb.runs.plan import Show
+from feduhb.runs.private import find_audits
 from feduhb.runs.progress import show_lines, show_steps
 from feduhb.runs.run import Run
+
+PREPARED = f".{FILE}.tmp"  # an audit whose work is not deleted yet
+TIME = re.compile(r"\d{4}-\d\d-\d\dT\d{6}")
 
 
 def audit(
@@ -49,8 +54,9 @@ def audit(
             after it.
         retrain: Retrain, the control that must not be caught. None makes it, with the seed of the audited run.
         engine: None uses the engine of the audited run.
-        out: the folder for audit.json and for the runs that the audit makes. None uses the audited run's folder.
-        keep: keep the runs that the audit makes. They were trained on the forgotten data, so store them safely.
+        out: the folder for audit.json. None uses the audited run's folder.
+        keep: keep the runs that the audit makes, in the folder audit-work beside audit.json. They were trained on the
+            forgotten data, so store them safely.
         settings: fields of `AuditSettings`: exactness, canaries, shadows, relearn, margin.
 
     The original, the audited run and Retrain may have different seeds. The audit repeats each with its own seed: the
@@ -81,6 +87,7 @@ def audit_all(
     if out is not None and len(runs) > 1:
         raise ConfigError(f"out= is for a single run, but {len(runs)} runs are given; omit out=")
     how = AuditSettings(**settings)
+    check_show(show)
     if engine is not None:
         runs = [replace(run, engine=engine) for run in runs]
         trained = trained and replace(trained, engine=engine)
@@ -93,16 +100,24 @@ def audit_all(
         retrain = retrain and _begin_at(retrain, trained)
         trained = replace(trained, original=trained.federation, forgot=None)
     first = check_runs(runs, trained, retrain)
+    for run in filter(None, (*runs, trained, retrain)):
+        check_recorded_weights(run)
     seed = (
         trained.seed if trained else next((run.seed for run in runs if run.method.needs_history), first.seed)
     )
     place = Path(out) if out else first.folder
-    with _open_work_folder(place, first, how, seed, keep=keep) as folder:
+    places = [place] if len(runs) == 1 else [run.folder for run in runs]
+    written = [folder for folder in places if folder is not None]
+    for folder in written:
+        _check_file(folder)
+    notes += tuple(note_foreign_work([*filter(None, (place, *(run.folder for run in runs)))]))
+    inputs = describe_inputs(runs, trained, retrain, asdict(how), seed)
+    with open_work(place, inputs, keep=keep) as work:
         controls = Controls(
             federation=first.original.reseed(first.seed), request=get_request(first), settings=first.settings, original_seed=seed,
             engine=first.engine, block=first.block,
-            history=_choose_history(runs, trained), canaries=how.canaries, folder=folder,
-            hidden=_list_folders([*runs, *filter(None, (trained, retrain))], folder),
+            history=_choose_history(runs, trained), canaries=how.canaries, folder=work.path,
+            hidden=_list_folders([*runs, *filter(None, (trained, retrain))], work.path),
             made={n: r for n, r in (("original", trained), ("retrain", retrain)) if r is not None},
         )  # fmt: skip
         audits = [RunAudit(run, controls, how) for run in runs]
@@ -116,11 +131,14 @@ def audit_all(
         with show_steps(show, "audit", count_left) as begin:
             for one, steps in zip(audits, todo, strict=True):
                 started = time.perf_counter()
-                carry_out(steps, begin)
-                found.append(one.conclude(notes, started))
-                target = place if len(runs) == 1 else one.run.folder
-                if target is not None:
-                    _write(target, found[-1])
+                carry_out(steps, begin, work.sign)
+                found.append(one.conclude((*notes, *work.describe()), started))
+        for folder, one in zip(places, found, strict=True):
+            if folder is not None:
+                _prepare(folder, one)
+        work.finish(place / WORK if keep and place is not None else None)
+        for folder in written:
+            _publish(folder)
     return found
 
 
@@ -139,11 +157,11 @@ def _begin_at(run: Run, trained: Run) -> Run:
 
 
 def _list_folders(runs: Sequence[Run], work: Path) -> tuple[Path, ...]:
-    """Return the folders in which a method could find an old model: of these runs, of those they came from, and the work folder."""
+    """Return the folders in which a method could find an old model: of these runs, of those they came from, and of audits."""
     found = [
         path for run in runs for path in (run.folder, *(one.path for one in run.earlier)) if path is not None
     ]
-    return tuple(dict.fromkeys(path.resolve() for path in (*found, work)))
+    return tuple(dict.fromkeys(path.resolve() for path in (*found, work, find_audits())))
 
 
 def _choose_history(runs: Sequence[Run], trained: Run | None) -> KeepHistory:
@@ -153,40 +171,40 @@ def _choose_history(runs: Sequence[Run], trained: Run | None) -> KeepHistory:
     return (trained.settings.keep_history if trained else True) or True
 
 
-def _write(folder: Path, audit: Audit) -> None:
-    """Write audit.json; keep an earlier one beside it, named by the time when it ended."""
+def _check_file(folder: Path) -> None:
+    """Raise RunFolderError if audit.json cannot be written, because something else has its name."""
+    path = folder / FILE
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        what = "a link" if path.is_symlink() else "a folder" if path.is_dir() else "not a file"
+        raise RunFolderError(f"{path} is {what}; move it away, so that the audit can be written")
+
+
+def _prepare(folder: Path, audit: Audit) -> None:
+    """Write the audit under a hidden name. `_publish` renames it to audit.json."""
+    write_atomically(folder / PREPARED, audit.to_json().encode())
+
+
+def _publish(folder: Path) -> None:
+    """Rename the prepared audit; keep an earlier one beside it, named by the time when it ended."""
     file = folder / FILE
-    if file.exists():
-        with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
-            ended = str(json.loads(file.read_text())["finished"])[:19].replace(":", "")
-            file.replace(folder / f"audit-{ended}.json")
-    write_atomically(file, audit.to_json().encode())
+    _check_file(folder)
+    with disk_errors(file), lock_folder(folder):
+        if file.exists():
+            file.replace(folder / _name_earlier(folder))
+        (folder / PREPARED).replace(file)
+        sync_folder(folder)
 
 
-@contextlib.contextmanager
-def _open_work_folder(
-    place: Path | None, run: Run, how: AuditSettings, original_seed: int, *, keep: bool
-) -> Generator[Path]:
-    """Yield a folder for the runs that the audit makes. A crash leaves it, so that the audit can continue."""
-    if place is None:
-        with tempfile.TemporaryDirectory(prefix="feduhb-audit-") as temporary:
-            yield Path(temporary)
-        return
-    folder = place / WORK
-    wanted = {
-        "settings": asdict(how), "weights": digest_weights(run.params), "request": str(run.forgot), "original_seed": original_seed,
-        "versions": versions(),
-    }  # fmt: skip
-    mark = folder / "audit-settings.json"
-    with RunFolder(place).claim():
-        if folder.exists() and (not mark.exists() or json.loads(mark.read_text()) != wanted):
-            shutil.rmtree(folder)  # an audit with other settings, or by another version, left it
-        with disk_errors(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(mark, json.dumps(wanted).encode())
-        yield folder
-        if not keep:
-            shutil.rmtree(folder)
+def _name_earlier(folder: Path) -> str:
+    """Return a name for an earlier audit that nothing in the folder has."""
+    try:
+        earlier = read_audit(folder)
+        ended = earlier.finished[:19].replace(":", "") if earlier else ""
+    except RunFolderError:
+        ended = ""
+    stem = f"audit-{ended if TIME.fullmatch(ended) else 'damaged'}"
+    names = (stem if number == 1 else f"{stem}-{number}" for number in itertools.count(1))
+    return next(f"{name}.json" for name in names if not os.path.lexists(folder / f"{name}.json"))
 
 
 def check_runs(runs: Sequence[Run], trained: Run | None, retrain: Run | None) -> Run:
@@ -197,6 +215,12 @@ def check_runs(runs: Sequence[Run], trained: Run | None, retrain: Run | None) ->
     if not runs:
         raise RunFolderError("there is no run to audit; give at least one that feduhb unlearn made")
     first = runs[0]
+    for run in filter(None, (*runs, trained, retrain)):
+        if run.unconfirmed:
+            raise RunFolderError(
+                f"forgotten rows of client {run.unconfirmed[0]} were deleted, and the lineage of {run.folder} alone says which: "
+                "no run or tombstone confirms it, so the audit could look at other rows; restore the runs that it came from"
+            )
     _check_data(first.original, get_request(first))
     for name, control in (("original", trained), ("retrain", retrain)):
         if control is not None:

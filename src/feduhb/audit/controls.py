@@ -66,16 +66,22 @@ def list_once(lists: Iterable[list[Step]]) -> list[list[Step]]:
     return found
 
 
-def carry_out(steps: list[Step], begin: Callable[[str, int], ShowRound] = lambda *_: lambda _: None) -> None:
+def carry_out(
+    steps: list[Step],
+    begin: Callable[[str, int], ShowRound] = lambda *_: lambda _: None,
+    end: Callable[[], object] = lambda: None,
+) -> None:
     """Carry out the steps that are needed when their turn comes, and remove each from the list.
 
     Args:
         begin: called with a step's name and rounds; returns the function that shows its rounds.
+        end: called after every step.
     """
     while steps:
         step = steps.pop(0)
         if step.is_needed():
             step.work(begin(step.name, step.rounds))
+            end()
 
 
 # The federations in which a training can be repeated. A training has the seed of the original. What is compared with an

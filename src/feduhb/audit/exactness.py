@@ -15,7 +15,7 @@ from feduhb.audit.own_code import OwnCode, is_ours
 from feduhb.audit.result import Check, Exactness
 from feduhb.core.types import Method
 from feduhb.engines import describe_engine
-from feduhb.errors import FeduhbError, StorageError
+from feduhb.errors import FeduhbError, RunFolderError, StorageError
 from feduhb.methods import values_of
 from feduhb.runs.checkpoint import digest_weights
 from feduhb.runs.folder import RunFolder
@@ -147,8 +147,12 @@ def describe_machine(run: Run) -> str:
     return f" (the run was made by {before}, this audit by {now}; audit the run where it was made)"
 
 
-def has_recorded_weights(run: Run) -> bool:
-    """Return whether the weights have the digest in the run's folder; True if there is no folder."""
-    if run.folder is None:
-        return True
-    return RunFolder(run.folder).result()["weights_sha256"] == digest_weights(run.params)
+def check_recorded_weights(run: Run) -> None:
+    """Raise RunFolderError if the weights are not those that the run's folder records, if it does."""
+    if run.folder is None or not (files := RunFolder(run.folder)).is_finished():
+        return
+    files.check_weights()
+    if files.result()["weights_sha256"] != digest_weights(run.params):
+        raise RunFolderError(
+            f"the weights are not those whose digest {files.result_path} records; audit the run as it ended: open it from its folder"
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -20,6 +21,7 @@ from feduhb.audit.result import (
     Clients,
     Cost,
     Distance,
+    Losses,
 )
 from feduhb.audit.statistics import compute_difference
 from feduhb.audit.verdict import Finding, judge_backdoor
@@ -48,6 +50,15 @@ def compute_accuracy(model: nn.Module, parts: Iterable[Examples], federation: Fe
     return right / total if total else None
 
 
+def compute_loss(model: nn.Module, parts: Iterable[Examples], federation: Federation) -> float | None:
+    """Return the loss over several lists of examples together; None if there are no examples or it is not finite."""
+    total = count = 0.0
+    for examples in filter(len, parts):
+        loss, _ = score_model(model, examples, federation.loss)
+        total, count = total + loss * len(examples), count + len(examples)
+    return total / count if count and math.isfinite(total) else None
+
+
 def compute_chance(federation: Federation) -> float:
     """Return the accuracy of a model that always answers the commonest label of the test set."""
     counts = torch.unique(federation.test.targets, return_counts=True)[1]
@@ -55,30 +66,45 @@ def compute_chance(federation: Federation) -> float:
 
 
 def compute_constant_loss(federation: Federation) -> float:
-    """Return the least test loss of a model that gives the same answer to every example, found by descent."""
+    """Return the least test loss of a model that gives the same answer to every example, found by descent.
+
+    Infinity if no such loss is finite.
+    """
     x, y = federation.test.all()
     outputs = compute_outputs(federation.fresh_model(), x)
     answer = outputs.mean(dim=0, keepdim=True).requires_grad_()
     descent = torch.optim.LBFGS([answer], max_iter=100, line_search_fn="strong_wolfe")
 
-    def compute_loss() -> Tensor:
+    seen: list[float] = []
+
+    def compute() -> Tensor:
         descent.zero_grad()
         loss = federation.loss(answer.expand_as(outputs), y)
         loss.backward()
+        seen.append(float(loss.detach()))
         return loss
 
-    descent.step(compute_loss)
-    with torch.no_grad():
-        return float(federation.loss(answer.expand_as(outputs), y))
+    descent.step(compute)
+    return min(filter(math.isfinite, seen), default=math.inf)
 
 
 def measure_accuracies(run: Run, federation: Federation, request: Request) -> Accuracies:
     """Return a model's accuracy on the forgotten data, on the remaining data, and on test data."""
     model = run.model()
-    kept = federation.without(request).clients.values()
-    gone = federation.forgotten(request).values()
-    groups = gone, kept, [federation.test]
-    return Accuracies(*(compute_accuracy(model, parts, federation) for parts in groups))
+    return Accuracies(
+        *(compute_accuracy(model, parts, federation) for parts in _list_groups(federation, request))
+    )
+
+
+def measure_losses(run: Run, federation: Federation, request: Request) -> Losses:
+    """Return a model's loss on the forgotten data, on the remaining data, and on test data."""
+    model = run.model()
+    return Losses(*(compute_loss(model, parts, federation) for parts in _list_groups(federation, request)))
+
+
+def _list_groups(federation: Federation, request: Request) -> list[list[Examples]]:
+    kept, gone = federation.without(request).clients, federation.forgotten(request)
+    return [[*gone.values()], [*kept.values()], [federation.test]]
 
 
 def measure_clients(models: Models, federation: Federation, request: Request) -> Clients:

@@ -20,7 +20,7 @@ from feduhb.audit.verdict import explain_uselessness
 from feduhb.core.aggregate import is_built_in_rule, unwrap
 from feduhb.core.flat import flatten
 from feduhb.core.seeds import seed_for
-from feduhb.engines import ENGINES, is_built_in_name
+from feduhb.engines import is_built_in_maker, is_built_in_name
 from feduhb.engines.scoring import score_model
 from feduhb.errors import RunFolderError
 from feduhb.methods import Retrain, is_built_in, rule_of, values_of
@@ -308,7 +308,7 @@ def is_ours(run: Run) -> bool:
     rule, maker = rule_of(run.method), unwrap(run.engine)
     if not is_built_in(run.method) or not (rule is None or is_built_in_rule(rule)):
         return False
-    return is_built_in_name(maker) if isinstance(maker, str) else any(maker is e for e in ENGINES.values())
+    return is_built_in_name(maker) if isinstance(maker, str) else is_built_in_maker(maker)
 
 
 def _describe(trace: Trace) -> str:

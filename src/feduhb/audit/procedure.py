@@ -16,11 +16,12 @@ from feduhb.audit.attacks.misr import measure_misr
 from feduhb.audit.beginning import explain_start
 from feduhb.audit.client_code import note_client_code
 from feduhb.audit.controls import Controls, ShowRound, Step, name_run
-from feduhb.audit.exactness import Counterfactuals, find_carried, has_recorded_weights, is_fault_of_method
+from feduhb.audit.exactness import Counterfactuals, find_carried, is_fault_of_method
 from feduhb.audit.forecast import forecast_power
 from feduhb.audit.measures import (
     attack_by_backdoor,
     compute_chance,
+    compute_constant_loss,
     compute_relearning_goal,
     continue_training,
     count_relearning_rounds,
@@ -28,11 +29,12 @@ from feduhb.audit.measures import (
     measure_clients,
     measure_cost,
     measure_distances,
+    measure_losses,
 )
 from feduhb.audit.own_code import is_ours
 from feduhb.audit.result import ORIGINAL, RETRAIN, UNLEARNED, Attack, Audit, Forecast, Relearn
 from feduhb.audit.shadows import ShadowSet
-from feduhb.audit.verdict import MARGIN, Finding, explain_uselessness, reach_verdict
+from feduhb.audit.verdict import MARGIN, Finding, explain_useless_loss, explain_uselessness, reach_verdict
 from feduhb.data.federation import Federation
 from feduhb.errors import ConfigError, FeduhbError
 from feduhb.runs.checkpoint import digest_weights
@@ -78,8 +80,6 @@ class RunAudit:
     def __init__(self, run: Run, controls: Controls, how: AuditSettings) -> None:
         self.run, self.controls, self.how = run, controls, how
         self.notes: list[str] = []
-        if not has_recorded_weights(run):
-            self.notes.append("The weights are not those whose digest was recorded when the run ended.")
         self.counterfactuals = self._choose_counterfactuals()
         self.candidates = Candidates.of(controls.federation, controls.request)
         self.rehearsal = self._choose_rehearsal()
@@ -272,11 +272,15 @@ class RunAudit:
         backdoor = attack_by_backdoor(models, federation, request, how.margin)
         findings = [finding for _, finding in self.attacks] + ([backdoor[1]] if backdoor else [])
         accuracy = {name: measure_accuracies(model, federation, request) for name, model in models.items()}
+        loss = {name: measure_losses(model, federation, request) for name, model in models.items()}
         test, yardstick = accuracy[UNLEARNED].test, accuracy[RETRAIN].test
         has_labels = test is not None
-        waste = None
         if test is not None and yardstick is not None:
             waste = explain_uselessness(test, yardstick, compute_chance(federation))
+        else:
+            waste = explain_useless_loss(
+                loss[UNLEARNED].test, loss[RETRAIN].test, compute_constant_loss(federation)
+            )
         misr = measure_misr(models, federation, request, self.notes) if has_labels else None
         params = {name: model.params.cpu() for name, model in models.items()}
         is_original = {name: torch.equal(params[name], params[ORIGINAL]) for name in (UNLEARNED, RETRAIN)}
@@ -289,8 +293,9 @@ class RunAudit:
             method=run.method.name, exact=run.method.exact, forgot=str(request), seed=run.seed,
             seeds={name: model.seed for name, model in models.items()}, procedure=name_run(run),
             weights_sha256=self._digests[UNLEARNED], verdict=verdict,
+            controls_sha256={name: self._digests[name] for name in (ORIGINAL, RETRAIN)},
             exactness=exactness, membership=tuple(attack for attack, _ in self.attacks), misr=misr,
-            backdoor=backdoor[0] if backdoor else None, accuracy=accuracy, clients=measure_clients(models, federation, request),
+            backdoor=backdoor[0] if backdoor else None, accuracy=accuracy, loss=loss, clients=measure_clients(models, federation, request),
             distance=measure_distances(models, federation) if has_labels else {}, relearn=self._conclude_relearning(),
             cost={name: measure_cost(model) for name, model in models.items()}, notes=(*notes, *self.notes), forecast=self.forecast, settings=asdict(how),
             versions=versions(), finished=now(), seconds=time.perf_counter() - started,

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import AfterValidator, TypeAdapter, ValidationError
 
 from feduhb.errors import RunFolderError
+from feduhb.runs.files import read_file
 
 FILE = "audit.json"  # in the folder of an audited run
 UNLEARNED, ORIGINAL, RETRAIN = "unlearned", "original", "retrain"
@@ -28,13 +29,20 @@ T = TypeVar("T")
 
 
 def _check_models(found: Mapping[str, T]) -> Mapping[str, T]:
-    """Return the table; raise ValueError if one of the three models is missing."""
+    """Return the table; raise ValueError if one of the three models is missing, or another is there."""
     if missing := [model for model in MODELS if model not in found]:
         raise ValueError(f"lacks {missing[0]}")
+    return _check_names(found)
+
+
+def _check_names(found: Mapping[str, T]) -> Mapping[str, T]:
+    if strange := [model for model in found if model not in MODELS]:
+        raise ValueError(f"has a model {strange[0]!r}")
     return found
 
 
 ByModel = Annotated[Mapping[str, T], AfterValidator(_check_models)]  # one value for each of `MODELS`
+ForSome = Annotated[Mapping[str, T], AfterValidator(_check_names)]  # one value for some of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +223,15 @@ class Accuracies:
 
 
 @dataclass(frozen=True, slots=True)
+class Losses:
+    """Mean losses of a model; None if a loss is not finite."""
+
+    forgotten: float | None
+    retained: float | None
+    test: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class ClientRow:
     """The accuracy of one remaining client under the original, the audited model and Retrain."""
 
@@ -281,7 +298,7 @@ class Audit:
     backdoor: BackdoorAttack | None
     accuracy: ByModel[Accuracies]
     clients: Clients
-    distance: Mapping[str, Distance]  # of the other two models to Retrain; empty if targets are not labels
+    distance: ForSome[Distance]  # of the other two models to Retrain; empty if targets are not labels
     relearn: Relearn | None
     cost: ByModel[Cost]
     notes: tuple[str, ...] = ()
@@ -290,6 +307,10 @@ class Audit:
     procedure: str = (
         ""  # the method with a digest of its settings, rounds and stop rule; earlier versions wrote none
     )
+    loss: ForSome[Losses] = field(default_factory=dict)  # of each model; earlier versions wrote none
+    controls_sha256: Mapping[str, str] = field(
+        default_factory=dict
+    )  # the weights' digests of original and Retrain; earlier versions wrote none
     settings: Mapping[str, Any]
     versions: Mapping[str, str]
     finished: str
@@ -325,14 +346,13 @@ def read_audit(folder: Path) -> Audit | None:
     path = folder / FILE
     advice = f"delete it and audit the run again: feduhb audit {folder}"
     try:
-        return Audit.from_json(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+        return Audit.from_json(read_file(path, advice).decode())
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except AuditFormatError as error:
         raise RunFolderError(f"{path} is damaged, or another version wrote it: {error}; {advice}") from None
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or "it is not complete JSON"
-        raise RunFolderError(f"{path} cannot be read: {reason}; {advice}") from None
+    except (ValueError, RecursionError):
+        raise RunFolderError(f"{path} cannot be read: it is not complete JSON; {advice}") from None
 
 
 @cache
@@ -402,6 +422,11 @@ def _lines(audit: Audit) -> Iterator[str]:
         if far := audit.distance.get(name):
             cells += f"   {far.l2:>14.3g}  {far.cosine:6.3f}  {far.kl:9.3g}  {far.disagreement:8.1%}"
         yield f"  {NAMES[name]:<9}  {cells}"
+    if audit.loss:
+        yield "Loss         forgotten  retained      test"
+    for name, found in audit.loss.items():
+        numbers = (found.forgotten, found.retained, found.test)
+        yield f"  {NAMES[name]:<9}  {'  '.join(map(_format_loss, numbers))}"
     if audit.relearn:
         took = {UNLEARNED: audit.relearn.unlearned, RETRAIN: audit.relearn.retrain}
         again = (f"{NAMES[n]} {_format_rounds(r, audit.relearn.most)}" for n, r in took.items())
@@ -435,6 +460,10 @@ def _format_rounds(rounds: int | None, most: int) -> str:
 
 def _format_share(share: float | None) -> str:
     return f"{'–' if share is None else format(share, '.1%'):>8}"  # noqa: RUF001
+
+
+def _format_loss(loss: float | None) -> str:
+    return f"{'–' if loss is None else format(loss, '.3g'):>8}"  # noqa: RUF001
 
 
 def _wrap(text: str, indent: str = "  ") -> str:

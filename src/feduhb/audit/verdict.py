@@ -6,6 +6,7 @@ Retrain, which must not be caught (or the attack does not measure membership).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -42,7 +43,7 @@ FAILED = "A rehearsal shows nothing about a method that fails its own checks."
 UNREHEARSED = (
     "The rehearsals do not count: whether the recorded procedure gives these weights was not checked."
 )
-USEFUL = 0.5  # share of Retrain's gain over the commonest label; a model with less is useless
+USEFUL = 0.5  # share of Retrain's gain over a constant answer; a model with less is useless
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +173,18 @@ def explain_uselessness(test: float, retrain: float, chance: float) -> str | Non
         return None
     return (
         f"Test accuracy {test:.1%}; Retrain has {retrain:.1%}, and always answering the commonest label {chance:.1%}: "
+        "a model that knows nothing has nothing to forget."
+    )
+
+
+def explain_useless_loss(test: float | None, retrain: float | None, constant: float) -> str | None:
+    """Return the same by the test loss, for targets that are not labels: of Retrain's gain over the best constant answer."""
+    enough = math.inf if retrain is None else constant - USEFUL * (constant - retrain)
+    if test is not None and test < constant and test <= enough:
+        return None
+    found, goal = ("not finite" if loss is None else f"{loss:.3g}" for loss in (test, retrain))
+    return (
+        f"Test loss {found}; Retrain has {goal}, and the best constant answer {constant:.3g}: "
         "a model that knows nothing has nothing to forget."
     )
 

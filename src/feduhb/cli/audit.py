@@ -9,7 +9,9 @@ import typer
 
 from feduhb.cli.options import Data, Json, answering
 
-WORK_KEPT = "finished work is kept: start again to continue, or delete RUN/audit-work, whose models know the forgotten data"
+WORK_KEPT = (
+    "finished work is kept: start again to continue, or delete {}, whose models know the forgotten data"
+)
 
 
 def audit(
@@ -53,7 +55,11 @@ def audit(
         float, typer.Option(help="An AUC that differs from 0.5 by at most this counts as chance.")
     ] = 0.05,
     keep: Annotated[
-        bool, typer.Option("--keep", help="Keep the audit's own runs. Their models know the forgotten data.")
+        bool,
+        typer.Option(
+            "--keep",
+            help="Keep the audit's own runs, in RUN/audit-work. Their models know the forgotten data.",
+        ),
     ] = False,
     data: Data = None,
     json: Json = False,
@@ -66,15 +72,16 @@ def audit(
 
     Before it starts, it prints a forecast: the chance that a model which remembers nothing gets a clear answer from these examples, and how many canaries a chance of 80 % needs.
 
-    The audit needs the forgotten data once more, so run it before you delete that data. It writes audit.json into RUN, which feduhb report shows. After a crash, start it again: it continues where it stopped.
+    The audit needs the forgotten data once more, so run it before you delete that data. It writes audit.json into RUN, which feduhb report shows. After a crash, start it again: it continues where it stopped, with what it finished in a folder of its own, outside RUN.
     """
     from dataclasses import asdict
 
     from feduhb.audit.audit import audit_all
     from feduhb.audit.pooling import pool_seeds
+    from feduhb.runs.private import find_work
     from feduhb.runs.run import open_run
 
-    with answering(json, WORK_KEPT) as answer:
+    with answering(json, WORK_KEPT.format(find_work(runs[0]))) as answer:
         found = audit_all(
             [open_run(run, data=data) for run in runs],
             None if original is None else open_run(original, data=data),

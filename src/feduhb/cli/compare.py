@@ -28,7 +28,7 @@ def compare(
             "Without --methods, the only other method is Retrain.",
         ),
     ] = None,
-    rounds: options.Rounds = 40,
+    rounds: options.Rounds = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder for runs and report; if not given, RUN-compare beside RUN.")
     ] = None,

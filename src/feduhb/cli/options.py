@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import json as json_format
+import signal
 import sys
 from collections.abc import Callable, Generator
 from pathlib import Path
@@ -14,6 +15,7 @@ import click
 import typer
 from typer.core import TyperGroup
 
+from feduhb.cli import quit_at_once
 from feduhb.core.plugins import find_plugin, list_plugins
 from feduhb.errors import ConfigError, FeduhbError
 
@@ -35,7 +37,10 @@ Forget = Annotated[
     ),
 ]
 Rounds = Annotated[
-    int, typer.Option(help="Maximum number of rounds; FedEraser and FedRecover set their own number.")
+    int | None,
+    typer.Option(
+        help="Maximum number of rounds; 40 if not given, whatever the training used. FedEraser and FedRecover set their own number."
+    ),
 ]
 Data = Annotated[
     Path | None,
@@ -62,7 +67,9 @@ def print_version(
 
 def name_folder(run: Path, word: str) -> Path:
     """Return the folder RUN-WORD beside a run."""
-    place = run.resolve()
+    from feduhb.runs.files import resolve
+
+    place = resolve(run)
     return place.with_name(f"{place.name}-{word}")
 
 
@@ -120,6 +127,19 @@ def write_pages(answer: dict[str, Any], runs: list[Path], out: Path, json: bool)
 
 
 @contextlib.contextmanager
+def raise_on_interrupt() -> Generator[None]:
+    """Make Ctrl-C a KeyboardInterrupt inside the block, so that a command can keep what it has finished."""
+    if signal.getsignal(signal.SIGINT) is not quit_at_once:
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, quit_at_once)
+
+
+@contextlib.contextmanager
 def answering(json: bool, interrupted: str = "start again") -> Generator[dict[str, Any]]:
     """Collect a command's answer and print it if ``json`` is True; print an error as one line and exit with 2.
 
@@ -128,12 +148,17 @@ def answering(json: bool, interrupted: str = "start again") -> Generator[dict[st
     """
     answer: dict[str, Any] = {}
     try:
-        yield answer
-    except FeduhbError as error:
+        with raise_on_interrupt():
+            yield answer
+    except (FeduhbError, OSError) as error:
+        message = str(error)
+        if isinstance(error, OSError):  # a file or folder that is out of reach
+            where = f"{error.filename}: " if error.filename else ""
+            message = f"{where}{error.strerror or error}; check that file or folder, and start again"
         if json:
-            answer["error"] = {"kind": type(error).__name__, "message": str(error)}
+            answer["error"] = {"kind": type(error).__name__, "message": message}
             typer.echo(json_format.dumps(answer))
-        typer.echo(f"feduhb: {error}", err=True)
+        typer.echo(f"feduhb: {message}", err=True)
         raise typer.Exit(2) from None
     except KeyboardInterrupt:
         typer.echo(f"feduhb: interrupted; {interrupted}", err=True)
@@ -179,6 +204,7 @@ def find_command(name: str) -> click.Command | None:
 
 def make_command(name: str, function: Callable[..., Any], **settings: Any) -> click.Command:
     """Return the command that a function's signature and docstring describe."""
+    function = raise_on_interrupt()(function)  # it may not use `answering`
     lone = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
     lone.command(name, help=join_lines(function.__doc__ or ""), context_settings=settings)(function)
     return typer.main.get_command(lone)

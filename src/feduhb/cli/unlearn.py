@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,7 +10,7 @@ import typer
 
 from feduhb.cli import options
 from feduhb.cli.retire import Unaudited, print_retired
-from feduhb.errors import ConfigError, RequestError
+from feduhb.errors import ConfigError
 from feduhb.stopping import DynamicStop, StopRule, dynamic_stop, never
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ def unlearn(
     method: Annotated[
         str, typer.Option(help="feduhb, retrain, federaser, fedrecover, or a method of another package.")
     ] = "feduhb",
-    rounds: options.Rounds = 40,
+    rounds: options.Rounds = None,
     momentum: Annotated[
         float | None, typer.Option(help="FedUHB's momentum beta, at least 0 and below 1; 0.9 if not given.")
     ] = None,
@@ -48,6 +48,13 @@ def unlearn(
         Path | None, typer.Option(help="Folder for the new run; RUN-METHOD beside RUN if not given.")
     ] = None,
     resume: options.Resume = False,
+    allow_revival: Annotated[
+        bool,
+        typer.Option(
+            "--allow-revival",
+            help="Serve the request although a later run has forgotten more than RUN, which the new run would learn again.",
+        ),
+    ] = False,
     retire: Annotated[
         bool,
         typer.Option(
@@ -71,7 +78,6 @@ def unlearn(
     """
     from feduhb import api
     from feduhb.data.request import Request
-    from feduhb.runs.lineage import explain_revival
     from feduhb.runs.run import adapt_method, open_run
 
     with options.answering(json, options.CONTINUE) as answer:
@@ -81,8 +87,6 @@ def unlearn(
             )
         given = {"momentum": momentum, "step_size": step_size, **options.parse_settings(setting or [])}
         opened, request = open_run(run, data=data), Request.parse(forget)
-        if revival := explain_revival(opened.folder, opened.forgot, request):
-            raise RequestError(revival)
         settings = {key: value for key, value in given.items() if value is not None}
         chosen = adapt_method(method, opened.settings, **settings)
         new = api.unlearn(
@@ -93,9 +97,13 @@ def unlearn(
             stop=parse_stop(stop, window, floor, chosen.default_stop()),
             out=out or options.name_folder(run, method),
             resume=resume,
+            allow_revival=allow_revival,
             show="auto" if json else "lines",
         )
         options.print_run(answer, new.folder, json)
+        answer.update(erased=[asdict(one) for one in new.erased])
+        if not json:
+            typer.echo("".join(f"{one}\n" for one in new.erased), nl=False)
         if retire:
             _retire(answer, opened, new, unaudited, json)
 

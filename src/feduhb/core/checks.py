@@ -22,6 +22,23 @@ def check_whole(name: str, value: Any, least: int | None = 1) -> None:
         raise ConfigError(f"{name} is {found}; give {least} or more")
 
 
+def check_show(show: Any) -> None:
+    """Raise ConfigError if rounds cannot be shown in this way."""
+    if show not in ("auto", "lines") and show is not None and not callable(show):
+        raise ConfigError(
+            f"show is {show!r}; give 'auto', 'lines', None, or one function, which gets every Round"
+        )
+
+
+def check_stop(stop: Any) -> None:
+    """Raise ConfigError for an object that is not a stop rule, such as a plain function."""
+    if isinstance(stop, type) or not (callable(stop) and callable(getattr(stop, "threshold", None))):
+        raise ConfigError(
+            f"stop is {stop!r}, which is not a stop rule; give feduhb.dynamic_stop(0.6), feduhb.never, or an object with the two "
+            "methods of feduhb.stopping.StopRule: __call__ and threshold"
+        )
+
+
 def is_finite(value: Any) -> bool:
     """Whether a value is a finite number."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

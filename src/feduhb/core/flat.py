@@ -13,6 +13,7 @@ from feduhb.core.seeds import fixed_draws
 from feduhb.errors import ModelError
 
 ModelSource = nn.Module | Callable[[], nn.Module]
+CONSTANTS = 16  # different values, other than 0 and 1, that the constant parameters of a fresh model may have
 
 
 def check_module(module: nn.Module) -> None:
@@ -57,54 +58,101 @@ def _find_fault(layer: nn.Module) -> str | None:
     return None
 
 
-def draw_model(source: ModelSource, seed: int) -> nn.Module:
+def draw_model(source: ModelSource, seed: int, *, check: bool = True) -> nn.Module:
     """Draw the fresh model w[0] of a run. Training and every unlearning with the same seed draw the same model.
 
     A module is copied, and the ``reset_parameters`` of every layer draws its weights anew: none of the module's own
     weights are used. A factory is called.
+
+    Args:
+        check: draw another model too, and raise ModelError if a parameter has the same values in both. False is for a
+            source that has been checked.
     """
+    is_module = isinstance(source, nn.Module)
     with fixed_draws(seed, "init"):
-        if not isinstance(source, nn.Module):
-            return _call_factory(source, seed)
-        check_module(source)
-        module = copy.deepcopy(source).cpu()
-        with torch.no_grad():
-            for p in module.parameters():
-                p.fill_(torch.nan)
-        for name, layer in module.named_modules():
-            if not list(layer.parameters(recurse=False)):
-                continue
-            reset = getattr(layer, "reset_parameters", None) or getattr(layer, "_reset_parameters", None)
-            if reset is None:
-                raise ModelError(
-                    f"{_format_layer(name, layer)} has no reset_parameters, so a "
-                    "fresh model cannot be drawn; add one, or pass a factory: model=lambda: MyModule()"
-                )
-            reset()
-        if kept := [name for name, p in module.named_parameters() if not p.isfinite().all()]:
-            raise ModelError(
-                f"parameter {kept[0]} is not drawn anew by its layer's reset_parameters, so what it learned would "
-                "survive; reset it there, or pass a factory: model=lambda: MyModule()"
-            )
+        module = _reset_module(source) if is_module else source()
+        if not check:
+            return module
+        if not is_module:
+            _check_factory(source, module)
+    with fixed_draws(seed, "another draw"):
+        other = _reset_module(source) if is_module else source()
+    if (name := _find_given(module, other)) is not None:
+        who = "reset_parameters of a layer" if is_module else "the model's factory"
+        raise ModelError(
+            f"{who} returns the same weights for every seed in {name}, so they are not fresh and may hold what a training "
+            "learned; draw them there, as torch's layers do. Compute a fixed table in forward, and train what is added to it"
+        )
     return module
 
 
-def _call_factory(factory: Callable[[], nn.Module], seed: int) -> nn.Module:
-    """Return a factory's module; raise ModelError if the factory does not draw new weights."""
-    module = factory()
+def _reset_module(source: nn.Module) -> nn.Module:
+    """Return a copy of a module with new weights; raise ModelError if a layer does not draw all of its weights."""
+    check_module(source)
+    module = copy.deepcopy(source).cpu()
+    with torch.no_grad():
+        for p in module.parameters():
+            p.fill_(torch.nan)
+    for name, layer in module.named_modules():
+        if not list(layer.parameters(recurse=False)):
+            continue
+        reset = getattr(layer, "reset_parameters", None) or getattr(layer, "_reset_parameters", None)
+        if reset is None:
+            raise ModelError(
+                f"{_format_layer(name, layer)} has no reset_parameters, so a "
+                "fresh model cannot be drawn; add one, or pass a factory: model=lambda: MyModule()"
+            )
+        reset()
+    if kept := [name for name, p in module.named_parameters() if not p.isfinite().all()]:
+        raise ModelError(
+            f"parameter {kept[0]} is not drawn anew by its layer's reset_parameters, so what it learned would "
+            "survive; reset it there, or pass a factory: model=lambda: MyModule()"
+        )
+    return module
+
+
+def _check_factory(factory: Callable[[], nn.Module], module: nn.Module) -> None:
+    """Raise ModelError if a factory's module cannot be trained exactly, or the factory returns the same one each time."""
     check_module(module)
     if factory() is module:
         raise ModelError(
             "the model's factory returns the same module each time, with what it has learned; return a new one: model=lambda: MyModule()"
         )
-    with fixed_draws(seed, "another draw"):
-        other = factory()
-    is_constant = all(bool((p == p.flatten()[0]).all()) for p in module.parameters() if p.numel())
-    if torch.equal(flatten(module), flatten(other)) and not is_constant:
-        raise ModelError(
-            "the model's factory returns the same weights for every seed, so they are not fresh; draw them in the factory: model=lambda: MyModule()"
-        )
-    return module
+
+
+def _find_given(module: nn.Module, other: nn.Module) -> str | None:
+    """Return the name of a parameter that two draws share and that is not a plain constant, or None.
+
+    Many plain constants could hold what a training learned too, one value each: more than `CONSTANTS` are refused.
+    """
+    others, values = dict(other.named_parameters()), {0.0, 1.0}
+    for name, p in module.named_parameters():
+        if name not in others or not torch.equal(p, others[name]):
+            continue
+        if not is_plain(p):
+            return name
+        values |= {*p.detach().unique().tolist()}
+        if len(values) > CONSTANTS + 2:
+            return name
+    return None
+
+
+def is_plain(p: Tensor) -> bool:
+    """Return whether a parameter is a constant that layers begin with, which says nothing about any data.
+
+    That is one value, an identity matrix or filter (also a multiple of one), or a vector of two values in at most three
+    blocks, such as an LSTM's bias with a forget gate of ones.
+    """
+    values = p.detach()
+    if not values.numel() or bool((values == values.flatten()[0]).all()):
+        return True
+    if values.dim() == 1:
+        return len(values.unique()) == 2 and int((values[1:] != values[:-1]).sum()) <= 2
+    if values.dim() > 5:
+        return False
+    empty = torch.empty_like(values)
+    unit = nn.init.eye_(empty) if values.dim() == 2 else nn.init.dirac_(empty)
+    return torch.equal(values, unit * values.max())
 
 
 def flatten(module: nn.Module) -> Tensor:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
-from feduhb.core.flat import ModelSource, draw_model
+from feduhb.core.flat import ModelSource, draw_model, is_plain
 from feduhb.core.seeds import seed_for
 
 DRAWS = 16
 DEVIATIONS = 4.75  # a normal value is larger by chance with probability 1e-6
+COMPARED = 4096  # values of a parameter
+UNLIKELY = 14.5  # -ln(1e-6 / 2), of Kolmogorov and Smirnov's test
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +31,7 @@ class Shared:
 
 def draw_several(source: ModelSource, seed: int) -> Iterable[nn.Module]:
     """Yield draws of a fresh model that no run begins at."""
-    return (draw_model(source, seed_for(seed, "fresh", number)) for number in range(DRAWS))
+    return (draw_model(source, seed_for(seed, "fresh", number), check=False) for number in range(DRAWS))
 
 
 def find_shared(draws: Iterable[nn.Module]) -> Shared:
@@ -36,7 +39,7 @@ def find_shared(draws: Iterable[nn.Module]) -> Shared:
 
     The signs of a parameter around its median are compared over all draws. If draws are independent, so are the signs,
     and the squared length of their sum follows a chi-squared distribution. Signs, because a few large values could hide
-    the others. A parameter that is constant in a draw, such as a bias of zeros, does not count there. Parameters of one or
+    the others. A parameter that is a plain constant in a draw, such as a bias of zeros, does not count there. Parameters of one or
     two values are too small to be judged alone. All parameters are also judged together.
     """
     sums: dict[str, Tensor] = {}
@@ -59,11 +62,40 @@ def find_shared(draws: Iterable[nn.Module]) -> Shared:
     return Shared(tuple(found), judged or not sums)
 
 
+def find_unlike(module: nn.Module, seed: int) -> str | None:
+    """Return the name of a parameter of a module that does not look like a fresh draw of it, or None.
+
+    A parameter that draws share, such as a bias of zeros, must be equal. Others are compared by the distribution of their
+    values, so a parameter of a few values, or one that was trained only a little, may look like a draw.
+    """
+    one, other = (
+        draw_model(module, seed_for(seed, "unlike", number), check=False).parameters() for number in range(2)
+    )
+    triples = zip(module.named_parameters(), one, other, strict=True)
+    return next((name for (name, p), *drawn in triples if _is_unlike(p.detach().cpu(), drawn)), None)
+
+
+def _is_unlike(p: Tensor, drawn: Sequence[Tensor]) -> bool:
+    """Return whether a parameter differs from its draws, by Kolmogorov and Smirnov's test."""
+    if torch.equal(*drawn):
+        return not torch.equal(p, drawn[0])
+    values = p.flatten()[:COMPARED].double()
+    fresh = torch.cat([draw.detach().flatten()[:COMPARED] for draw in drawn]).double()
+    here = torch.cat([values, fresh])
+    shares = [
+        torch.searchsorted(some.sort().values, here, right=True) / len(some) for some in (values, fresh)
+    ]
+    return (
+        float((shares[0] - shares[1]).abs().max())
+        > (UNLIKELY * (1 / len(values) + 1 / len(fresh)) / 2) ** 0.5
+    )
+
+
 def _take_signs(p: Tensor) -> Tensor | None:
-    """Return the signs of a parameter around its median, centred, as a vector of length 1; None if it is constant."""
-    values = p.detach().flatten().double()
-    if not len(values):
+    """Return the signs of a parameter around its median, centred, as a vector of length 1; None if it is a plain constant."""
+    if is_plain(p):
         return None
+    values = p.detach().flatten().double()
     signs = (values - values.median()).sign()
     signs -= signs.mean()
     length = float(signs.norm())

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import difflib
+import re
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
@@ -13,9 +16,11 @@ from torch import Tensor, nn
 
 from feduhb.core.checks import check_whole
 from feduhb.core.flat import ModelSource, draw_model
+from feduhb.core.fresh import find_unlike
+from feduhb.core.loss import SOME, check_loss, check_targets
 from feduhb.core.types import ClientId, Loss
 from feduhb.data.backdoor import Backdoor
-from feduhb.data.request import Forget, Request, as_request
+from feduhb.data.request import Forget, Request, as_request, explain_unclear
 from feduhb.errors import DataError, ModelError, RequestError
 
 
@@ -112,6 +117,11 @@ class Federation:
         backdoor: Backdoor | None = None,
         about: Description | None = None,
     ) -> None:
+        for what, given in (("clients", clients), ("held_out", held_out or {})):
+            if not isinstance(given, Mapping):
+                raise DataError(
+                    f"{what} is a {type(given).__name__}; give examples by the ids of clients: {what}={{'c00': (x, y)}}"
+                )
         self.clients = {check_id(c): _make_examples(data, f"client {c}") for c, data in clients.items()}
         self.test = _make_examples(test, "the test set")
         held = (held_out or {}).items()
@@ -147,7 +157,28 @@ class Federation:
         """Return a copy of w[0], which is drawn and checked at the first call."""
         if not self._draw.fits(self):
             self._draw = _Draw.of(self)
-        return self._draw.copy_module()
+        module = self._draw.copy_module()
+        for client in self._list_unlike():
+            try:
+                check_fit(copy.deepcopy(module), self.loss, self.clients[client])
+            except ModelError as error:
+                raise ModelError(f"client {client}: {error}") from error
+        return module
+
+    def _list_unlike(self) -> list[ClientId]:
+        """Return a client for each type and shape of targets that is not the test set's, such as probabilities of classes."""
+        kinds = {} if self.is_remote else {_kind(e.y): client for client, e in self.clients.items()}
+        return [client for kind, client in kinds.items() if kind != _kind(self.test.y)]
+
+    def explain_unused(self) -> str | None:
+        """Return a notice if the model is a module whose own weights, which no run uses, do not look like a fresh draw."""
+        name = find_unlike(self.model, self.seed) if isinstance(self.model, nn.Module) else None
+        if name is None:
+            return None
+        return (
+            f"the weights that the module holds are not used: every run draws them anew from its seed, by the reset_parameters of "
+            f"the layers, and {name} does not look like such a draw. To draw weights in another way, give a factory: model=make_net"
+        )
 
     def without(self, forget: Forget) -> Federation:
         """Return the federation without the data that a request forgets, and without clients that have no data left."""
@@ -176,9 +207,14 @@ class Federation:
         return self.replace(seed=seed, about=self.about and self.about.keep_data(self.seed))
 
     def share_draw(self, other: Federation) -> None:
-        """Use the fresh model of another federation if it has the same model, seed, loss and test set."""
+        """Use the fresh model of another federation if it has the same model, seed, loss and test set.
+
+        If only the seed differs, the model is drawn again but not checked again.
+        """
         if other._draw.fits(self):
             self._draw = other._draw
+        else:
+            self._draw.is_checked = other._draw.is_checked and other._draw.has_parts_of(self)
 
     def fingerprints(self) -> dict[ClientId, str]:
         """Return the size and a digest of each client's data, by which a run recognises its data."""
@@ -196,7 +232,12 @@ class Federation:
         named = [*request.clients, *request.rows]
         if unknown := [c for c in named if c not in self.clients]:
             some = ", ".join([*self.clients][:8]) + (" and others" if len(self.clients) > 8 else "")
-            raise RequestError(f"there is no client {unknown[0]!r}; the clients are {some}")
+            alike = [
+                c for c in self.clients if _read_numbers(c) == _read_numbers(unknown[0])
+            ]  # c09 is never meant by c03
+            near = difflib.get_close_matches(unknown[0], alike, n=1)
+            meant = f"did you mean {near[0]}? The" if near else "the"
+            raise RequestError(f"there is no client {unknown[0]!r}; {meant} clients are {some}")
         for client, rows in request.rows.items():
             if missing := sorted(set(rows) - set(self.clients[client].keys.tolist())):
                 raise RequestError(
@@ -222,6 +263,9 @@ class _Draw:
     loss: Loss
     test: Examples
     module: nn.Module | None = None  # None until it is needed
+    is_checked: bool = (
+        False  # whether the model was found to be fresh and to fit its data, with this seed or another
+    )
 
     @classmethod
     def of(cls, federation: Federation) -> _Draw:
@@ -230,36 +274,51 @@ class _Draw:
 
     def fits(self, federation: Federation) -> bool:
         """Return whether a federation has this model, seed, loss and test set, so that it can share the draw."""
+        return federation.seed == self.seed and self.has_parts_of(federation)
+
+    def has_parts_of(self, federation: Federation) -> bool:
+        """Return whether a federation has this model, loss and test set."""
         parts = (federation.model, federation.loss, federation.test)
-        is_same = all(a is b for a, b in zip(parts, (self.model, self.loss, self.test), strict=True))
-        return is_same and federation.seed == self.seed
+        return all(a is b for a, b in zip(parts, (self.model, self.loss, self.test), strict=True))
 
     def copy_module(self) -> nn.Module:
         """Return a copy of the model; draw and check it first if that has not been done."""
         if self.module is None:
-            drawn = draw_model(self.model, self.seed)
-            self._check(copy.deepcopy(drawn))  # a forward pass may change a module
-            self.module = drawn
+            drawn = draw_model(self.model, self.seed, check=not self.is_checked)
+            if not self.is_checked:
+                check_fit(copy.deepcopy(drawn), self.loss, self.test)  # a forward pass may change a module
+            self.module, self.is_checked = drawn, True
         return copy.deepcopy(self.module)
 
-    def _check(self, module: nn.Module) -> None:
-        """Raise ModelError if a model cannot read the test set or draws random numbers in its forward pass."""
-        x, y = self.test.batch(torch.arange(min(2, len(self.test))))
-        before = torch.default_generator.get_state()
-        try:
-            value = self.loss(module(x), y)
+
+def check_fit(module: nn.Module, loss: Loss, examples: Examples) -> None:
+    """Raise ModelError if a model cannot read examples, draws random numbers in its forward pass, or has an unfit loss."""
+    x, y = examples.batch(torch.linspace(0, len(examples) - 1, min(SOME, len(examples))).long())
+    before = torch.default_generator.get_state()
+    check_targets(loss, y)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of shapes, which check_loss judges
+            value = loss(module(x[:2]), y[:2])
             drew = not torch.equal(before, torch.default_generator.get_state())
-        except Exception as error:
-            raise ModelError(
-                f"the model and its loss cannot read this data ({' '.join(str(error).split())}); check shapes and types"
-            ) from error
-        finally:
-            torch.default_generator.set_state(before)
-        if not isinstance(value, Tensor) or value.dim():
-            returned = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
-            raise ModelError(f"the loss returns {returned}, not one number; use its mean over the batch")
-        if drew:
-            raise ModelError("the model's forward pass draws random numbers; remove dropout and the like")
+            outputs = module(x)
+    except Exception as error:
+        raise ModelError(
+            f"the model and its loss cannot read this data ({' '.join(str(error).split())}); check shapes and types"
+        ) from error
+    finally:
+        torch.default_generator.set_state(before)
+    if not isinstance(value, Tensor) or value.dim():
+        returned = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
+        raise ModelError(f"the loss returns {returned}, not one number; use its mean over the batch")
+    if drew:
+        raise ModelError("the model's forward pass draws random numbers; remove dropout and the like")
+    if isinstance(outputs, Tensor):
+        check_loss(loss, outputs, y)
+
+
+def _kind(y: Tensor) -> tuple[torch.dtype, torch.Size]:
+    return y.dtype, y.shape[1:]
 
 
 def fingerprint(examples: Examples) -> str:
@@ -278,7 +337,13 @@ def check_id(client: Any) -> ClientId:
         raise DataError(
             f"{client!r} cannot be a client's id; use a word other than class, without commas, colons, plus signs or spaces around it"
         )
+    if (unclear := explain_unclear(client)) is not None:
+        raise DataError(unclear)
     return client
+
+
+def _read_numbers(client: ClientId) -> list[int]:
+    return [int(digits) for digits in re.findall("[0-9]+", str(client))]
 
 
 def _make_examples(data: Examples | Pair, what: str, *, empty: bool = False) -> Examples:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import unicodedata
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,6 +27,8 @@ class Request:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "clients", tuple(sorted(set(self.clients))))
+        if unclear := [*filter(None, map(explain_unclear, (*self.clients, *self.rows)))]:
+            raise RequestError(unclear[0])
         object.__setattr__(self, "classes", tuple(sorted({int(c) for c in self.classes})))
         rows = {c: _read_rows(c, some) for c, some in sorted(self.rows.items())}
         object.__setattr__(self, "rows", {c: some for c, some in rows.items() if c not in self.clients})
@@ -88,6 +91,22 @@ class Request:
         limits = torch.iinfo(y.dtype)
         possible = [number for number in self.classes if limits.min <= number <= limits.max]
         return torch.isin(y, torch.tensor(possible, dtype=y.dtype))
+
+
+def explain_unclear(client: ClientId) -> str | None:
+    """Return why an id could be taken for another one when it is printed, or change the terminal; None if it is clear."""
+    text = str(client)
+    if hidden := [letter for letter in text if not letter.isprintable()]:
+        return (
+            f"{text!a} cannot be a client's id, because the character U+{ord(hidden[0]):04X} in it cannot be seen; "
+            "use letters, digits, marks and plain spaces"
+        )
+    if text != (composed := unicodedata.normalize("NFC", text)):
+        return (
+            f"{text!a} cannot be a client's id, because the same letters can be written in another way; "
+            f"use the composed form (NFC), {composed!r}: unicodedata.normalize('NFC', name)"
+        )
+    return None
 
 
 Forget = Request | str | Iterable[ClientId] | Mapping[ClientId, Iterable[int]]

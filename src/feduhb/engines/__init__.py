@@ -25,6 +25,7 @@ EngineMaker = Callable[[Federation, Local], Engine]
 
 GROUP = "feduhb.engines"  # entry points of other packages
 ENGINES: dict[str, EngineMaker] = {"loop": Loop, "pool": Pool, "stacked": Stacked}
+BUILT_IN = dict(ENGINES)  # what is added to ENGINES later is not of this package
 OWN = "own"  # recorded as the name of an engine that the user's code made
 
 
@@ -79,13 +80,20 @@ def name_engine(engine: str | EngineMaker) -> str:
 
 def check_engine(name: str) -> None:
     """Raise ConfigError if no engine has this name."""
-    if not is_built_in_name(name) and find_plugin(GROUP, name) is None:
+    if name not in {"auto", *_list_names()} and find_plugin(GROUP, name) is None:
         raise _make_engine_error(name)
 
 
 def is_built_in_name(name: str) -> bool:
-    """Return whether a name belongs to an engine of this package."""
+    """Return whether a name stands for an engine of this package, and nobody has put another in its place."""
+    if name in ENGINES:
+        return is_built_in_maker(ENGINES[name])
     return name in {"auto", *_list_names()}
+
+
+def is_built_in_maker(maker: EngineMaker) -> bool:
+    """Return whether a function or class that makes engines is one of this package's."""
+    return any(maker is known for known in BUILT_IN.values())
 
 
 def pick_engine(federation: Federation, local: Local, *, block: int | None = None) -> PickedEngine:
@@ -124,5 +132,5 @@ def _make_engine_error(name: str) -> ConfigError:
 
 __all__ = [
     "ENGINES", "EngineMaker", "Loop", "PickedEngine", "Pool", "Stacked", "block_of", "check_engine", "compute_accuracy",
-    "compute_outputs", "describe_engine", "is_built_in_name", "make_engine", "name_engine", "pick_engine", "score_model",
+    "compute_outputs", "describe_engine", "is_built_in_maker", "is_built_in_name", "make_engine", "name_engine", "pick_engine", "score_model",
 ]  # fmt: skip

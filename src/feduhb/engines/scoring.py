@@ -41,7 +41,7 @@ def score_model(model: nn.Module, examples: Examples, loss: Loss) -> tuple[float
 
 def score_outputs(outputs: Tensor, y: Tensor, loss: Loss) -> tuple[float, float]:
     """Return the loss of some outputs, and their accuracy: NaN if the targets are not labels."""
-    are_labels = y.dim() == 1 and not y.is_floating_point() and outputs.dim() == 2
+    are_labels = y.dim() == 1 and not y.is_floating_point() and outputs.dim() == 2 and outputs.shape[1] > 1
     return float(loss(outputs, y)), compute_accuracy(outputs, y) if are_labels else float("nan")
 
 

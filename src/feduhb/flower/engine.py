@@ -19,17 +19,27 @@ from feduhb.data.request import Forget
 from feduhb.engines.loop import describe_local
 from feduhb.errors import AnswerError, ConfigError
 from feduhb.flower import wire
+from feduhb.flower.files import Memory
 from feduhb.flower.messages import PAUSE, Farewell, exchange, log
+from feduhb.flower.names import fold_name
 from feduhb.flower.roster import Forgotten, Roster, resolve_request
-from feduhb.flower.validation import Answer, average_scores, split_answers
+from feduhb.flower.validation import (
+    Answer,
+    Limits,
+    average_scores,
+    bound_weights,
+    find_usual_norm,
+    split_answers,
+)
 
 
 class FlowerEngine:
     """The engine that trains the clients of a Flower federation.
 
-    The engine leaves out malformed answers (wrong names or shapes, NaN, infinity, an absurd norm or number of examples)
-    and clients that do not answer. ``left_out`` holds the reasons by client. All answers of a round are held in memory,
-    because the norm of each is judged by the others.
+    The engine leaves out malformed answers (wrong names or shapes, unexpected records, NaN, infinity, a norm far above
+    the others', an absurd number of examples) and clients that do not answer. It bounds the weight of a client that claims
+    too many examples. ``left_out`` and ``bounded`` hold the reasons by client. All answers of a round are held in
+    memory, because each is judged by the others.
 
     `feduhb.train` and `feduhb.unlearn` get their engine from `feduhb.flower.connected`.
 
@@ -43,7 +53,7 @@ class FlowerEngine:
         min_replies: answers that a round needs; None needs half of the clients asked. A method that asks certain clients
             needs at most these, and none if it can do without them. A round begins once this many of the clients asked
             are connected, or ``timeout`` has passed. If fewer answer, the others are asked once more.
-        partitions, timeout, max_norm, max_examples, tell_leavers: as for the strategies.
+        partitions, timeout, max_norm, max_examples, max_share, examples, tell_leavers: as for the strategies.
         config: additional values to send to the clients with each train message.
         before: what earlier runs forgot, if ``forget`` is not resolved yet.
         roster: an existing roster of the federation.
@@ -62,22 +72,24 @@ class FlowerEngine:
         timeout: float = 600.0,
         max_norm: float | None = None,
         max_examples: float | None = None,
+        max_share: float | None = None,
+        examples: Mapping[str, float] | None = None,
         config: Mapping[str, ConfigRecordValues] | None = None,
         tell_leavers: bool = True,
         before: Forgotten | None = None,
         roster: Roster | None = None,
     ) -> None:
-        check_limits(min_replies, timeout, max_norm, max_examples)
+        self._limits = Limits(max_norm, max_examples, max_share, examples or {})
+        check_waiting(min_replies, timeout)
         self.layout = wire.Layout.of(like)
         self.roster = roster or Roster(grid, partitions, timeout=timeout)
         self.left_out: dict[int, dict[ClientId, str]] = {}  # reasons by client, by round counted from 0
+        self.memory = Memory()
         self._grid = grid
         self._local = local or Local()
         self._seed = seed
         self._min_replies = min_replies
         self._timeout = timeout
-        self._max_norm = max_norm
-        self._max_examples = max_examples
         self._config = dict(config or {})
         if isinstance(forget, Forgotten):
             self.forgotten = forget
@@ -95,6 +107,11 @@ class FlowerEngine:
         own = {"name": "flower", "device": "remote", "precision": precision, "flwr": version("flwr")}
         return {**own, **local}
 
+    @property
+    def bounded(self) -> dict[int, dict[ClientId, str]]:
+        """Why the weight of a client was bounded, by client, by round counted from 0."""
+        return self.memory.bounded
+
     def clients(self) -> dict[ClientId, int]:
         """Return the node ids of the clients that are connected now and not forgotten whole."""
         return self.roster.split(self.forgotten)[0]
@@ -108,13 +125,20 @@ class FlowerEngine:
         needed = self._count_needed(work, len(clients))
         self._wait(clients, needed)
         answers: dict[ClientId, Answer] = {}
+        lengths = self.memory.lengths
+        usual = lengths.get(work.epochs)
         for _ in range(2):
             missing = [client for client in clients if client not in answers]
             answers.update(self._ask(work, missing, round))
-            answers, faulty = split_answers(answers, work.params, self._max_norm, self._max_examples)
+            usual = find_usual_norm(
+                (u for u, _ in answers.values()), lengths.get(work.epochs), is_first=round == 0
+            )
+            answers, faulty = split_answers(answers, work.params, self._limits, usual)
             self.left_out[round].update(faulty)
             if len(answers) >= needed:
                 break
+        if usual is not None:
+            lengths[work.epochs] = usual
         reasons = {self.roster.format_client(c): why for c, why in sorted(self.left_out[round].items())}
         for name, why in reasons.items():
             log.warning("round %s: %s is left out: %s; look at its SuperNode's log", round + 1, name, why)
@@ -126,11 +150,11 @@ class FlowerEngine:
             )
         if not self.left_out[round]:
             del self.left_out[round]
+        weights = self._bound_weights(answers, round)
         self.tell_leavers()
         for client in (client for client in clients if client in answers):
-            update, examples = answers[client]
-            weight = torch.tensor([examples], dtype=torch.float64)
-            yield Updates((client,), update.to(work.params)[None], weight)
+            weight = torch.tensor([weights[client]], dtype=torch.float64)
+            yield Updates((client,), answers[client][0].to(work.params)[None], weight)
 
     def tell_leavers(self) -> None:
         """Ask the forgotten clients that are connected now to leave; do not wait for their answers."""
@@ -150,12 +174,13 @@ class FlowerEngine:
             client: Message(_make_content(arrays, self._list_forgotten(client)), node, wire.EVALUATE, ttl=self._timeout)
             for client, node in self.clients().items()
         }  # fmt: skip
-        replies, silent = exchange(self._grid, messages, self._timeout)
-        contents = {client: reply.content for client, reply in replies.items()}
-        scores, faulty = average_scores(contents, self._max_examples)
+        answers, silent = exchange(self._grid, messages, self._timeout, wire.read_scores)
+        scores, faulty = average_scores(answers, self._limits, self._find_declared, self.memory.scored)
         for client, why in {**silent, **faulty}.items():
             name = self.roster.format_client(client)
-            log.warning("%s is left out of the scores: %s; look at its SuperNode's log", name, why)
+            log.warning(
+                "%s is left out of the scores, or bounded: %s; look at its SuperNode's log", name, why
+            )
         return scores
 
     def _wait(self, clients: Sequence[ClientId], needed: int) -> None:
@@ -175,17 +200,35 @@ class FlowerEngine:
             messages[client] = Message(
                 content, connected[client], wire.TRAIN, ttl=self._timeout, group_id=str(round + 1)
             )
-        replies, failed = exchange(self._grid, messages, self._timeout)
+
+        def read(content: RecordDict) -> Answer:
+            return wire.read_update(content, work, self.layout), wire.read_example_count(content)
+
+        found, failed = exchange(self._grid, messages, self._timeout, read)
         failed.update({client: "it is not connected" for client in clients if client not in connected})
         self.left_out[round] = failed
-        found: dict[ClientId, Answer] = {}
-        for client, reply in replies.items():
-            try:
-                update = wire.read_update(reply.content, work, self.layout)
-                found[client] = update, wire.read_example_count(reply.content)
-            except wire.MalformedError as error:
-                failed[client] = f"it answered with {error}"
         return found
+
+    def _bound_weights(self, answers: Mapping[ClientId, Answer], round: int) -> dict[ClientId, float]:
+        """Return the examples that each client counts for; log and record the clients that claim too many."""
+        counts = {client: count for client, (_, count) in answers.items()}
+        weights, why = bound_weights(
+            counts, self._find_declared, self.memory.examples, self._limits.max_share
+        )
+        self.bounded.pop(round, None)
+        if why:
+            self.bounded[round] = why
+        for client, reason in sorted(why.items()):
+            log.warning("round %s: %s: %s", round + 1, self.roster.format_client(client), reason)
+        return weights
+
+    def _find_declared(self, client: ClientId) -> float | None:
+        """Return the number of examples that the operator declared for a client, by its id or its registered name."""
+        declared = self._limits.examples
+        if client in declared:
+            return declared[client]
+        name = fold_name(self.roster.names.get(client, ""))
+        return next((count for other, count in declared.items() if name and fold_name(other) == name), None)
 
     def _list_forgotten(self, client: ClientId) -> dict[str, ConfigRecordValues]:
         """Return the part of a message that names what a client must drop: rows by its own keys, and classes."""
@@ -208,14 +251,9 @@ def _make_content(arrays: ArrayRecord, config: dict[str, ConfigRecordValues]) ->
     return RecordDict({wire.ARRAYS: arrays, wire.CONFIG: ConfigRecord(config)})
 
 
-def check_limits(
-    min_replies: int | None, timeout: float, max_norm: float | None, max_examples: float | None
-) -> None:
-    """Raise ConfigError for a limit that is not a positive number."""
+def check_waiting(min_replies: int | None, timeout: float) -> None:
+    """Raise ConfigError for a number of replies or seconds that is not positive."""
     if min_replies is not None:
         check_whole("min_replies", min_replies)
     if not 0 < timeout < math.inf:
         raise ConfigError(f"timeout is {timeout}; give a positive number of seconds, such as 600")
-    for name, limit in (("max_norm", max_norm), ("max_examples", max_examples)):
-        if limit is not None and not limit > 0:
-            raise ConfigError(f"{name} is {limit}; give a positive number")

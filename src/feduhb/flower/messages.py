@@ -8,36 +8,42 @@ from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from flwr.app import Message, MetricRecord, RecordDict
+from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 from feduhb.core.types import ClientId
-from feduhb.flower.wire import DELETED, LEAVE, METRICS, to_line
+from feduhb.flower.wire import DELETED, LEAVE, METRICS, MalformedError, check_records, read_metrics, to_line
 
 log = logging.getLogger("flwr.feduhb")
 PAUSE = 0.25  # seconds between two looks for replies, or for clients
+MOST_FILES = 10**9  # a larger number of deleted files is not a report
 K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
 
 
 def exchange(
-    grid: Grid, messages: Mapping[K, Message], timeout: float
-) -> tuple[dict[K, Message], dict[K, str]]:
-    """Send messages and wait for the replies; return them, and the reason for each message that got none.
+    grid: Grid, messages: Mapping[K, Message], timeout: float, read: Callable[[RecordDict], V]
+) -> tuple[dict[K, V], dict[K, str]]:
+    """Send messages and wait for the replies; return what was read from each, and the reason for each that gave nothing.
 
     Replies are matched by the id of the message that they answer. The sender in a reply is not used: an error reply
-    names the SuperLink's node id instead of the client's.
+    names the SuperLink's node id instead of the client's. A reply is read and dropped before the next one is pulled, so
+    that what does not belong into it does not stay in memory.
+
+    Args:
+        read: takes the content of a reply and returns what is kept of it, or raises MalformedError.
     """
     waiting = send(grid, messages)
     failed = {key: "the message could not be delivered" for key in messages if key not in waiting.values()}
-    replies: dict[K, Message] = {}
+    found: dict[K, V] = {}
     end = time.monotonic() + timeout
     while waiting and time.monotonic() < end:
-        arrived, lost = collect(grid, waiting)
-        replies.update(arrived)
+        arrived, lost = collect(grid, waiting, read)
+        found.update(arrived)
         failed.update(lost)
         if waiting:
             time.sleep(PAUSE)
-    return replies, {**failed, **dict.fromkeys(waiting.values(), f"no answer within {timeout:g} s")}
+    return found, {**failed, **dict.fromkeys(waiting.values(), f"no answer within {timeout:g} s")}
 
 
 def send(grid: Grid, messages: Mapping[K, Message]) -> dict[str, K]:
@@ -50,18 +56,21 @@ def send(grid: Grid, messages: Mapping[K, Message]) -> dict[str, K]:
     return sent
 
 
-def collect(grid: Grid, waiting: dict[str, K]) -> tuple[dict[K, Message], dict[K, str]]:
-    """Return the replies that have arrived and the reasons of those that failed; remove both from ``waiting``.
+def collect(
+    grid: Grid, waiting: dict[str, K], read: Callable[[RecordDict], V]
+) -> tuple[dict[K, V], dict[K, str]]:
+    """Return what was read from the replies that have arrived, and why others failed; remove both from ``waiting``.
 
     Replies are pulled one by one, because the SuperLink deletes what it hands out: in a larger pull, one reply that
     cannot be read would cost the others.
     """
-    replies: dict[K, Message] = {}
+    found: dict[K, V] = {}
     failed: dict[K, str] = {}
     for number, key in list(waiting.items()):
         try:
             pulled = grid.pull_messages([number])
             reply = next((r for r in pulled if r.metadata.reply_to_message_id == number), None)
+            del pulled
         except Exception as error:
             failed[key] = f"its answer cannot be read ({to_line(error) or type(error).__name__})"
         else:
@@ -70,9 +79,13 @@ def collect(grid: Grid, waiting: dict[str, K]) -> tuple[dict[K, Message], dict[K
             if reply.has_error():
                 failed[key] = f"it failed: {to_line(reply.error.reason)}"
             else:
-                replies[key] = reply
+                try:
+                    found[key] = read(reply.content)
+                except MalformedError as error:
+                    failed[key] = f"it answered with {error}"
+            del reply
         del waiting[number]
-    return replies, failed
+    return found, failed
 
 
 @dataclass
@@ -114,19 +127,17 @@ class Farewell:
         log.warning("%s %s; its cache may still exist: ask its operator to delete it", name, what)
 
     def _collect(self) -> None:
-        replies, failed = collect(self.grid, self._waiting)
+        replies, failed = collect(self.grid, self._waiting, _describe_deletion)
         for client, reason in failed.items():
             self._warn(client, f"was told to leave: {reason}")
-        for client, reply in replies.items():
-            log.info(
-                "%s was told to leave: %s", self.format_client(client), _describe_deletion(reply.content)
-            )
+        for client, answer in replies.items():
+            log.info("%s was told to leave: %s", self.format_client(client), answer)
         self._answered |= {*replies, *failed}
 
 
 def _describe_deletion(content: RecordDict) -> str:
-    metrics = content.get(METRICS)
-    count = metrics.get(DELETED) if isinstance(metrics, MetricRecord) else None
-    if not isinstance(count, int):
+    check_records(content, METRICS)
+    count = read_metrics(content).get(DELETED)
+    if not isinstance(count, int) or not 0 <= count < MOST_FILES:
         return "it does not report how many files it deleted"
     return f"it has deleted {count} file{'' if count == 1 else 's'}"

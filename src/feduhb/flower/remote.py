@@ -16,8 +16,9 @@ from feduhb.core.types import ClientId, Engine, Local, Loss
 from feduhb.data.federation import Examples, Federation, Pair
 from feduhb.data.request import Forget, Request, as_request
 from feduhb.errors import DataError, RequestError
-from feduhb.flower.engine import FlowerEngine, check_limits
+from feduhb.flower.engine import FlowerEngine, check_waiting
 from feduhb.flower.roster import NOBODY_REMAINS, Forgotten, Roster
+from feduhb.flower.validation import Limits
 from feduhb.flower.wire import fresh_arrays
 
 
@@ -150,6 +151,8 @@ def connected(
     timeout: float = 600.0,
     max_norm: float | None = None,
     max_examples: float | None = None,
+    max_share: float | None = None,
+    examples: Mapping[str, float] | None = None,
     tell_leavers: bool = True,
 ) -> Remote:
     """Return the federation of the clients of a grid, for `feduhb.train` and `feduhb.unlearn`.
@@ -165,16 +168,17 @@ def connected(
             the training's.
         forget: what earlier requests have forgotten, so that later runs do not bring it back.
         min_clients: clients to wait for; all clients that are connected then take part.
-        partitions, min_replies, timeout, max_norm, max_examples, tell_leavers: as for the strategies.
+        partitions, min_replies, timeout, max_norm, max_examples, max_share, examples, tell_leavers: as for the strategies.
     """
-    check_limits(min_replies, timeout, max_norm, max_examples)
+    check_waiting(min_replies, timeout)
+    Limits(max_norm, max_examples, max_share, examples or {})
     roster = Roster(grid, partitions, timeout=timeout)
     here = roster.wait(Forgotten(), min_clients)
     held = test if isinstance(test, Examples) else Examples.of(*test)
     place = Elsewhere(held.x, held.y, torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64))
     limits = {
         "min_replies": min_replies, "timeout": timeout, "max_norm": max_norm, "max_examples": max_examples,
-        "tell_leavers": tell_leavers,
+        "max_share": max_share, "examples": examples, "tell_leavers": tell_leavers,
     }  # fmt: skip
     found = Remote(
         dict.fromkeys(here, place), held, model, seed=draw_seed() if seed is None else seed, draws_seeds=seed is None,

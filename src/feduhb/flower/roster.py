@@ -17,7 +17,7 @@ from pathlib import Path
 
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
-from flwr.app import Message, MetricRecord, RecordDict
+from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 from feduhb.core.types import ClientId
@@ -25,8 +25,10 @@ from feduhb.data.federation import check_id
 from feduhb.data.partition import make_client_ids
 from feduhb.data.request import Forget, Request, as_request
 from feduhb.errors import AnswerError, ConfigError, RequestError, RunFolderError
+from feduhb.flower.files import WrittenRequest, read_file
 from feduhb.flower.messages import PAUSE, exchange, log
-from feduhb.flower.wire import METRICS, WHO, to_line
+from feduhb.flower.names import clean_name, fold_name
+from feduhb.flower.wire import METRICS, WHO, check_records, read_metrics, to_line
 from feduhb.runs.folder import REQUEST, RunFolder
 from feduhb.runs.lineage import read_forgotten
 
@@ -34,6 +36,7 @@ PEM = b"-----BEGIN PUBLIC KEY-----"
 PREFIX, DIGITS = "key-", 32  # hexadecimal digits of SHA-256: 128 bits
 HOW = "feduhb.flower.key_id('its-key.pub')"
 NOBODY_REMAINS = "no client would remain to train on; keep at least one client, or delete the model instead"
+MOST_NODES = 10_000_000  # a larger number of partitions is not a report
 Rows = Mapping[str, tuple[int, ...]]
 
 
@@ -47,8 +50,10 @@ class Forgotten:
     names: tuple[str, ...] = ()  # registered names that may not take part
     rows: Rows = field(default_factory=dict)  # rows by registered name, for keys that are not known yet
     total: Request | None = field(init=False, repr=False)  # request and earlier together
+    _barred: frozenset[str] = field(init=False, repr=False, compare=False)  # names as they are compared
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "_barred", frozenset(filter(None, map(fold_name, self.names))))
         total = self.request or self.earlier
         if self.request is not None and self.earlier is not None:
             total = self.earlier.merge(self.request)
@@ -65,7 +70,8 @@ class Forgotten:
     ) -> Forgotten:
         """Return what is forgotten once a request is served, in addition to what was forgotten before.
 
-        A name is barred if the user wrote it, or if all clients that were ever seen under it are forgotten.
+        A name is barred if the user wrote it, or if all clients that were ever seen under it are forgotten. Names are
+        compared as `fold_name` does.
 
         Args:
             request: by client ids.
@@ -78,30 +84,40 @@ class Forgotten:
         if total is None:
             return found
         holders: dict[str, set[ClientId]] = {}
+        shown: dict[str, str] = {}
         for client, name in known.items():
-            holders.setdefault(name, set()).add(client)
-        written = set() if asked is None else {*asked.clients} & {*holders}
-        whole = {name for name, some in holders.items() if name and some <= {*total.clients}}
-        names = {*before.names, *written, *whole}
+            if folded := fold_name(name):
+                holders.setdefault(folded, set()).add(client)
+                shown.setdefault(folded, name)
+        written = set() if asked is None else {fold_name(name) for name in asked.clients} & {*holders}
+        whole = {folded for folded, some in holders.items() if some <= {*total.clients}}
+        found = replace(found, names=before.names).bar(shown[folded] for folded in written | whole)
         rows = {name: {*some} for name, some in before.rows.items()}
-        for name, some in holders.items():
-            if name and len(some) == 1 and (own := total.rows.get(next(iter(some)))):
-                rows.setdefault(name, set()).update(own)
-        kept = {name: tuple(sorted(some)) for name, some in sorted(rows.items()) if name not in names}
-        return replace(found, names=tuple(sorted(names)), rows=kept)
+        for folded, some in holders.items():
+            if len(some) == 1 and (own := total.rows.get(next(iter(some)))):
+                rows.setdefault(shown[folded], set()).update(own)
+        kept = {name: tuple(sorted(some)) for name, some in sorted(rows.items())}
+        return replace(found, rows={name: some for name, some in kept.items() if not found.is_barred(name)})
+
+    def is_barred(self, name: str | None) -> bool:
+        """Whether a registered name may not take part."""
+        return name is not None and fold_name(name) in self._barred
 
     def is_forgotten(self, client: ClientId, name: str | None) -> bool:
         """Whether a whole client is forgotten, by its id or by the name that its key is registered under."""
-        return name in self.names or (self.total is not None and client in self.total.clients)
+        return self.is_barred(name) or (self.total is not None and client in self.total.clients)
 
     def list_rows(self, client: ClientId, name: str | None) -> list[int]:
         """Return the rows that a client must drop, by its id and by its name."""
         own = () if self.total is None else self.total.rows.get(client, ())
-        return sorted({*own, *self.rows.get(name or "", ())})
+        folded = fold_name(name or "")
+        named = (some for other, some in self.rows.items() if folded and fold_name(other) == folded)
+        return sorted({*own, *(row for some in named for row in some)})
 
     def bar(self, names: Iterable[str]) -> Forgotten:
-        """Return a copy that bars more names."""
-        return replace(self, names=tuple(sorted({*self.names, *names})))
+        """Return a copy that bars more names, each under one spelling."""
+        spelled = {fold_name(name): name for name in (*names, *self.names)}
+        return replace(self, names=tuple(sorted(spelled.values())))
 
     def to_json(self) -> bytes:
         """Return the content of request.json."""
@@ -149,7 +165,7 @@ class Roster:
         if not self._has_keys:
             return self._look_by_partition([node.node_id for node in nodes])
         for client, node in keyed.items():
-            self.names[client] = node.name or self.names.get(client, "")
+            self.names[client] = clean_name(node.name) or self.names.get(client, "")
         return {client: node.node_id for client, node in sorted(keyed.items())}
 
     def split(self, forgotten: Forgotten) -> tuple[dict[ClientId, int], dict[ClientId, int]]:
@@ -186,6 +202,11 @@ class Roster:
         name = self.names.get(client)
         return f"{name} ({client})" if name else client
 
+    def find_holders(self, name: str) -> list[ClientId]:
+        """Return all clients that were ever seen under a registered name."""
+        folded = fold_name(name)
+        return sorted(c for c, registered in self.names.items() if folded and fold_name(registered) == folded)
+
     def resolve(self, request: Request, connected: Iterable[ClientId]) -> Request:
         """Return a request by client ids; the given one may use ids and registered names."""
         known = {*connected, *self.names}
@@ -207,7 +228,7 @@ class Roster:
     def _find_id(self, name: str, known: Collection[ClientId]) -> ClientId:
         if name in known or is_key_id(name):
             return name
-        found = sorted(client for client, registered in self.names.items() if registered == name)
+        found = self.find_holders(name)
         if len(found) > 1:
             raise RequestError(
                 f"{len(found)} clients are registered as {name!r}: {', '.join(found)}; name the one to forget by its key"
@@ -222,24 +243,21 @@ class Roster:
     def _look_by_partition(self, nodes: Sequence[int]) -> dict[ClientId, int]:
         new = [node for node in nodes if node not in self._partition_of]
         messages = {node: Message(RecordDict(), node, WHO, ttl=self._timeout) for node in new}
-        answers, failed = exchange(self.grid, messages, self._timeout)
+        answers, failed = exchange(self.grid, messages, self._timeout, _read_place)
         if failed:
             raise AnswerError(
                 f"a node did not report which partition it holds ({next(iter(failed.values()))}); build its app with "
                 "feduhb.flower.client_app, or add the report to your own app: app = feduhb.flower.introduced(app)"
             )
-        for node, reply in answers.items():
-            self._partition_of[node] = self._read_partition(reply.content)
+        for node, (number, count) in answers.items():
+            self._partition_of[node] = self._find_name(number, count)
         here = {self._partition_of[node]: node for node in nodes}
         if len(here) < len(nodes):
             raise AnswerError("two nodes hold the same partition; give each a different partition-id")
         return dict(sorted(here.items()))
 
-    def _read_partition(self, content: RecordDict) -> ClientId:
-        metrics = content.get(METRICS)
-        answer = metrics if isinstance(metrics, MetricRecord) else {}
-        number, count = answer.get("partition-id"), answer.get("num-partitions")
-        if not isinstance(number, int) or not isinstance(count, int) or not 0 <= number < count:
+    def _find_name(self, number: object, count: object) -> ClientId:
+        if not isinstance(number, int) or not isinstance(count, int) or not 0 <= number < count <= MOST_NODES:
             raise AnswerError(
                 f"a node reports partition {to_line(number, 20)} of {to_line(count, 20)}; set partition-id and num-partitions "
                 "in its node config"
@@ -289,6 +307,13 @@ def resolve_request(
     return found
 
 
+def _read_place(content: RecordDict) -> tuple[object, object]:
+    """Return the partition that a node says it holds, and the number of partitions."""
+    check_records(content, METRICS)
+    answer = read_metrics(content)
+    return answer.get("partition-id"), answer.get("num-partitions")
+
+
 def _list_named(request: Request | None) -> tuple[ClientId, ...]:
     """Return the clients that a request names, whole or by rows."""
     return () if request is None else (*request.clients, *request.rows)
@@ -302,19 +327,15 @@ def _find_unknown_keys(request: Request, known: Collection[ClientId]) -> list[Cl
 def read_request(folder: Path) -> Forgotten | None:
     """Return the request of a run as it was resolved when the run began; None if there is no request.json."""
     path = folder / REQUEST
-    if not path.exists():
+    advice = "restore it from a backup: it lists the forgotten clients, which must not train"
+    if (found := read_file(path, WrittenRequest, advice)) is None:
         return None
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        request, earlier = (
-            Request.parse(found[key]) if found[key] else None for key in ("request", "earlier")
-        )
-        rows = {str(name): tuple(map(int, some)) for name, some in found["rows"].items()}
-        return Forgotten(str(found["asked"]), request, earlier, tuple(map(str, found["names"])), rows)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        raise RunFolderError(
-            f"{path} is damaged; restore it from a backup: it lists the forgotten clients, which must not train"
-        ) from None
+        request, earlier = (Request.parse(text) if text else None for text in (found.request, found.earlier))
+    except (RequestError, ValueError):
+        raise RunFolderError(f"{path} is damaged; {advice}") from None
+    rows = {name: tuple(some) for name, some in found.rows.items()}
+    return Forgotten(found.asked, request, earlier, tuple(found.names), rows)
 
 
 def read_total(folder: RunFolder) -> Forgotten:

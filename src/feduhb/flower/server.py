@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -19,9 +18,11 @@ from torch import Tensor
 from feduhb.core.seeds import sample_clients
 from feduhb.core.types import ClientId, Method
 from feduhb.data.request import Request
-from feduhb.errors import HistoryError, RequestError, RunFolderError
-from feduhb.flower.engine import FlowerEngine, check_limits
+from feduhb.errors import HistoryError, RequestError
+from feduhb.flower.engine import FlowerEngine, check_waiting
+from feduhb.flower.files import LIMITS, NAMES_SHAPE, ONLY_FIRST, REASONS_SHAPE, Memory, read_file, write_file
 from feduhb.flower.messages import log
+from feduhb.flower.names import clean_name
 from feduhb.flower.roster import Forgotten, Roster, read_request, read_total, resolve_request
 from feduhb.flower.start import choose_start, warn_of_shared_seed
 from feduhb.flower.wire import Layout
@@ -31,7 +32,6 @@ from feduhb.methods.retrain import Plain
 from feduhb.runs.checkpoint import digest_weights, load_params
 from feduhb.runs.config import identify_run
 from feduhb.runs.execute import Finished, execute, finish_replay
-from feduhb.runs.files import write_atomically
 from feduhb.runs.folder import (
     HISTORY,
     LEFT_OUT,
@@ -68,6 +68,7 @@ class Outcome(Result):
     rounds: tuple[Round, ...] = ()
     stopped: str = ""  # why the run ended
     left_out: dict[int, dict[ClientId, str]] = field(default_factory=dict)  # reasons, by round from 0
+    bounded: dict[int, dict[ClientId, str]] = field(default_factory=dict)  # whose weight was bounded, and why
     names: dict[ClientId, str] = field(default_factory=dict)  # registered names
     seed: int | None = None  # of the fresh model and of every draw
 
@@ -87,7 +88,8 @@ def serve(
 ) -> Outcome:
     """Run a strategy over a grid, from a fresh model or from the last checkpoint; the arguments are those of its `start`."""
     method = strategy.method()
-    check_limits(strategy.min_replies, strategy.timeout, strategy.max_norm, strategy.max_examples)
+    check_waiting(strategy.min_replies, strategy.timeout)
+    limits = strategy.limits()
     folder = None if strategy.checkpoint is None else RunFolder(Path(strategy.checkpoint))
     trained = None if strategy.trained is None else RunFolder(Path(strategy.trained))
     forgets = strategy.request() is not None or trained is not None
@@ -96,7 +98,8 @@ def serve(
     strategy, start = replace(strategy, seed=begun.seed), begun.params
     roster = Roster(grid, strategy.partitions, timeout=strategy.timeout)
     for known in filter(None, (trained, folder)):
-        roster.names.update(_read_json(known.path / NAMES))
+        found = read_file(known.path / NAMES, NAMES_SHAPE) or {}
+        roster.names.update({client: clean_name(name) for client, name in found.items()})
     forgotten = resolve_request(
         roster, strategy.request(), before=None if trained is None else read_total(trained),
         written=None if folder is None else read_request(folder.path), min_clients=strategy.min_clients,
@@ -104,8 +107,8 @@ def serve(
     _check_request(roster, trained, forgotten)
     engine = FlowerEngine(
         grid, begun.arrays, strategy.local, seed=begun.seed, forget=forgotten, min_replies=strategy.min_replies,
-        timeout=strategy.timeout, max_norm=strategy.max_norm, max_examples=strategy.max_examples, config=train_config,
-        tell_leavers=strategy.tell_leavers, roster=roster,
+        timeout=strategy.timeout, max_norm=limits.max_norm, max_examples=limits.max_examples, max_share=limits.max_share,
+        examples=limits.examples, config=train_config, tell_leavers=strategy.tell_leavers, roster=roster,
     )  # fmt: skip
     erasure = _find_erasure(trained, forgotten)
     reporter = Reporter(inform=log.info, warn=log.warning)
@@ -113,18 +116,19 @@ def serve(
     if folder is not None and method.needs_history and folder.is_replayed():
         finish_replay(folder, method, str(forgotten.total), erasure, reporter, ADVICE)
         done = Finished(Plain(load_params(folder.state_path)), tuple(folder.rounds()))
-        engine.left_out.update(_read_left_out(folder, len(done.rounds)))
+        _recall(engine, folder, len(done.rounds))
         return _complete(outcome, engine, done)
     method = _bind(method, trained, forgotten, start)
     scheduled = method.rounds or rounds
     observer = _Observer(engine, start, scheduled, outcome, folder, evaluate, strategy.evaluate_every)
+    ancestors = () if trained is None else (Ancestor.at(trained.path), *read_ancestors(trained.path))
     plan = Plan(
         label=method.name, method=method, start=start, engine=engine, clients=_choose_clients(method, engine, strategy, begun.seed),
         rounds=scheduled, stop=strategy.stop_rule(), on_bad="drop", score=observer.score, folder=folder,
         config=_describe(strategy, method, forgotten.total, start, scheduled, train_config or {}),
         files={REQUEST: forgotten.to_json()}, resume=True,
         history_to_write=DiskHistory(Path(strategy.checkpoint or "") / HISTORY) if strategy.keep_history else None, advice=ADVICE,
-        ancestors=() if trained is None else (Ancestor.at(trained.path), *read_ancestors(trained.path)),
+        ancestors=ancestors, supersedes=tuple(one.path for one in ancestors if one.is_there), forgets=forgotten.total,
         erasure=erasure, reporter=reporter, show=observer.show, observe=observer.observe,
     )  # fmt: skip
     return _complete(outcome, engine, execute(plan))
@@ -137,6 +141,14 @@ def _check_request(roster: Roster, trained: RunFolder | None, forgotten: Forgott
             "no client has a registered name; without node authentication a SuperNode makes a new key at every start, so a "
             "forgotten client that returns is not recognised: start the SuperLink with --enable-supernode-auth and register nodes by --name"
         )
+    leavers = () if forgotten.total is None else forgotten.total.clients
+    for leaver in leavers:
+        for other in roster.find_holders(roster.names.get(leaver, "")):
+            if not forgotten.is_forgotten(other, roster.names[other]):
+                log.warning(
+                    "%s is forgotten, but %s is registered under the same name and takes part; if both are the same client, "
+                    "forget the other key too", roster.format_client(leaver), roster.format_client(other),
+                )  # fmt: skip
     if trained is not None and forgotten.request is not None:
         asked = {client for record in trained.rounds() for client in record.asked}
         roster.check_keys(forgotten.request, asked, forgotten.earlier)
@@ -266,15 +278,16 @@ class _Observer:
         """Ask leavers to leave; write names and left-out clients before the checkpoint that ends each round."""
         folder, engine = self.folder, self.engine
         if folder is not None:
-            engine.left_out.update(_read_left_out(folder, len(folder.rounds())))
-            _write_json(folder.path / NAMES, engine.roster.names)
+            _recall(engine, folder, len(folder.rounds()))
+            write_file(folder.path / NAMES, engine.roster.names)
             if folder.is_finished():
                 return
         engine.tell_leavers()
         for state, record in rounds:
             if folder is not None:
-                _write_json(folder.path / NAMES, engine.roster.names)
-                _write_json(folder.path / LEFT_OUT, engine.left_out)
+                write_file(folder.path / NAMES, engine.roster.names)
+                write_file(folder.path / LIMITS, engine.memory.model_dump())
+                write_file(folder.path / LEFT_OUT, engine.left_out)
             yield state, record
         engine.check_leavers()
 
@@ -297,30 +310,16 @@ def _complete(outcome: Outcome, engine: FlowerEngine, done: Finished) -> Outcome
             outcome.evaluate_metrics_clientapp.setdefault(record.round + 1, MetricRecord(dict(others)))
     ended = replace(
         outcome, arrays=engine.layout.to_arrays(done.state.params), rounds=done.rounds, stopped=explain_end(done.rounds),
-        left_out=engine.left_out, names={client: name for client, name in engine.roster.names.items() if name},
+        left_out=engine.left_out, bounded=engine.bounded, names={client: name for client, name in engine.roster.names.items() if name},
     )  # fmt: skip
     log.info("the run ended after %s rounds: %s", len(done.rounds), ended.stopped)
     return ended
 
 
-def _read_left_out(folder: RunFolder, before: int) -> dict[int, dict[ClientId, str]]:
-    """Return the clients that were left out of the rounds before this one, with the reasons."""
-    return {int(t): found for t, found in _read_json(folder.path / LEFT_OUT).items() if int(t) < before}
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    if not path.exists():
-        return {}
-    try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
-        raise RunFolderError(
-            f"{path} is damaged; delete it: it holds only names and reasons for people to read"
-        ) from None
-
-
-def _write_json(path: Path, values: Mapping[Any, Any]) -> None:
-    """Write a file beside the records of a run, unless it already has this content."""
-    text = json.dumps(values, indent=2, sort_keys=True) + "\n"
-    if not path.exists() or path.read_text(encoding="utf-8") != text:
-        write_atomically(path, text.encode())
+def _recall(engine: FlowerEngine, folder: RunFolder, before: int) -> None:
+    """Let an engine continue with what a run folder says of the rounds before this one."""
+    left_out = read_file(folder.path / LEFT_OUT, REASONS_SHAPE) or {}
+    engine.left_out.update({t: found for t, found in left_out.items() if t < before})
+    engine.memory = read_file(folder.path / LIMITS, Memory, ONLY_FIRST) or Memory()
+    for t in [t for t in engine.bounded if t >= before]:
+        del engine.bounded[t]

@@ -5,7 +5,7 @@ A strategy holds the settings of a method of `feduhb.methods`. `feduhb.flower.se
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NoReturn
@@ -22,6 +22,7 @@ from feduhb.data.request import Forget, Request, as_request
 from feduhb.errors import ConfigError
 from feduhb.flower.messages import log
 from feduhb.flower.server import Evaluate, Outcome, serve
+from feduhb.flower.validation import Limits
 from feduhb.flower.wire import OURS
 from feduhb.methods import list_settings, make_method, settings_of
 from feduhb.stopping import StopRule, never
@@ -45,8 +46,14 @@ class OwnLoop(Strategy):
         min_clients: remaining clients that must be connected to begin; a simulation waits for all.
         min_replies: sound answers that a round needs; None needs half of the clients asked.
         timeout: seconds that a round waits for answers.
-        max_norm: limit on the norm of an update; None means 1,000 times the median of the round, at least the model's norm.
+        max_norm: limit on the norm of an update. None means 1.5 times the root of the number of answers, at least 4,
+            times the usual norm: the longest median of a round so far. It needs three answers; fewer are only compared
+            with 1,000 times the shorter one and the model.
         max_examples: limit on the examples of an answer; None means 1,000 times the median of the round, at least 100,000.
+        max_share: the largest share of the weight of a client that is not in ``examples``; what it claims beyond that
+            does not count. None means 1.5 over the root of the number of answers: 87 % of three, 47 % of ten.
+        examples: the number of examples of clients, by id or registered name. A client counts for at most this number,
+            or, if it is not listed, for the number in its first answer.
         partitions: the clients' names in simulation, by partition id; None names them c00, c01, ...
         tell_leavers: tell forgotten clients, when they are connected, to delete their cache.
         evaluate_every: let the clients score the model after every this many rounds; 0 never.
@@ -67,6 +74,8 @@ class OwnLoop(Strategy):
     timeout: float = 600.0
     max_norm: float | None = None
     max_examples: float | None = None
+    max_share: float | None = None
+    examples: Mapping[str, float] = field(default_factory=dict)
     partitions: Sequence[ClientId] | None = None
     tell_leavers: bool = True
     evaluate_every: int = 0
@@ -88,6 +97,10 @@ class OwnLoop(Strategy):
             raise ConfigError(
                 f"trained and checkpoint are both {self.trained}; choose another checkpoint folder"
             )
+
+    def limits(self) -> Limits:
+        """Return the limits of an answer; raise ConfigError for one that is not a positive number."""
+        return Limits(self.max_norm, self.max_examples, self.max_share, self.examples)
 
     def method(self) -> Method[Any]:
         """Return the method that this strategy runs, with the strategy's settings."""

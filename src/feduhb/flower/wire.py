@@ -3,7 +3,7 @@
 A train message holds "arrays" (the model to start from) and "config". The answer holds "metrics" with "num-examples" and
 either "arrays" (the trained model, as Flower's own strategies expect) or "update" (the model to start from minus the
 trained one, or the gradient). Our client answers with the update if the config asks for it. A client that cannot do the
-work answers with "refusal", which holds the reason.
+work answers with "refusal", which holds the reason. An answer with any other record, or with large metrics, is malformed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, ConfigRecordValues, MetricRecord, RecordDict
+from flwr.app import (
+    Array,
+    ArrayRecord,
+    ConfigRecord,
+    ConfigRecordValues,
+    MetricRecord,
+    MetricRecordValues,
+    RecordDict,
+)
 from torch import Tensor, nn
 
 from feduhb.core.flat import ModelSource, check_module, draw_model, flatten
@@ -32,6 +40,10 @@ OURS = ("server-round", "client", "round", "seed", "epochs", "batch-size", "lr",
 DRAWN_FROM = "drawn_from"
 HEADER = 4096  # bytes that the file header of an array may take
 WIDTHS = (2, 4, 8)  # bytes of a float; both byte orders are read
+NUMBERS, LETTERS = (
+    101,
+    10_000,
+)  # most metrics of an answer (an example count and 100 scores), letters in all their names
 
 
 class MalformedError(ValueError):
@@ -166,14 +178,18 @@ def describe_work(
 
 def read_example_count(content: RecordDict) -> float:
     """Return the number of examples that an answer stands for."""
-    metrics = content.get(METRICS)
-    count = metrics.get(EXAMPLES) if isinstance(metrics, MetricRecord) else None
+    count = read_metrics(content).get(EXAMPLES)
     if not isinstance(count, int | float):
         raise MalformedError(f"no {EXAMPLES} among its metrics")
-    try:
-        return float(count)
-    except OverflowError:
-        return math.inf
+    return _to_float(count)
+
+
+def read_scores(content: RecordDict) -> tuple[float, dict[str, float]]:
+    """Return the number of examples of an answer to an evaluate message, and its scores that are numbers."""
+    check_records(content, METRICS)
+    count = read_example_count(content)
+    scores = {key: value for key, value in read_metrics(content).items() if key != EXAMPLES}
+    return count, {key: _to_float(value) for key, value in scores.items() if isinstance(value, int | float)}
 
 
 def read_update(content: RecordDict, work: Work, layout: Layout) -> Tensor:
@@ -182,9 +198,38 @@ def read_update(content: RecordDict, work: Work, layout: Layout) -> Tensor:
         why = refusal.get("why")
         raise MalformedError(f"a refusal: {to_line(why) if isinstance(why, str) else 'without a reason'}")
     if isinstance(update := content.get(UPDATE), ArrayRecord):
+        check_records(content, UPDATE, METRICS)
         return layout.flatten(update)
     if work.epochs == 0:
         raise MalformedError("no update, though full-batch gradients were asked for")
     if not isinstance(arrays := content.get(ARRAYS), ArrayRecord):
         raise MalformedError("no arrays")
+    check_records(content, ARRAYS, METRICS)
     return work.params.cpu() - layout.flatten(arrays)
+
+
+def check_records(content: RecordDict, *expected: str) -> None:
+    """Raise MalformedError if an answer holds a record that nobody asked for: it only costs the server memory."""
+    if odd := sorted({*content} - {*expected}):
+        raise MalformedError(f"an unexpected record {to_line(repr(odd[0][:80]), 80)}")
+
+
+def read_metrics(content: RecordDict) -> Mapping[str, MetricRecordValues]:
+    """Return the metrics of an answer, empty if it has none; raise MalformedError if they are too many or too large."""
+    metrics = content.get(METRICS)
+    if not isinstance(metrics, MetricRecord):
+        return {}
+    if len(metrics) > NUMBERS:
+        raise MalformedError(f"{len(metrics)} metrics, above the limit {NUMBERS}")
+    if (letters := sum(map(len, metrics))) > LETTERS:
+        raise MalformedError(f"names of metrics of {letters} letters, above the limit {LETTERS}")
+    if (most := max((len(some) for some in metrics.values() if isinstance(some, list)), default=0)) > NUMBERS:
+        raise MalformedError(f"a metric of {most} numbers, above the limit {NUMBERS}")
+    return metrics
+
+
+def _to_float(number: float) -> float:
+    try:
+        return float(number)
+    except OverflowError:
+        return math.inf

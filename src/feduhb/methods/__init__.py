@@ -30,6 +30,7 @@ for _file in pkgutil.iter_modules(__path__, f"{__name__}."):  # every subclass o
     for _kind in vars(importlib.import_module(_file.name)).values():
         if isinstance(_kind, type) and _kind.__module__ == _file.name and Method in _kind.__mro__:
             METHODS.setdefault(_kind.name, _kind)
+BUILT_IN = tuple(METHODS.values())  # what is added to METHODS later is not of this package
 
 
 def list_methods() -> list[str]:
@@ -81,7 +82,7 @@ def check_method(method: Any) -> Method[Any]:
         is_abstract = part in {"init", "ask", "tell"} and getattr(kind, part, None) is getattr(Method, part)
         if is_abstract or not hasattr(method, part):
             raise ConfigError(
-                f"{method!r} is not a method: it has no {part}; inherit from feduhb.Method, docs/extending.md shows how"
+                f"{method!r} is not a method: it has no {part}; inherit from feduhb.Method and define it"
             )
     if not is_dataclass(kind):
         raise ConfigError(f"{kind.__name__} is not a dataclass; put @dataclass(frozen=True) before the class")
@@ -104,8 +105,8 @@ def settings_of(method: Method[Any]) -> dict[str, float | int | str]:
 
 
 def is_built_in(method: Method[Any]) -> bool:
-    """Whether a method is of one of this package's classes. A subclass is not built in."""
-    return any(type(method) is known for known in METHODS.values())
+    """Whether a method is of one of this package's classes. A subclass is not, nor a class that only has a name here."""
+    return any(type(method) is known for known in BUILT_IN)
 
 
 def is_retrain(method: Method[Any]) -> bool:

@@ -49,8 +49,8 @@ def _make_files(views: Sequence[RunView]) -> dict[str, bytes]:
     notes, grid = words.list_notes(views), make_grid(views)
     made = {
         "report.html": page.render_report(views),
-        "table.md": grid.to_markdown() + "".join(f"\n{note}\n" for note in notes),
-        "table.tex": "".join(f"% {note}\n" for note in notes) + grid.to_latex(),
+        "table.md": grid.to_markdown() + "".join(f"\n{grids.escape_markdown(note)}\n" for note in notes),
+        "table.tex": "".join(f"% {grids.join_lines(note)}\n" for note in notes) + grid.to_latex(),
     }
     if any(view.audit is not None for view in views):
         made |= {"audit.md": audit_tables.to_markdown(views), "audit.tex": audit_tables.to_latex(views)}
@@ -76,7 +76,9 @@ def draw_figures(views: Sequence[RunView]) -> dict[str, Figure]:
     audited = audit_tables.list_audited(views)
     clients = [chart_clients(audit, view.label) for view, audit in audited]
     drawn = {
-        "overview": compose([accuracy, movement, backdoor], width=4.5, height=max(3.1, 1.1 + 0.32 * bars)),
+        "overview": compose(
+            [accuracy or loss, movement, backdoor], width=4.5, height=max(3.1, 1.1 + 0.32 * bars)
+        ),
         "curves": compose([loss, accuracy], width=4.9, height=3.2),
         "movement": compose([movement], width=6.4, height=3.4),
         "backdoor": compose([backdoor], width=6.4, height=1.1 + 0.4 * bars),

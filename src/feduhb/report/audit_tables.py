@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import NamedTuple
 
@@ -17,11 +17,12 @@ from feduhb.audit.result import (
     Attack,
     AucDifference,
     Audit,
+    Cost,
     Roc,
 )
-from feduhb.report.grids import Grid, escape_markdown
+from feduhb.report.grids import Grid, escape_markdown, join_lines
 from feduhb.report.runs import NAMES as METHODS
-from feduhb.report.runs import RunView, printable
+from feduhb.report.runs import RunView, printable, retrain_of
 from feduhb.report.tables import get_verdict
 from feduhb.report.words import NOTHING, format_number, format_percent, format_points, format_share
 
@@ -53,6 +54,8 @@ NOTES = {
     "backdoor": "The share of test images with the trigger that a model gives the backdoor's label. Retrain, which never saw the trigger, is the floor.",
     "accuracy": "Shares of correct answers: on the forgotten data, on the remaining clients' data and on test data. "
     "On the forgotten data, Retrain shows what a model reaches that never saw it.",
+    "loss": "Mean losses on the same data, in the unit of the loss function; less is better. Where targets are not labels, "
+    "the verdict judges by the loss on test data whether a model is of use.",
     "clients": "How unlearning changed the remaining clients' accuracy: with the original model (before) and with "
     "the unlearned one (after).",
     "distance": "How far the models are from Retrain's: weights (L2, cosine) and answers on test data (KL in nats; share of "
@@ -118,9 +121,13 @@ class Table:
     said: Callable[[Audit], Iterable[str]] = lambda _: ()
 
 
-def make_grids(views: Sequence[RunView]) -> dict[str, Grid]:
-    """Return every table that these runs' audits fill, by name."""
-    chosen = list_audited(views)
+def make_grids(views: Sequence[RunView], reported: Sequence[RunView] = ()) -> dict[str, Grid]:
+    """Return every table that these runs' audits fill, by name.
+
+    Args:
+        reported: all runs of the report; their own record of Retrain's cost replaces that of an audit's control.
+    """
+    chosen = [(view, _use_own_cost(view, audit, reported or views)) for view, audit in list_audited(views)]
     margins = sorted({f"{attack.margin:g}" for _, audit in chosen for attack in audit.membership})
     made: dict[str, Grid] = {}
     for name, table in TABLES.items():
@@ -142,6 +149,17 @@ def make_grids(views: Sequence[RunView]) -> dict[str, Grid]:
     return made
 
 
+def _use_own_cost(view: RunView, audit: Audit, reported: Sequence[RunView]) -> Audit:
+    """Return the audit with the cost that the Retrain run of this report recorded, if there is one."""
+    run = retrain_of(view, reported)
+    if run is None:
+        return audit
+    names = ("client_epochs", "bytes_down", "bytes_up")
+    spent = {name: run.result[name] for name in names} | {"history_bytes": run.result["history_bytes_read"]}
+    own = Cost(rounds=len(run.rounds), seconds=run.seconds, **spent)
+    return replace(audit, cost={**audit.cost, RETRAIN: own})
+
+
 def to_markdown(views: Sequence[RunView]) -> str:
     """Render every table as Markdown, with its note and the audits' sentences."""
     return "\n".join(
@@ -155,7 +173,7 @@ def to_markdown(views: Sequence[RunView]) -> str:
 def to_latex(views: Sequence[RunView]) -> str:
     """Render every table as a LaTeX tabular, each under comments with its title and note."""
     return "\n".join(
-        "".join(f"% {' '.join(line.split())}\n" for line in (grid.title, grid.note, *grid.sentences))
+        "".join(f"% {join_lines(line)}\n" for line in (grid.title, grid.note, *grid.sentences))
         + grid.to_latex()
         for grid in make_grids(views).values()
     )
@@ -249,6 +267,13 @@ def _score(audit: Audit) -> Iterator[Row]:
         shares = [format_share(share) for share in (scores.forgotten, scores.retained, scores.test)]
         if set(shares) != {NOTHING}:
             yield [NAMES[model], *shares]
+
+
+def _measure_loss(audit: Audit) -> Iterator[Row]:
+    for model in MODELS:
+        if found := audit.loss.get(model):
+            losses = (found.forgotten, found.retained, found.test)
+            yield [NAMES[model], *(NOTHING if loss is None else format_number(loss) for loss in losses)]
 
 
 def _compare_clients(audit: Audit) -> Iterator[Row]:
@@ -350,6 +375,7 @@ TABLES = {
         said=lambda audit: [audit.backdoor.says] if audit.backdoor else [],
     ),
     "accuracy": Table("Accuracy", ["model", "forgotten data", "retained data", "test data"], _score, words=1),
+    "loss": Table("Loss", ["model", "forgotten data", "retained data", "test data"], _measure_loss, words=1),
     "clients": Table(
         "Remaining clients",
         [

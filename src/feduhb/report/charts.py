@@ -24,6 +24,7 @@ VARIABLES = {
 }  # fmt: skip
 PAGE_WIDTH = 4.0  # inches: text of 8 points is still read on a telephone
 READ_ALOUD = 12  # series that a chart's description names
+POINTED_AT = 300  # places along a line that a pointer can tell apart
 SVG, LINK = "{http://www.w3.org/2000/svg}", "{http://www.w3.org/1999/xlink}href"
 
 
@@ -83,10 +84,17 @@ class Chart:
     def _place(self, figure: Figure, axes: Axes) -> list[dict[str, Any]]:
         width, height = figure.get_size_inches() * dr.POINTS_AN_INCH
         to_figure = axes.transData - figure.transFigure
+        step = math.ceil(max((len(each.x) for each in self.series), default=1) / POINTED_AT)
         placed: list[dict[str, Any]] = []
         for each in self.series:
-            every = zip(each.x, each.y, each.texts, strict=True)
-            if known := [(x, y, text) for x, y, text in every if math.isfinite(y)]:
+            last = len(each.x) - 1
+            every = enumerate(zip(each.x, each.y, each.texts, strict=True))
+            shown = [
+                point
+                for place, point in every
+                if place == last or (place % step == 0 and last - place >= step)
+            ]
+            if known := [(x, y, text) for x, y, text in shown if math.isfinite(y)]:
                 at = to_figure.transform([(x, y) for x, y, _ in known])
                 points = [
                     [round(left * width, 1), round((1 - up) * height, 1), text, self.head.format(x)]

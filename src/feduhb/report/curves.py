@@ -15,11 +15,13 @@ from feduhb.report.charts import Chart, Key, Series
 from feduhb.report.runs import RunView, retrain_of
 from feduhb.report.tables import find_reaching_round
 from feduhb.report.words import (
+    SCORES,
+    choose_score,
     describe_end,
     describe_floor,
+    format_final,
     format_number,
     format_percent,
-    format_share,
     join_names,
     watched,
     with_score,
@@ -30,10 +32,6 @@ if TYPE_CHECKING:
 
 DIRECT_AT_MOST, DIRECT_LENGTH = 6, 15  # runs, and characters of a label, that still fit beside their lines
 ROUND = "round {:g}"
-SCORES: dict[str, tuple[str, Callable[[float], str]]] = {
-    "test_accuracy": ("Test accuracy", format_percent),
-    "test_loss": ("Test loss", format_number),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +64,7 @@ def chart_score(views: Sequence[RunView], looks: dr.Looks, score: str) -> Chart 
     }
     key = ",  ".join(text for text, used in marks.items() if used)
     title, _ = SCORES[score]
-    return _chart_lines(title, lines, score, [(key, dr.SOFT)] if key else [])
+    return _chart_lines(title.capitalize(), lines, score, [(key, dr.SOFT)] if key else [])
 
 
 def _chart_lines(
@@ -86,12 +84,12 @@ def _chart_lines(
                 ends.append((end, f"{line.name}  {form(end)}", line.stroke.colour))
                 if line.fired is not None:
                     dr.draw_dot(axes, line.fired, end, line.stroke.colour)
-        if score == "test_accuracy":
-            dr.show_percent(axes)
         dr.style_axes(axes)
         dr.label_rounds(axes, max(len(line.values) for line in lines))
         if goal is not None:
             axes.axhline(goal, color=dr.GREY, linewidth=1, linestyle="dashed", zorder=1)
+        if score == "test_accuracy":
+            dr.show_percent(axes)
         if direct:
             dr.label_ends(axes, ends)
 
@@ -155,7 +153,7 @@ def chart_backdoor(views: Sequence[RunView], looks: dr.Looks) -> Chart | None:
             dr.write_text(axes, format_percent(share), (share, place), (5, 0), dr.INK, size=dr.SIZE)
         dr.style_axes(axes)
         axes.grid(visible=False, axis="y")
-        axes.set_xlim(0, 1.16)
+        axes.set_xlim(0, 1)
         axes.set_ylim(len(shown) - 0.45, -0.55)
         axes.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0%", "25%", "50%", "75%", "100%"])
         names = [textwrap.fill(view.label, DIRECT_LENGTH) for view in shown]
@@ -179,14 +177,19 @@ class Sweep:
 
     @property
     def reached(self) -> dict[float, int | None]:
-        """The round at which each β has Retrain's final accuracy; None for never."""
+        """The round at which each β has Retrain's final score; None for never."""
         found = {beta: find_reaching_round(view, self.retrain) for beta, view in self.runs.items()}
         return {beta: n if isinstance(n, int) else None for beta, n in found.items()}
 
     @property
+    def score(self) -> str:
+        """The score by which the runs are compared."""
+        return choose_score(list(self.runs.values()))
+
+    @property
     def goal(self) -> float | None:
-        """Retrain's final test accuracy."""
-        return None if self.retrain is None else self.retrain.final("test_accuracy")
+        """Retrain's final score."""
+        return None if self.retrain is None else self.retrain.final(self.score)
 
     @property
     def cut(self) -> list[float]:
@@ -229,26 +232,25 @@ def _join_betas(betas: Iterable[float]) -> str:
 def chart_sweep(found: Sweep) -> dict[str, Chart]:
     """Describe three charts: accuracy and loss by round with a line for each β, and the rounds that each β needs."""
     colours = dr.grade_colours(len(found.runs))
-    goal = [] if found.goal is None else [f"Dashed: Retrain's final {format_percent(found.goal)}."]
     charts: dict[str, Chart] = {}
-    for name, score, notes in (
-        ("beta-accuracy", "test_accuracy", [*found.describe(), *goal]),
-        ("beta-loss", "test_loss", []),
-    ):
+    for name, score in (("beta-accuracy", "test_accuracy"), ("beta-loss", "test_loss")):
+        level = found.goal if score == found.score else None
+        notes = [] if charts else found.describe()
+        if level is not None:
+            notes.append(f"Dashed: Retrain's final {SCORES[score][1](level)}.")
         lines = [
             Line(f"β {beta:g}", view.scored(score), dr.Stroke(colour))
             for (beta, view), colour in zip(found.runs.items(), colours, strict=True)
             if any(value is not None for value in view.scored(score))
         ]
-        level = found.goal if score == "test_accuracy" else None
-        title = f"{SCORES[score][0]} by β"
+        title = f"{SCORES[score][0].capitalize()} by β"
         if chart := _chart_lines(title, lines, score, [(text, dr.SOFT) for text in notes], level):
             charts[name] = chart
     return charts | {"beta-reach": _chart_needed(found, colours)}
 
 
 def _chart_needed(found: Sweep, colours: Sequence[str]) -> Chart:
-    """Describe the round at which each β has Retrain's accuracy (open mark: never), or without Retrain its accuracy."""
+    """Describe the round at which each β has Retrain's score (open mark: never), or without Retrain its score."""
     betas, goal = list(found.runs), found.goal is not None
     top = max(len(view.rounds) for view in found.runs.values()) * 1.08 + 1
     if goal:
@@ -256,12 +258,10 @@ def _chart_needed(found: Sweep, colours: Sequence[str]) -> Chart:
         texts = ["never" if n is None else f"round {n}" for n in found.reached.values()]
         title, note = "Rounds to reach Retrain", "open: never in the rounds run" if "never" in texts else ""
     else:
-        ends = [view.final("test_accuracy") for view in found.runs.values()]
-        heights, texts = (
-            [math.nan if end is None else end for end in ends],
-            [format_share(end) for end in ends],
-        )
-        title, note = "Final test accuracy", "no Retrain run here to compare with"
+        ends = [view.final(found.score) for view in found.runs.values()]
+        heights = [math.nan if end is None else end for end in ends]
+        texts = [format_final(view, found.score) for view in found.runs.values()]
+        title, note = f"Final {SCORES[found.score][0]}", "no Retrain run here to compare with"
 
     def draw(axes: Axes) -> None:
         axes.plot(betas, heights, color=dr.GREY, linewidth=1, zorder=2)
@@ -275,7 +275,7 @@ def _chart_needed(found: Sweep, colours: Sequence[str]) -> Chart:
         if goal:
             axes.set_ylim(0, top * 1.08)
             axes.set_ylabel("rounds", color=dr.SOFT, size=dr.SMALL)
-        else:
+        elif found.score == "test_accuracy":
             dr.show_percent(axes)
 
     points = zip(betas, heights, colours, texts, strict=True)

@@ -173,7 +173,11 @@ def style_axes(axes: Axes) -> None:
 
 
 def show_percent(axes: Axes) -> None:
-    """Label the vertical axis in percent, with as many digits as its ticks have."""
+    """Label the vertical axis in percent, with as many digits as its ticks have; it ends at 0% and 100%."""
+    low, high = axes.get_ylim()
+    axes.set_ylim(max(0.0, low), min(1.0, high))
+    for mark in (*axes.lines, *axes.collections):  # a line or a dot at 100% is drawn whole
+        mark.set_clip_on(False)
     axes.yaxis.set_major_formatter(lambda value, _: f"{round(100 * value, 4):g}%")
 
 

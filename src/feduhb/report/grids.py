@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -10,9 +11,13 @@ from itertools import takewhile
 HEADER_WIDTH = 11  # characters a broken header's line holds
 TEX = {
     "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "–": "--", "−": "$-$",  # noqa: RUF001
-    "β": r"$\beta$", "λ": r"$\lambda$", "±": r"$\pm$",
+    "β": r"$\beta$", "λ": r"$\lambda$", "±": r"$\pm$", "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}",
+    "`": r"\textasciigrave{}",
     **{c: f"\\{c}" for c in "&%$#_{}"},
 }  # fmt: skip
+MARKS = re.compile(r"[\\|*_`<>\[\]~&$@]")  # characters with a meaning in Markdown, wherever they stand
+LINKS = re.compile(r"\b(?:(?:https?|ftp|mailto|xmpp):|www\.)", re.IGNORECASE)  # links without brackets
+BLOCKS = re.compile(r"^(?:[-+=#]|\d+[.)])(?=[-+=#]*(?:\s|$))")  # that begin a list, a heading or a rule
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +45,8 @@ class Grid:
     def to_markdown(self) -> str:
         """Render as a Markdown table."""
         rule = [":---" if place in self.text else "---:" for place in range(len(self.headers))]
-        cells = [[escape_markdown(cell) for cell in row] for row in self.rows]
-        return "".join(f"| {' | '.join(line)} |\n" for line in [self.headers, rule, *cells])
+        headers, *cells = [[escape_markdown(cell) for cell in row] for row in [self.headers, *self.rows]]
+        return "".join(f"| {' | '.join(line)} |\n" for line in [headers, rule, *cells])
 
     def to_latex(self) -> str:
         """Render as a LaTeX tabular; it needs the package booktabs."""
@@ -65,17 +70,26 @@ class Grid:
         return laid
 
 
-def escape_markdown(cell: str) -> str:
-    """Escape the characters that Markdown would read as marks."""
-    cell = cell.replace("\n", " ")
-    for mark in "\\|*_`<>[]":
-        cell = cell.replace(mark, f"\\{mark}")
-    return cell
+def escape_markdown(text: str) -> str:
+    """Escape what Markdown would read as marks, links, HTML or the beginning of a block; text is one line."""
+    escaped = MARKS.sub(r"\\\g<0>", join_lines(text))
+    return BLOCKS.sub(_escape_last, LINKS.sub(_escape_last, escaped))
+
+
+def _escape_last(found: re.Match[str]) -> str:
+    return f"{found[0][:-1]}\\{found[0][-1]}"
 
 
 def escape_tex(text: str) -> str:
-    """Escape the characters that LaTeX would read as commands."""
-    return "".join(TEX.get(c, c) for c in text)
+    """Escape the characters that LaTeX would read as commands; text is one line."""
+    escaped = "".join(TEX.get(c, c) for c in join_lines(text))
+    # At the beginning of a row, LaTeX would read [ or * as an argument of the \\ before it.
+    return f"{{}}{escaped}" if escaped.startswith(("[", "*")) else escaped
+
+
+def join_lines(text: str) -> str:
+    """Return text as one line."""
+    return " ".join(text.split())
 
 
 def _stack(header: str) -> str:

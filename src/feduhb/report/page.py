@@ -66,11 +66,12 @@ def render_page(
 def render_report(views: Sequence[RunView]) -> str:
     """Return the report on these runs as one self-contained HTML document."""
     looks = choose_strokes(views)
-    charts = {
-        "accuracy": chart_score(views, looks, "test_accuracy"),
+    accuracy, loss = (chart_score(views, looks, score) for score in ("test_accuracy", "test_loss"))
+    first = {"accuracy": accuracy} if accuracy else {"loss": loss}
+    charts = first | {
         "movement": chart_movement(views, looks),
         "backdoor": chart_backdoor(views, looks),
-        "loss": chart_score(views, looks, "test_loss"),
+        "loss": loss,
     }
     drawn = [(name, chart) for name, chart in charts.items() if chart is not None]
     maps, sweep = [replay_rules(view) for view in list_mapped(views)], find_sweep(views)
@@ -78,6 +79,7 @@ def render_report(views: Sequence[RunView]) -> str:
         "report.html",
         title="Unlearning report",
         headline=words.headline(views),
+        settings=words.list_settings(views),
         verdicts=[(view, get_verdict(view) or UNAUDITED) for view in views if view.unlearned],
         numbers=_choose_numbers(views),
         first=dict(drawn[:SHOWN_FIRST]),
@@ -86,10 +88,11 @@ def render_report(views: Sequence[RunView]) -> str:
         grid=make_grid(views),
         summary=make_grids(views).get("verdicts"),
         audits=[
-            _show_audit(view, place, looks[view.label].colour)
+            _show_audit(view, views, place, looks[view.label].colour)
             for place, (view, _) in enumerate(list_audited(views))
         ],
-        maps={f"stop-map-{place}": chart_map(found) for place, found in enumerate(maps)},
+        maps={f"stop-map-{place}": chart for place, found in enumerate(maps) if (chart := chart_map(found))},
+        silent=[" ".join(found.describe()) for found in maps if not found.fires],
         scales=chart_scales(maps[0]) if maps else {},
         betas={} if sweep is None else chart_sweep(sweep),
         floor=words.describe_floor(views) if charts["backdoor"] else "",
@@ -98,7 +101,7 @@ def render_report(views: Sequence[RunView]) -> str:
     )
 
 
-def _show_audit(view: RunView, place: int, colour: str) -> dict[str, Any]:
+def _show_audit(view: RunView, views: Sequence[RunView], place: int, colour: str) -> dict[str, Any]:
     """Return a run's audit for the template, each table with its chart."""
     audit = view.audit
     assert audit is not None  # noqa: S101 (only audited runs come here)
@@ -109,7 +112,7 @@ def _show_audit(view: RunView, place: int, colour: str) -> dict[str, Any]:
     }
     grids = [
         (grid.without_names(), charts.get(name, ("", None)))
-        for name, grid in make_grids([view]).items()
+        for name, grid in make_grids([view], views).items()
         if name not in {"verdicts", "exactness"}  # the reasons and the list of checks hold the same
     ]
     checked = {check.says for check in audit.exactness.checks} if audit.exactness else set[str]()
@@ -124,15 +127,15 @@ def _choose_numbers(views: Sequence[RunView]) -> list[Number]:
     other = retrain_of(view, views)
     silent = "; its stop rule did not fire" if view.judged and view.fired is None else ""
     rounds = f"of {view.result['scheduled_rounds']} scheduled"
-    seconds, accuracy = "", ""
+    score, seconds, scored = words.choose_score([view]), "", ""
     if other is not None and other is not view:
         rounds = f"{other.label}: {len(other.rounds)}"
         seconds = f"{other.label}: {words.format_number(other.seconds)}; {words.compare_seconds(view, other)}"
-        accuracy = f"{other.label}: {words.format_share(other.final('test_accuracy'))}"
+        scored = f"{other.label}: {words.format_final(other, score)}"
     numbers = [
         Number("rounds", f"{len(view.rounds)}", rounds + silent),
         Number("seconds", words.format_number(view.seconds), seconds),
-        Number("test accuracy", words.format_share(view.final("test_accuracy")), accuracy),
+        Number(words.SCORES[score][0], words.format_final(view, score), scored),
         _choose_attack(view, other, views),
     ]
     return [number._replace(name=f"{view.label}: {number.name}") for number in numbers]

@@ -10,24 +10,12 @@ from typing import Any
 
 from feduhb.audit.result import Audit, read_audit
 from feduhb.errors import RunFolderError
-from feduhb.runs.folder import Round, RunFolder
+from feduhb.runs.files import resolve
+from feduhb.runs.folder import Result, Round, RunFolder
 
 ORIGINAL, RETRAIN = "original", "retrain"
 LABEL_LENGTH = 36  # characters; a longer label is replaced by the folder's name
 NAMES = {"feduhb": "FedUHB", "retrain": "Retrain", "federaser": "FedEraser", "fedrecover": "FedRecover"}
-NUMBERS = (
-    "rounds", "scheduled_rounds", "parameters", "client_epochs", "bytes_down", "bytes_up",
-    "client_seconds", "server_seconds", "evaluate_seconds",
-)  # fmt: skip
-LATER = ("client_rounds_saved", "history_bytes_read", "history_bytes_kept")  # older folders lack them
-NEEDED: dict[str, type | tuple[type, ...]] = {
-    **dict.fromkeys(NUMBERS, (int, float)),
-    **dict.fromkeys(("method", "needs", "stopped", "weights_sha256", "finished"), str),
-    **dict.fromkeys(("scores", "engine", "versions", "settings"), dict),
-    "exact": bool,
-    "clients": list,
-}
-
 Series = list[float | None]
 
 
@@ -39,7 +27,7 @@ class RunView:
     label: str  # unique within a report
     role: str  # "original" for training, else the unlearning method's name
     rounds: list[Round]
-    result: dict[str, Any]
+    result: Result
     config: dict[str, Any]
     config_text: str
     audit: Audit | None = None  # where the run was audited
@@ -130,7 +118,7 @@ def retrain_of(view: RunView, views: Sequence[RunView]) -> RunView | None:
 
 def read_runs(paths: Sequence[Path | str]) -> list[RunView]:
     """Read finished run folders, each once, in the order given; raise RunFolderError if one is not finished."""
-    folders = list({Path(path).resolve(): Path(path) for path in paths}.values())
+    folders = list({resolve(Path(path)): Path(path) for path in paths}.values())
     if not folders:
         raise RunFolderError(
             "there is no run to report on; give at least one folder that feduhb train or feduhb unlearn made"
@@ -140,30 +128,25 @@ def read_runs(paths: Sequence[Path | str]) -> list[RunView]:
 
 def _read(folder: RunFolder) -> RunView:
     try:
-        config, written, rounds = folder.config(), folder.result(), folder.rounds()
+        config, result, rounds = folder.config(), folder.result(), folder.rounds()
+        folder.check_weights()
         text = folder.config_path.read_text(encoding="utf-8")
     except OSError as error:
         raise RunFolderError(
             f"{folder.path} cannot be read: {error.strerror}; give a run folder you may read"
         ) from None
     unlearn = config.get("unlearn")
-    _check(folder, written, rounds, unlearn)
-    result: dict[str, Any] = {**dict.fromkeys(LATER, 0), **written}
+    _check(folder, result, rounds, unlearn)
     role = ORIGINAL if unlearn is None else result["method"]
     label = NAMES.get(role, printable(role))
     return RunView(folder.path, label, role, rounds, result, config, text, read_audit(folder.path))
 
 
-def _check(folder: RunFolder, result: object, rounds: Sequence[Round], unlearn: object) -> None:
-    """Raise RunFolderError if another program wrote the result, or if it does not belong to the rounds."""
-    values = result if isinstance(result, dict) else {}
-    odd = [key for key, kind in NEEDED.items() if not isinstance(values.get(key), kind)]
-    odd += [key for key in LATER if not isinstance(values.get(key, 0), int | float)]
-    if odd:
-        raise RunFolderError(f"{folder.result_path} lacks {odd[0]}; another version wrote it: run again")
-    if not rounds or len(rounds) != values["rounds"]:
+def _check(folder: RunFolder, result: Result, rounds: Sequence[Round], unlearn: object) -> None:
+    """Raise RunFolderError if the result does not belong to the rounds, or the config has another shape."""
+    if not rounds or len(rounds) != result["rounds"]:
         raise RunFolderError(
-            f"{folder.rounds_path} holds {len(rounds)} rounds, but result.json counts {values['rounds']}; "
+            f"{folder.rounds_path} holds {len(rounds)} rounds, but result.json counts {result['rounds']}; "
             f"delete {folder.path} and run again"
         )
     if unlearn is not None and not isinstance(unlearn, Mapping):
@@ -201,7 +184,7 @@ def _join_settings(settings: Mapping[tuple[str, ...], str], keys: Sequence[tuple
 
 def _label_by_folder(views: Sequence[RunView]) -> list[str]:
     """Add the shortest part of the path that distinguishes the folders."""
-    parts = [view.path.resolve().parts for view in views]
+    parts = [resolve(view.path).parts for view in views]
     depths = range(1, max(map(len, parts)) + 1)
     depth = next(d for d in depths if len({path[-d:] for path in parts}) == len(parts))
     alone = [path[-depth:][:1] for path in parts]

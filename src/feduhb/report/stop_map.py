@@ -54,6 +54,11 @@ class StopMap:
         return [self.endings[scale, window] for scale in SCALES]
 
     @property
+    def fires(self) -> bool:
+        """Whether any rule would have ended the run."""
+        return any(ending.round is not None for ending in self.endings.values())
+
+    @property
     def silent(self) -> list[float]:
         """Each λ at which "all so far" did not fire, in a run that its own rule did not end."""
         return [] if self.cut else self._unfired
@@ -76,10 +81,13 @@ class StopMap:
 
     def describe(self) -> list[str]:
         """Return how many rules would have ended the run, and what the map cannot know."""
-        fires = sum(ending.round is not None for ending in self.endings.values())
-        said = [
-            f"{fires} of {len(self.endings)} rules would have ended {self.label} in {self.rounds} rounds."
-        ]
+        fires, most = sum(ending.round is not None for ending in self.endings.values()), len(self.endings)
+        counted = (
+            f"{fires} of {most} rules"
+            if self.fires
+            else f"None of {most} rules (λ {SCALES[0]:g} to {SCALES[-1]:g})"
+        )
+        said = [f"{counted} would have ended {self.label} in {self.rounds} rounds."]
         if self.cut:
             said.append(
                 f"Its own rule ended it: the map only knows the {self.rounds} rounds run; "
@@ -143,8 +151,10 @@ def format_window(window: int | None) -> str:
     return "all so far" if window is None else str(window)
 
 
-def chart_map(found: StopMap) -> Chart:
-    """Describe where every rule would have ended the run, and the accuracy there."""
+def chart_map(found: StopMap) -> Chart | None:
+    """Describe where every rule would have ended the run, and the accuracy there; None if no rule fires."""
+    if not found.fires:
+        return None
 
     def draw(axes: Axes) -> None:
         from matplotlib.colors import LinearSegmentedColormap
@@ -178,7 +188,8 @@ def chart_map(found: StopMap) -> Chart:
     texts = [f"λ {e.scale:g}, window {format_window(e.window)}: {found.format(e, ' ')}" for e in cells]
     x, y = [WINDOWS.index(each.window) for each in cells], [float(SCALES.index(each.scale)) for each in cells]
     framed = "; framed: the run's own rule" if found.own else ""
-    key = f"each cell: the round after which that rule would have ended the run, and test accuracy there{framed}"
+    there = "" if found.last is None else ", and test accuracy there"
+    key = f"each cell: the round after which that rule would have ended the run{there}{framed}"
     notes = [(text, dr.SOFT) for text in [key, *found.describe()]]
     series = [Series("", dr.SOFT, x, y, texts)]
     return Chart(f"The stop rule's map: {found.label}", draw, series, notes, height=3.9)
@@ -186,7 +197,7 @@ def chart_map(found: StopMap) -> Chart:
 
 def chart_scales(found: StopMap) -> dict[str, Chart]:
     """Describe what λ does: the round at which the rule ends the run, and the accuracy there."""
-    if len(found.unknown) == len(SCALES):
+    if len(found.unknown) == len(SCALES) or not found.fires:
         return {}
     first, *rest = found.describe_windows()
     notes = [f"A larger λ stops earlier. {first}", *rest]

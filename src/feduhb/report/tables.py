@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from feduhb.report.grids import HEADER_WIDTH, Grid
 from feduhb.report.runs import RETRAIN, RunView, retrain_of
-from feduhb.report.words import NOTHING, format_number, format_percent
+from feduhb.report.words import NOTHING, choose_score, format_number, format_percent
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions
@@ -46,7 +46,7 @@ class Column:
 
 def choose_columns(views: Sequence[RunView]) -> list[Column]:
     """Return the columns that these runs can fill; the first one names the run."""
-    reaches = "reaches Retrain's final accuracy at round"
+    reaches = f"reaches Retrain's final {choose_score(views).removeprefix('test_')} at round"
     every = [
         Column("run", "run", lambda v: v.label),
         Column("exact", "exact", lambda v: v.exact if v.unlearned else None, _format_flag),
@@ -73,17 +73,23 @@ def choose_columns(views: Sequence[RunView]) -> list[Column]:
     }
     if all(view.role != RETRAIN for view in views):
         empty.add("reaches_retrain")
+    if choose_score(views) != "test_accuracy":
+        empty.add("test_accuracy")
     return [column for column in every if column.key not in empty]
 
 
 def find_reaching_round(view: RunView, retrain: RunView | None) -> int | str | None:
-    """Return the first round with at least Retrain's final test accuracy, or "never"; None without a Retrain run."""
-    goal = retrain.final("test_accuracy") if retrain else None
+    """Return the first round as good as Retrain's last, or "never"; None without a Retrain run.
+
+    The test accuracy is compared, or the test loss if Retrain has no accuracy.
+    """
+    score = "test_accuracy" if retrain is None else choose_score([retrain])
+    goal = retrain.final(score) if retrain else None
     if goal is None:
         return None
-    return next(
-        (n for n, value in enumerate(view.accuracy, 1) if value is not None and value >= goal), "never"
-    )
+    sign = 1 if score == "test_accuracy" else -1
+    known = ((n, value) for n, value in enumerate(view.scored(score), 1) if value is not None)
+    return next((n for n, value in known if sign * value >= sign * goal), "never")
 
 
 def get_verdict(view: RunView) -> str | None:
@@ -168,7 +174,7 @@ def list_json_rows(views: Sequence[RunView]) -> list[dict[str, Any]]:
     """Return the rows of the table of runs with unrounded numbers, for `json.dumps`."""
     rows = [{column.key: column.value(view) for column in choose_columns(views)} for view in views]
     for row, view in zip(rows, views, strict=True):
-        row["rounds"] = len(view.rounds)
+        row |= {"rounds": len(view.rounds), "test_accuracy": view.final("test_accuracy")}
         row |= {key: view.result[key] for key in ("scheduled_rounds", "stopped")} | {"folder": str(view.path)}
     return rows
 

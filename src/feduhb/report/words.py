@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 
-from feduhb.report.runs import ORIGINAL, RETRAIN, RunView, retrain_of
+from feduhb.report.runs import ORIGINAL, RETRAIN, RunView, printable, retrain_of
 
 NOTHING = "–"  # noqa: RUF001
 NAMED_AT_MOST = 6  # of what was forgotten; the rest is counted
 TOLD_AT_MOST = 3  # runs; a headline gives the ranges of more
+SHORT = 40  # characters of a name in a headline
 ALIKE = 0.05  # seconds that differ by less are called about the same
 MACHINERY = ("name", "device", "precision", "threads")  # what an engine's seconds depend on
 
@@ -33,6 +35,23 @@ def format_points(share: float) -> str:
     return f"{100 * share:+.1f}".replace("-", "−")  # noqa: RUF001
 
 
+SCORES: dict[str, tuple[str, Callable[[float], str]]] = {
+    "test_accuracy": ("test accuracy", format_percent),
+    "test_loss": ("test loss", format_number),
+}
+
+
+def choose_score(views: Sequence[RunView]) -> str:
+    """Return the score to compare these runs by: the test loss if none of them has labels to be right about."""
+    return next((score for score in SCORES if with_score(views, score)), "test_accuracy")
+
+
+def format_final(view: RunView, score: str) -> str:
+    """Format a score of the last round, or a dash if there is none."""
+    value = view.final(score)
+    return NOTHING if value is None else SCORES[score][1](value)
+
+
 def join_names(names: Sequence[str], last: str = "and") -> str:
     """Join names with commas and a last "and"."""
     return f" {last} ".join(part for part in (", ".join(names[:-1]), names[-1]) if part)
@@ -45,9 +64,24 @@ def join_settings(values: Mapping[str, object]) -> str:
 
 def format_request(view: RunView) -> str:
     """Name the clients, rows or classes that a run was asked to forget."""
-    parts = [_format_part(part) for part in (view.forget or "").split(",")]
+    parts = [_format_part(part) for part in printable(view.forget or "").split(",")]
     shown, rest = parts[:NAMED_AT_MOST], len(parts) - NAMED_AT_MOST
     return ", ".join(shown) + (f" and {rest} more" if rest > 0 else "")
+
+
+def _shorten_request(view: RunView) -> str:
+    """Name what a run was asked to forget if that is short, else count it."""
+    parts, named = (view.forget or "").split(","), format_request(view)
+    if len(named) <= SHORT or len(parts) == 1:
+        return shorten(named)
+    return (
+        f"{len(parts)} clients" if all(":" not in part for part in parts) else f"{len(parts)} groups of rows"
+    )
+
+
+def shorten(name: str) -> str:
+    """Cut a long name."""
+    return name if len(name) <= SHORT else f"{name[: SHORT - 1]}…"
 
 
 def _format_part(part: str) -> str:
@@ -73,18 +107,19 @@ def choose_main(views: Sequence[RunView]) -> RunView | None:
 
 
 def headline(views: Sequence[RunView]) -> str:
-    """Return the outcome in one line."""
+    """Return the outcome in one short sentence, however many runs there are and however long their names."""
     main = choose_main(views)
     if main is None:
-        return " ".join(
-            f"{view.label} trained {len(view.result['clients'])} clients in {_count_rounds(view)}; nothing was forgotten."
-            for view in views
-        )
+        first = views[0]
+        if len(views) > 1:
+            return f"{len(views)} training runs took {_format_range(views)}; nothing was forgotten."
+        trained = f"{len(first.result['clients'])} clients in {_count_rounds(first)}"
+        return f"{shorten(first.label)} trained {trained}; nothing was forgotten."
     tried = [view for view in views if view.unlearned and view.role != RETRAIN]
     if len(tried) > TOLD_AT_MOST:
         return f"{len(tried)} unlearning runs took {_format_range(tried)}."
     asked = "retrained without" if main.exact else "(approximate) was asked to forget"
-    said = f"{main.label} {asked} {format_request(main)} in {_count_rounds(main)}"
+    said = f"{shorten(main.label)} {asked} {_shorten_request(main)} in {_count_rounds(main)}"
     retrain = retrain_of(main, views)
     if retrain is None:
         return f"{said}; there is no Retrain run on the same data to compare with."
@@ -92,14 +127,56 @@ def headline(views: Sequence[RunView]) -> str:
 
 
 def _format_range(views: Sequence[RunView]) -> str:
-    counts = [len(view.rounds) for view in views]
-    scores = [score for view in views if (score := view.final("test_accuracy")) is not None]
-    ends = (
-        f" and ended at {format_percent(min(scores))} to {format_percent(max(scores))} test accuracy"
-        if scores
-        else ""
+    counts, score = [len(view.rounds) for view in views], choose_score(views)
+    ends = [end for view in views if (end := view.final(score)) is not None]
+    name, form = SCORES[score]
+    ended = f" and ended at {form(min(ends))} to {form(max(ends))} {name}" if ends else ""
+    return f"{min(counts)} to {max(counts)} rounds{ended}"
+
+
+def list_settings(views: Sequence[RunView]) -> list[str]:
+    """Return the date, the data, the clients, the request and the main settings; what differs between runs is listed."""
+    main = choose_main(views) or views[0]
+    trained = [view for view in views if not view.unlearned]
+    asked = dict.fromkeys(format_request(view) for view in views if view.unlearned)
+    epochs = dict.fromkeys(str(_get(view, "train").get("epochs", NOTHING)) for view in views)
+    counts = dict.fromkeys(str(len(view.result["clients"])) for view in trained or [main])
+    seeds = dict.fromkeys(str(view.config.get("seed", 0)) for view in views)
+    return [
+        _format_date(max(view.result["finished"] for view in views)),
+        " / ".join(dict.fromkeys(map(_describe_data, views))),
+        f"{' / '.join(counts)} {'' if trained else 'remaining '}clients",
+        *([f"forget {'; '.join(asked)}"] if asked else []),
+        f"rounds {main.result['scheduled_rounds']}, epochs {' / '.join(epochs)}, seed {' / '.join(seeds)}",
+        " / ".join(dict.fromkeys(map(_describe_model, views))),
+    ]
+
+
+def _format_date(text: str) -> str:
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        return printable(text)
+    return f"{found.day} {found:%B %Y}"
+
+
+def _get(view: RunView, table: str) -> Mapping[str, object]:
+    found = view.config.get(table)
+    return found if isinstance(found, Mapping) else {}
+
+
+def _describe_data(view: RunView) -> str:
+    about = _get(view, "federation")
+    if "data" not in about:
+        return "data from Python code"
+    return printable(
+        f"{about['data']} ({about['partition']})" if "partition" in about else str(about["data"])
     )
-    return f"{min(counts)} to {max(counts)} rounds{ends}"
+
+
+def _describe_model(view: RunView) -> str:
+    name = printable(str(_get(view, "federation").get("model", "")))
+    return f"{name} model of {view.result['parameters']:,} parameters".strip()
 
 
 def _count_rounds(view: RunView) -> str:
@@ -115,10 +192,10 @@ def compare_seconds(view: RunView, retrain: RunView) -> str:
         return "in seconds that were not measured"
     ratio = view.seconds / retrain.seconds
     if abs(ratio - 1) < ALIKE:
-        return f"about as long as {retrain.label}"
+        return f"about as long as {shorten(retrain.label)}"
     if ratio < 1:
-        return f"{format_number(1 / ratio)} times as fast as {retrain.label}"
-    return f"slower: {format_number(ratio)} times as long as {retrain.label}"
+        return f"{format_number(1 / ratio)} times as fast as {shorten(retrain.label)}"
+    return f"slower: {format_number(ratio)} times as long as {shorten(retrain.label)}"
 
 
 def _describe_machine(view: RunView) -> tuple[object, ...]:

@@ -22,7 +22,7 @@ from typing_extensions import TypedDict
 from feduhb.core.types import State
 from feduhb.errors import CheckpointError, RunFolderError
 from feduhb.methods.retrain import Plain
-from feduhb.runs.files import make_private_folder, parse_json, place_atomically
+from feduhb.runs.files import check_regular, make_private_folder, parse_json, place_atomically
 from feduhb.runs.folder import Round, RunFolder
 
 S = TypeVar("S", bound=State)
@@ -141,6 +141,7 @@ def digest_weights(params: Tensor) -> str:
 def _read(path: Path) -> tuple[dict[str, Tensor], About]:
     damaged = f"checkpoint {path} is damaged; restore a backup, or delete its run folder and run again"
     try:
+        check_regular(path)
         with safe_open(path, framework="pt") as file:
             digest, _, about = (file.metadata() or {}).get("state", "").partition(" ")
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)

@@ -98,11 +98,15 @@ def read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ConfigError(f"there is no config file {path}; write one, docs/config.md shows how") from None
+        raise ConfigError(
+            f"there is no config file {path}; check the path, or write one: feduhb train --help shows an example"
+        ) from None
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}; check the path") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not TOML: {error}; correct it, docs/config.md shows how") from None
+        raise ConfigError(
+            f"{path} is not TOML: {error}; correct it: feduhb train --help shows an example"
+        ) from None
 
 
 def parse_config(values: Mapping[str, Any], where: str) -> Config:

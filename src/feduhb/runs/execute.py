@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from feduhb.core.types import Engine, Method
-from feduhb.errors import CheckpointError, ConfigError, RunFolderError
+from feduhb.errors import AnswerError, CheckpointError, ConfigError, RunFolderError
 from feduhb.methods import settings_of
 from feduhb.methods.replay import bind_history, get_history, get_replayed_clients, unbind_history
 from feduhb.methods.retrain import Plain
@@ -82,11 +82,12 @@ def check(plan: Plan) -> None:
 
 
 def _place_history(plan: Plan) -> Method[Any]:
-    """Return the method. If the clients train on a GPU, the method's history is read into GPU memory."""
+    """Return the method. Its history, if it has one, is read into the memory of the device on which clients train."""
     history = get_history(plan.method)
-    if history is None or plan.engine.about["device"] != "cuda":
+    if history is None:
         return plan.method
-    on_device = HistoryOnDevice(history, torch.device("cuda"))
+    device = torch.device("cuda" if plan.engine.about["device"] == "cuda" else "cpu")
+    on_device = HistoryOnDevice(history, device, tuple(history.rounds))
     return bind_history(unbind_history(plan.method), on_device, get_replayed_clients(plan.method))
 
 
@@ -207,11 +208,22 @@ def _loop(
         stream = plan.observe(stream)
     if plan.folder is not None:
         stream = saved(stream, plan.folder, every=plan.checkpoint_every)
-    with watch_rounds(plan.show, plan.label, plan.rounds) as tell:
+    with watch_rounds(plan.show, plan.label, plan.rounds) as tell, _name_checkpoint(plan.folder):
         for new, record in stream if tell is None else shown(stream, tell):
             state = new
             rounds.append(record)
     return state, rounds
+
+
+@contextlib.contextmanager
+def _name_checkpoint(folder: RunFolder | None) -> Generator[None]:
+    """Add to an AnswerError that a checkpoint is kept, if there is one."""
+    try:
+        yield
+    except AnswerError as error:
+        if folder is None or not folder.state_path.exists():
+            raise
+        raise AnswerError(f"{error}. The last checkpoint is kept: {folder.state_path}") from error
 
 
 @contextlib.contextmanager

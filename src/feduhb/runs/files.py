@@ -15,8 +15,9 @@ import shutil
 import stat
 from collections.abc import Callable, Generator
 from functools import cache
+from io import BufferedReader
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from feduhb.errors import RunFolderError, StorageError
 
@@ -172,16 +173,32 @@ def hold_lock(path: Path, *, patience: float = 0.0) -> Generator[bool]:
         lock.release()
 
 
+def resolve(path: Path) -> Path:
+    """Return a path without links; raise RunFolderError for a text that cannot be a path."""
+    try:
+        return Path(os.path.realpath(path))  # Path.resolve raises an error for a link to itself
+    except ValueError:
+        raise RunFolderError(f"{str(path)!r} is not a path; restore the file that names it") from None
+
+
+def check_regular(path: Path) -> None:
+    """Raise OSError unless a path is a regular file: reading a pipe could wait forever."""
+    _check_mode(path.stat().st_mode, path)
+
+
+def _check_mode(mode: int, path: Path) -> None:
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if not stat.S_ISREG(mode):
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+
+
 @contextlib.contextmanager
-def open_regular(path: Path) -> Generator[BinaryIO]:
-    """Open a regular file to read; raise OSError for a folder, or for a pipe, which could wait forever."""
+def open_regular(path: Path) -> Generator[BufferedReader]:
+    """Open a regular file to read; raise OSError for anything else."""
     handle = os.open(path, os.O_RDONLY | _NO_WAIT)
     try:
-        mode = os.fstat(handle).st_mode
-        if stat.S_ISDIR(mode):
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-        if not stat.S_ISREG(mode):
-            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        _check_mode(os.fstat(handle).st_mode, path)
         with open(handle, "rb", closefd=False) as file:
             yield file
     finally:

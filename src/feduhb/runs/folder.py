@@ -18,7 +18,7 @@ import tomllib
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Required
+from typing import Any, ClassVar, NotRequired, Required
 
 from typing_extensions import TypedDict  # pydantic reads that of typing only from Python 3.12 on
 
@@ -41,7 +41,8 @@ from feduhb.stopping import StopReason
 
 HISTORY = "history"  # the folder of the history in a run folder
 WORK = "audit-work"  # the folder for the runs that an audit makes, deleted at its end
-NAMES, LEFT_OUT, REQUEST = "names.json", "left_out.json", "request.json"  # files of a Flower strategy
+# Files of a Flower strategy.
+NAMES, LEFT_OUT, REQUEST, LIMITS = "names.json", "left_out.json", "request.json", "limits.json"
 REMAINS = ("audit.json", HISTORY, "result.json", ".result.json", "rounds.jsonl", "state.safetensors")
 
 
@@ -92,35 +93,41 @@ class Round:
         return parse_json(content, cls, "a round", "run again")
 
 
-class Result(TypedDict, total=False):
-    """The content of result.json. Runs of earlier versions lack the keys that are not required."""
+class Result(TypedDict):
+    """The content of result.json."""
 
-    method: Required[str]
-    exact: Required[bool]
-    needs: Required[str]
-    settings: Required[dict[str, Any]]
-    rounds: Required[int]
-    scheduled_rounds: Required[int]
-    stopped: Required[str]
-    clients: Required[list[str]]
-    parameters: Required[int]
-    weights_sha256: Required[str]
-    client_epochs: Required[int]
-    bytes_down: Required[int]
-    bytes_up: Required[int]
-    client_seconds: Required[float]
-    server_seconds: Required[float]
-    evaluate_seconds: Required[float]
+    method: str
+    exact: bool
+    needs: str
+    settings: dict[str, Any]
+    rounds: int
+    scheduled_rounds: int
+    stopped: str
+    clients: list[str]
+    parameters: int
+    weights_sha256: str
+    client_epochs: int
+    bytes_down: int
+    bytes_up: int
+    client_seconds: float
+    server_seconds: float
+    evaluate_seconds: float
     client_rounds: int
     client_rounds_saved: float
     history_bytes_read: int
     history_bytes_kept: int
-    scores: Required[dict[str, float]]
-    engine: Required[dict[str, Any]]
-    versions: Required[dict[str, str]]
-    finished: Required[str]
-    layout: list[tuple[str, list[int]]]  # names and shapes of the parameters, in the order of the flat vector
-    came_from: list[str]  # digests of config.toml of the runs that it came from, nearest first
+    scores: dict[str, float]
+    engine: dict[str, Any]
+    versions: dict[str, str]
+    finished: str
+    layout: NotRequired[
+        list[tuple[str, list[int]]]
+    ]  # names and shapes of the parameters, in the flat vector's order
+    came_from: NotRequired[list[str]]  # digests of config.toml of the runs that it came from, nearest first
+
+
+# Keys that the first versions did not write.
+DEFAULTS = {"client_rounds": 0, "client_rounds_saved": 0.0, "history_bytes_read": 0, "history_bytes_kept": 0}
 
 
 class Replacement(TypedDict):
@@ -268,10 +275,12 @@ class RunFolder:
 
     def result(self) -> Result:
         """Return the content of result.json."""
+        advice = "delete it and use --resume"
         try:
-            return read_json(self.result_path, Result, "delete it and use --resume")
+            found = read_json(self.result_path, dict[str, Any], advice)
         except (FileNotFoundError, NotADirectoryError):
             raise RunFolderError(f"{self.path} has not finished; continue it with --resume") from None
+        return parse_json(json.dumps({**DEFAULTS, **found}).encode(), Result, str(self.result_path), advice)
 
     def check_weights(self) -> None:
         """Raise RunFolderError if the weights in this folder are not those that the run ended with.
@@ -292,7 +301,7 @@ class RunFolder:
                 f"but result.json records {wanted[:12]}...; restore a backup, or delete the folder and run again"
             )
 
-    def prepare(self, result: Result) -> None:
+    def prepare(self, result: Mapping[str, object]) -> None:
         """Write the result under a hidden name. `publish` then marks the run as finished."""
         write_atomically(self._prepared_path, (json.dumps(result, indent=2) + "\n").encode())
 

@@ -26,6 +26,7 @@ from typing_extensions import TypedDict
 from feduhb.core.types import ClientId, Engine, History, Updates, Work
 from feduhb.errors import HistoryError, RunFolderError
 from feduhb.runs.files import (
+    check_regular,
     digest_json,
     disk_errors,
     make_private_folder,
@@ -259,6 +260,7 @@ class DiskHistory:
 def _read_tensor(path: Path, name: str, shape: list[int], rows: Sequence[int] | None = None) -> Tensor:
     """Return a tensor, or some rows of it; raise HistoryError if it does not have this shape."""
     try:
+        check_regular(path)
         with safe_open(path, framework="pt") as file:
             stored = file.get_slice(name)
             if list(stored.get_shape()) != shape:
@@ -288,15 +290,11 @@ def _write(path: Path, name: str, value: Tensor) -> None:
 
 @dataclass(frozen=True, slots=True)
 class HistoryOnDevice:
-    """A history whose tensors are moved to a device when they are read."""
+    """A history as a run reads it: tensors are moved to a device, and rounds that are erased meanwhile are missed."""
 
     history: History
     device: torch.device
-
-    @property
-    def rounds(self) -> Sequence[int]:
-        """The complete rounds, in order."""
-        return self.history.rounds
+    rounds: Sequence[int]  # the complete rounds when the run began, in order
 
     @property
     def bytes(self) -> int:

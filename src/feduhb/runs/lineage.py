@@ -13,7 +13,6 @@ import json
 import os
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from hashlib import sha256
 from pathlib import Path
 from typing import Any, Required, TypeVar
 
@@ -23,11 +22,14 @@ from feduhb.core.types import ClientId
 from feduhb.data.request import Request
 from feduhb.errors import RequestError, RunFolderError, StorageError
 from feduhb.runs.files import (
+    digest,
     digest_json,
     disk_errors,
     lock_folder,
+    read_bytes,
     read_json,
     remove,
+    resolve,
     write_atomically,
 )
 from feduhb.runs.folder import HISTORY, RunFolder, now
@@ -57,7 +59,7 @@ class Ancestor:
     @classmethod
     def at(cls, folder: Path) -> Ancestor:
         """Return the run in a folder."""
-        place = folder.resolve()
+        place = resolve(folder)
         digest = digest_config(place)
         forgot = RunFolder(place).config().get("unlearn", {}) if digest else {}
         return cls(place, digest, str(forgot.get("forget", "")))
@@ -147,7 +149,7 @@ def read_ancestors(folder: Path) -> tuple[Ancestor, ...]:
     """Return the runs that a run came from, nearest first."""
     found = read_lineage(folder)["earlier"]
     return tuple(
-        Ancestor((folder / one["run"]).resolve(), one["config"], one.get("forgot", "")) for one in found
+        Ancestor(resolve(folder / one["run"]), one["config"], one.get("forgot", "")) for one in found
     )
 
 
@@ -382,7 +384,7 @@ def _explain(folder: Path, successors: Iterable[tuple[Path, Request]], total: Re
 
 def read_successors(folder: Path) -> list[Path]:
     """Return the folders of the runs that superseded a run, whether they are still there or not."""
-    return [(folder.resolve() / name).resolve() for name in read_lineage(folder)["later"]]
+    return [resolve(folder / name) for name in read_lineage(folder)["later"]]
 
 
 def _find_successors(folder: Path) -> list[tuple[Path, Request]]:
@@ -416,6 +418,6 @@ def digest_config(folder: Path) -> str:
     """Return the digest of a run's config.toml, which never changes; empty if there is none, or the run was retired."""
     files = RunFolder(folder)
     try:
-        return "" if files.tombstone_path.exists() else sha256(files.config_path.read_bytes()).hexdigest()
+        return "" if files.tombstone_path.exists() else digest(read_bytes(files.config_path))
     except OSError:
         return ""

@@ -152,8 +152,8 @@ def check_answers(
         if bad and on_bad == "raise":
             who = "the sum of all clients" if block.summed else f"client {block.clients[bad[0]]}"
             raise AnswerError(
-                f"{who} answered round {round} with {found[bad[0]]}; that round was discarded, and "
-                "the checkpoint before it is kept. Look at that client's data, or lower lr, step_size or momentum"
+                f"{who} answered round {round} with {found[bad[0]]}; that round was discarded. "
+                "Look at that client's data, or lower lr, step_size or momentum"
             )
         if len(bad) < len(found):
             good = block.select([i for i, fault in enumerate(found) if not fault]) if bad else block

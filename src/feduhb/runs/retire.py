@@ -19,13 +19,24 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from typing_extensions import TypedDict
+
 from feduhb.data.request import Request
 from feduhb.errors import ConfigError, FeduhbError, RequestError, RunFolderError
 from feduhb.runs import lineage
-from feduhb.runs.files import disk_errors, remove, sync_folder, write_atomically
+from feduhb.runs.files import (
+    disk_errors,
+    open_regular,
+    read_json,
+    remove,
+    resolve,
+    sync_folder,
+    write_atomically,
+)
 from feduhb.runs.folder import (
     HISTORY,
     LEFT_OUT,
+    LIMITS,
     NAMES,
     REQUEST,
     WORK,
@@ -42,13 +53,13 @@ from feduhb.runs.lineage import (
     relate,
     shorten,
 )
+from feduhb.runs.private import find_work
 from feduhb.runs.siblings import (
     find_runs,
     find_siblings,
     list_ancestor_digests,
     list_data,
     list_digests,
-    read_json,
     still_holds,
 )
 
@@ -58,7 +69,7 @@ if TYPE_CHECKING:
 # Weights first.
 DELETED = (
     RunFolder.STATE, ".*.tmp", ".tmp??????", HISTORY, WORK, "rounds.jsonl", ".result.json", "result.json",
-    NAMES, LEFT_OUT, REQUEST, "config.toml",
+    NAMES, LEFT_OUT, REQUEST, LIMITS, "config.toml",
 )  # fmt: skip
 # Evidence and lineage, without weights and updates.
 KEPT = (
@@ -66,6 +77,20 @@ KEPT = (
     ".writing.lock", ".lineage.lock",
 )  # fmt: skip
 PASSED = ("forgotten", "not caught")  # verdicts after which the old run is no longer needed
+
+
+class Word(TypedDict):
+    """The verdict of an audit."""
+
+    word: str
+
+
+class Judged(TypedDict):
+    """What a retirement reads of audit.json."""
+
+    weights_sha256: str
+    forgot: str
+    verdict: Word
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +109,7 @@ class Retirement:
 
     def take_along(self, *, siblings: bool = False, also: Iterable[str | Path] = ()) -> Retirement:
         """Return a retirement that deletes, too, the folders that hold the leavers, and those that are named."""
-        named = {Path(place).resolve() for place in also}
+        named = {resolve(Path(place)) for place in also}
         known = {*self.holding, *self.may_hold}
         if strange := sorted(named - known - {place for place in named if self._was_deleted(place)}):
             raise RequestError(
@@ -107,7 +132,7 @@ class Retirement:
         """Return the folders of audit work that are deleted although their runs stay."""
         return [place for place in self.along if place.name == WORK]
 
-    def carry_out(self) -> list[Tombstone]:
+    def carry_out(self) -> list[dict[str, Any]]:
         """Delete the run, and before it what it takes along; return the tombstones of the runs.
 
         Raise RunFolderError, and delete nothing, if another process is writing one of these runs.
@@ -123,7 +148,9 @@ class Retirement:
                 claims.enter_context(RunFolder(folder).claim(advice="stop it", patience=lineage.PATIENCE))
             if any(RunFolder(folder).tombstone() is None for folder in runs):
                 self._check_still_there()
-            return [self._delete(RunFolder(folder), work if folder == self.run else ()) for folder in runs]
+            return [
+                dict(self._delete(RunFolder(folder), work if folder == self.run else ())) for folder in runs
+            ]
 
     def _was_deleted(self, place: Path) -> bool:
         """Whether an earlier call retired this run, or deleted this audit work."""
@@ -148,12 +175,14 @@ class Retirement:
         own = [
             path for path in _list_files(old.path, DELETED) if path.name != f".{old.tombstone_path.name}.tmp"
         ]
+        own += [find_work(old.path)] if find_work(old.path).exists() else []
         known = {entry["name"] for entry in tombstone["deleted"]}
         for path in (*work, *own):
             name = relate(path, old.path)
             if name not in known:
                 when = {"when": now()} if path in work else {}
-                tombstone["deleted"].append({**_describe(path), "name": name, **when})
+                with disk_errors(path):
+                    tombstone["deleted"].append({**_describe(path), "name": name, **when})
         _write(old, tombstone)
         with disk_errors(old.path):
             for path in (*work, *own):
@@ -172,7 +201,7 @@ class Retirement:
         config, new, forgot = old.config(), RunFolder(self.replaced_by), read_forgotten(old)
         return {
             "config_sha256": digest_config(old.path),
-            "weights_sha256": read_json(old.result_path).get("weights_sha256"),
+            "weights_sha256": _read_weights(old),
             "method": config.get("unlearn", {}).get("method", "retrain"),
             "scheduled_rounds": config.get("train", {}).get("rounds"),
             "forgot": str(forgot or ""),
@@ -205,7 +234,7 @@ def retire(
     unaudited: str | None = None,
     siblings: bool = False,
     also: Iterable[str | Path] = (),
-) -> list[Tombstone]:
+) -> list[dict[str, Any]]:
     """Delete a run that another run has replaced, and return its tombstone, the content of retired.json.
 
     Weights, checkpoints, history, audit work, records and settings are deleted. Audits, the lineage and files that
@@ -221,7 +250,8 @@ def retire(
         unaudited: the reason to retire a run without such audits, for example because the server has no data.
         siblings: retire every other run that still holds the leavers too, before this one. They are those that came from
             the same training or have the leavers' data in their config, in the folders beside the known runs.
-            What audits left in the `audit-work` of such runs, and of the new run, is deleted too.
+            What audits left in the `audit-work` of such runs, and of the new run, is deleted too, and what this user's
+            interrupted audits left in folders of their own.
             The tombstones come in the order in which the runs are deleted.
         also: folders to delete too, of those that the tombstone lists under "holding" or "may_hold". The latter are runs
             in which a client with a leaver's id or name took part; siblings= does not include them. Folders that could
@@ -277,7 +307,7 @@ def _read_plan(old: RunFolder, tombstone: Tombstone) -> Retirement:
 
     holding = {*list_left(tombstone["holding"]), *found.holding} - {new}
     may_hold = {*list_left(tombstone.get("may_hold", ())), *found.may_hold} - holding - {new}
-    audits = [{**audit, "run": str((old.path / audit["run"]).resolve())} for audit in tombstone["audits"]]
+    audits = [{**audit, "run": str(resolve(old.path / audit["run"]))} for audit in tombstone["audits"]]
     return Retirement(
         old.path, new, leavers, tuple(sorted(holding)), tuple(sorted(may_hold)), tuple(audits), tombstone["unaudited"],
         unread=tuple(sorted(unread - holding - may_hold)),
@@ -289,7 +319,7 @@ def _find_living(place: Path) -> Path:
     seen: set[Path] = set()
     while place not in seen and (found := RunFolder(place).tombstone()) is not None:
         seen.add(place)
-        place = (place / found["replaced_by"]["run"]).resolve()
+        place = resolve(place / found["replaced_by"]["run"])
     return place
 
 
@@ -299,7 +329,7 @@ def _locate(run: Run | str | Path) -> Path:
         raise ConfigError(
             "this run has no folder, so there is nothing on disk to retire; give a run with out="
         )
-    return folder.resolve()
+    return resolve(folder)
 
 
 def _choose(old: RunFolder, unaudited: str | None) -> RunFolder:
@@ -393,11 +423,23 @@ def _list_between(old: RunFolder, new: RunFolder) -> list[Path]:
 def _read_audit(folder: Path) -> dict[str, str] | None:
     """Return what a run's last audit says and covers; None if there is no audit of its weights."""
     files, path = RunFolder(folder), folder / "audit.json"
-    made, found = files.tombstone() or read_json(files.result_path), read_json(path)
-    if not found or found.get("weights_sha256") != made.get("weights_sha256"):
+    tombstone = files.tombstone()
+    weights = _read_weights(files) if tombstone is None else tombstone["weights_sha256"]
+    try:
+        found = read_json(path, Judged, "audit the run again")
+    except (FileNotFoundError, NotADirectoryError, RunFolderError):
         return None
-    about = {"verdict": str(found["verdict"]["word"]), "forgot": str(found["forgot"])}
+    if found["weights_sha256"] != weights:
+        return None
+    about = {"verdict": found["verdict"]["word"], "forgot": found["forgot"]}
     return {"run": str(folder), **about, "sha256": _digest_file(path)}
+
+
+def _read_weights(files: RunFolder) -> str | None:
+    """Return the digest of a run's weights, by its result; None if it has not finished, or the result is damaged."""
+    with contextlib.suppress(RunFolderError):
+        return files.result()["weights_sha256"]
+    return None
 
 
 def _list_files(folder: Path, patterns: Iterable[str]) -> list[Path]:
@@ -410,6 +452,8 @@ def _describe(path: Path) -> dict[str, Any]:
     """Return name, size and SHA-256 of a file, or of the list of all files in a folder with their digests."""
     if path.is_symlink():
         return {"name": path.name, "link": str(path.readlink())}
+    if not path.is_dir() and not path.is_file():  # a pipe or the like
+        return {"name": path.name}
     if not path.is_dir():
         return {"name": path.name, "bytes": path.stat().st_size, "sha256": _digest_file(path)}
     lines: list[str] = []
@@ -429,7 +473,7 @@ def _describe(path: Path) -> dict[str, Any]:
 
 
 def _digest_file(path: Path) -> str:
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

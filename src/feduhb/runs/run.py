@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from typing_extensions import TypedDict
 
 from feduhb.core.aggregate import parse_rule
 from feduhb.core.flat import flatten, with_params
-from feduhb.core.types import Engine, Method
+from feduhb.core.types import ClientId, Engine, Method
 from feduhb.data.federation import Federation, restore_keys, select_held
 from feduhb.data.load import build_federation
 from feduhb.data.request import Request
@@ -57,6 +58,9 @@ class Run:
     scheduled: int  # the largest number of rounds
     stop: StopRule = never
     erased: tuple[Erased, ...] = ()  # what was deleted of histories when this run was made
+    unconfirmed: tuple[
+        ClientId, ...
+    ] = ()  # whose row numbers rest on a lineage that no run confirms any more
 
     @property
     def params(self) -> Tensor:
@@ -159,6 +163,7 @@ def open_run(
         block=config.block,
         scheduled=config.unlearn.rounds if config.unlearn else config.train.rounds,
         stop=_find_stop(config, chosen),
+        unconfirmed=_list_unconfirmed(given, original, ancestors),
     )
 
 
@@ -246,6 +251,25 @@ def _split_federation(
     original = restore_keys(given, requests, config.clients)
     rest = select_held(original, request)
     return original, original if rest is None else original.without(rest)
+
+
+def _list_unconfirmed(
+    given: Federation, original: Federation, ancestors: Sequence[Ancestor]
+) -> tuple[ClientId, ...]:
+    """Return the clients whose rows were numbered anew, by requests that no run or tombstone confirms.
+
+    Rows are numbered anew if forgotten rows were deleted from the data. Who can forge the lineage could otherwise make
+    an audit look at other rows than those that were to be forgotten.
+    """
+    moved = [c for c, e in original.clients.items() if not torch.equal(e.keys, given.clients[c].keys)]
+    if not ancestors or not moved:
+        return ()
+    is_known = all(one.read_forgot() is not None for one in ancestors)
+    first = ancestors[-1]
+    recorded = RunFolder(first.path).config().get("clients", {}) if first.is_there else {}
+    sizes = {client: int(str(text).split()[0]) for client, text in recorded.items()}
+    last = {client: int(original.clients[client].keys.max()) for client in moved}
+    return tuple(c for c in moved if not is_known or last[c] >= sizes.get(c, last[c] + 1))
 
 
 def _load_federation(files: RunFolder, config: Config, data: str | Path | None) -> Federation:

@@ -1,5 +1,8 @@
 """Find what else holds the data that a run has forgotten: other runs, and what audits left in `audit-work`.
 
+An audit works in a folder of the auditor, see `feduhb.runs.private`. With --keep, and in earlier versions, its work is in
+the run folder.
+
 A run holds the leavers if it is related to the old run by lineage, or has data in its config that the old run had and
 the new one has not. It may hold them if a client with the id or the registered name of a leaver took part: over Flower
 the server has no data to compare, and elsewhere the client's data may have changed since. A folder that cannot be read
@@ -9,7 +12,6 @@ does not stop the search: it is reported.
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +20,10 @@ from typing import Any
 from feduhb.data.request import Request
 from feduhb.errors import FeduhbError
 from feduhb.runs.config import upgrade
+from feduhb.runs.files import read_json
 from feduhb.runs.folder import NAMES, WORK, RunFolder
 from feduhb.runs.lineage import digest_config, read_ancestors, read_forgotten, read_successors
+from feduhb.runs.private import find_work, list_work
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +51,8 @@ def find_siblings(old: Path, new: Path, leavers: Request) -> Siblings:
     holding: list[Path] = []
     may_hold: list[Path] = []
     parents = {place.parent for place in places}
-    for place in sorted({*_walk(parents, depth=2, unread=unread), *parents, *places} - {old}):
+    around = sorted({*_walk(parents, depth=2, unread=unread), *parents, *places} - {old})
+    for place in around:
         try:
             work, inside = place / WORK, [place]
             found: Path | None = place if place != new and still_holds(place, leavers) else None
@@ -62,9 +67,19 @@ def find_siblings(old: Path, new: Path, leavers: Request) -> Siblings:
                     _check_readable(run)
         except (OSError, FeduhbError):
             unread.add(place)
+    owners = {find_work(place): place for place in around}
+    for work in {*list_work()} - {find_work(place) for place in (old, *holding, *may_hold)}:
+        try:
+            inside = [*find_runs([work], depth=1, unread=unread), *([owners[work]] if work in owners else [])]
+            if work == find_work(new) or any(map(is_related, inside)):
+                holding.append(work)
+            elif any(map(is_named, inside)):
+                may_hold.append(work)
+        except (OSError, FeduhbError):
+            unread.add(work)
     listed = {*holding, *may_hold}
     rest = [place for place in unread if not {place, *place.parents} & listed]
-    return Siblings(tuple(holding), tuple(may_hold), tuple(sorted(rest)))
+    return Siblings(tuple(sorted(holding)), tuple(sorted(may_hold)), tuple(sorted(rest)))
 
 
 def still_holds(place: Path, leavers: Request) -> bool:
@@ -116,11 +131,11 @@ def find_runs(places: Iterable[Path], *, depth: int, unread: set[Path]) -> Itera
             yield folder
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Return the content of a JSON file; nothing if it is missing or damaged."""
+def read_names(place: Path) -> dict[str, str]:
+    """Return the registered names of a Flower run's clients, by id; none if it has no such file."""
     try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
+        return read_json(place / NAMES, dict[str, str], "restore a backup")
+    except (FileNotFoundError, NotADirectoryError):
         return {}
 
 
@@ -192,8 +207,8 @@ def _follow_lineage(*runs: Path, unread: set[Path]) -> tuple[set[Path], set[str]
 def _name_leavers(old: Path, new: Path, leavers: Request) -> set[str]:
     """Return the ids and the registered names of the leavers; of all clients if a class leaves, which any may hold."""
     ids = {*leavers.clients, *leavers.rows, *(_list_names(old) if leavers.classes else ())}
-    registered = {**read_json(old / NAMES), **read_json(new / NAMES)}
-    return ids | {str(name) for client, name in registered.items() if client in ids and name}
+    registered = {**read_names(old), **read_names(new)}
+    return ids | {name for client, name in registered.items() if client in ids and name}
 
 
 def _list_names(place: Path) -> set[str]:
@@ -203,8 +218,8 @@ def _list_names(place: Path) -> set[str]:
         found |= {*_read_clients(files.config())}
     with contextlib.suppress(FeduhbError):
         found |= {client for record in files.rounds() for client in (*record.asked, *record.answered)}
-    registered = read_json(place / NAMES)
-    return (found | {*registered} | {*map(str, registered.values())}) - {""}
+    registered = read_names(place)
+    return (found | {*registered} | {*registered.values()}) - {""}
 
 
 def _read_clients(config: Mapping[str, Any]) -> dict[str, str]:

@@ -12,6 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import IO, Any, TypeVar
 
 from feduhb.errors import FeduhbError, RunFolderError
@@ -19,6 +20,7 @@ from feduhb.errors import FeduhbError, RunFolderError
 J = TypeVar("J")
 R = TypeVar("R")
 
+START = "import sys; sys.path[:] = sys.argv[1:]; from feduhb.runs.workers import main; main()"
 SIZE = 8  # bytes in front of every message, which hold its length
 # "done" with the result, "failed" or "died" with the error, or "unread" if the job could not be unpickled
 Answer = tuple[str, Any]
@@ -61,11 +63,15 @@ class Workers:
 
     def __init__(self) -> None:
         self._here = threading.Lock()  # for jobs that run in this process, one at a time
+        self._starting = threading.Lock()
+        self._is_stopped = False
         self._idle: queue.SimpleQueue[subprocess.Popen[bytes]] = queue.SimpleQueue()
         self._all: list[subprocess.Popen[bytes]] = []
 
     def stop(self) -> None:
-        """Kill every process, busy or not."""
+        """Kill every process, busy or not. None is started after this."""
+        with self._starting:
+            self._is_stopped = True
         for process in self._all:
             process.kill()
             process.wait()
@@ -92,9 +98,9 @@ class Workers:
         try:
             process = self._idle.get_nowait()
         except queue.Empty:
-            command = [sys.executable, "-m", "feduhb.runs.workers"]
-            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # noqa: S603 (our own module)
-            self._all.append(process)
+            process = self._start()
+        if process is None:
+            return "died", RunFolderError("the workers were stopped; start again to continue")
         answer = None
         with contextlib.suppress(OSError, ValueError):  # the pipe broke, or `stop` closed it
             send(process.stdin, packed)  # pyright: ignore[reportArgumentType]
@@ -105,6 +111,36 @@ class Workers:
             )
         self._idle.put(process)
         return pickle.loads(answer)  # noqa: S301 (written by a process of ours)
+
+    def _start(self) -> subprocess.Popen[bytes] | None:
+        with self._starting:
+            if self._is_stopped:
+                return None
+            self._all.append(start_process(START))
+            return self._all[-1]
+
+
+def start_process(code: str, folder: str | None = None) -> subprocess.Popen[bytes]:
+    """Start an interpreter that runs some code of ours, with this process's paths for imports in its ``sys.argv[1:]``.
+
+    It imports nothing from its working directory, unless this process does. Ctrl-C in a terminal does not reach it: the
+    code must end when its standard input ends.
+
+    Args:
+        folder: its working directory; None: that of this process.
+    """
+    return subprocess.Popen(  # noqa: S603 (our own code)
+        [sys.executable, "-P", "-c", code, *list_paths()],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        process_group=0,
+        cwd=folder,
+    )
+
+
+def list_paths() -> list[str]:
+    """Return where this process finds modules, for another process that may have another working directory."""
+    return [path or str(Path.cwd()) for path in sys.path]
 
 
 def send(pipe: IO[bytes], message: bytes) -> None:
@@ -148,7 +184,3 @@ def _run_job(packed: bytes) -> Answer:
         return "done", function(job)
     except FeduhbError as error:
         return "failed", error
-
-
-if __name__ == "__main__":
-    main()

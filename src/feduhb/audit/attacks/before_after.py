@@ -163,7 +163,7 @@ def _compute_slope(model: nn.Module, towards: Sequence[Tensor], x: Tensor, y: Te
         try:
             pulled = torch.autograd.grad(z, weights, u, create_graph=True, materialize_grads=True)
             mapped = torch.stack([(one * d).sum() for one, d in zip(pulled, towards, strict=True)]).sum()
-            [moved] = torch.autograd.grad(mapped, u)  # [n, k]
+            [moved] = torch.autograd.grad(mapped, u)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:  # also NotImplementedError: a layer has no second derivative
@@ -173,7 +173,8 @@ def _compute_slope(model: nn.Module, towards: Sequence[Tensor], x: Tensor, y: Te
             ) from error
         given = z.detach().requires_grad_()
         [steep] = torch.autograd.grad(to_confidences(given, y, loss).sum(), given)
-    return (steep.double() * moved.double()).flatten(1).sum(dim=1)
+    each = steep.double() * moved.double()  # [n, k], or [n] if the model has one output
+    return each.unsqueeze(-1).flatten(1).sum(dim=1)
 
 
 def _reveals(kept: Kept) -> bool:

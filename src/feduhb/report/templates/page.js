@@ -1,4 +1,12 @@
 "use strict";
+// Paper cannot be unfolded: whatever is folded is printed too, and folded again afterwards.
+let folded = [];
+addEventListener("beforeprint", () => {
+  folded = [...document.querySelectorAll("details:not([open])")];
+  for (const each of folded) each.open = true;
+});
+addEventListener("afterprint", () => { for (const each of folded) each.open = false; });
+
 // Shows a chart's values beside the pointer; left and right do the same from the keyboard.
 for (const figure of document.querySelectorAll("figure.chart")) {
   const plot = figure.querySelector(".plot"), svg = plot.querySelector("svg"), tip = plot.querySelector("output");

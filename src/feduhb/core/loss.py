@@ -1,0 +1,107 @@
+"""Can a loss train on these targets? It is tried on a few examples before anything trains."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import warnings
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from feduhb.core.seeds import generator
+from feduhb.core.types import Loss
+from feduhb.errors import ModelError
+
+SOME = 16  # examples on which a loss is tried
+DRAWS = 8  # random outputs, none of which changes the loss if it does not depend on them
+
+
+def check_targets(loss: Loss, y: Tensor) -> None:
+    """Raise ModelError for numbers as the targets of cross-entropy: it would take them for probabilities of classes."""
+    inner = loss.func if isinstance(loss, functools.partial) else loss
+    is_entropy = inner is nn.functional.cross_entropy or isinstance(inner, nn.CrossEntropyLoss)
+    if not (is_entropy and y.is_floating_point()):
+        return
+    if y.dim() == 1 or y.shape[1] == 1 or bool((y < 0).any()):
+        raise ModelError(
+            f"the loss is cross-entropy, but the targets are numbers ({_describe(y)}) and not classes; for regression give "
+            "loss=torch.nn.functional.mse_loss, for classes give whole numbers: y.long()"
+        )
+
+
+def check_loss(loss: Loss, outputs: Tensor, y: Tensor) -> None:
+    """Raise ModelError if a loss compares outputs with other examples' targets, adds up examples, or trains nothing.
+
+    Random outputs are tried, because a model may begin with equal ones; if the loss cannot read these, the model's own.
+
+    Args:
+        outputs: the model's outputs for some examples [n, ...].
+        y: their targets [n, ...].
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch only warns of outputs and targets of different shapes
+        drawn = next((z for z in _draw_outputs(outputs) if _try(loss, z, y) is not None), outputs.detach())
+        _check_shapes(loss, drawn, y)
+        _check_mean(loss, drawn, y)
+        flat = [_is_flat(loss, z, y) for z in (outputs.detach(), *_draw_outputs(outputs))]
+        if True in flat and False not in flat:
+            raise ModelError(
+                f"the loss does not change with the model's outputs ({_describe(outputs)}), so nothing would be trained; give "
+                "one that fits the targets, such as loss=torch.nn.functional.mse_loss for numbers"
+            )
+
+
+def _check_shapes(loss: Loss, outputs: Tensor, y: Tensor) -> None:
+    """Raise ModelError if a loss spreads outputs [n, 1] and targets [n] to [n, n]."""
+    if outputs.shape == y.shape or outputs.numel() != y.numel():
+        return
+    found, aligned = _try(loss, outputs, y), _try(loss, outputs.reshape(y.shape), y)
+    if found is None or aligned is None or torch.isclose(found, aligned, rtol=1e-3):
+        return  # the loss aligns them itself
+    raise ModelError(
+        f"the model's outputs are {list(outputs.shape)} and the targets {list(y.shape)}, so the loss would compare every "
+        "output with every target; make their shapes equal, such as y.unsqueeze(1) for outputs [n, 1]"
+    )
+
+
+def _check_mean(loss: Loss, outputs: Tensor, y: Tensor) -> None:
+    """Raise ModelError if the loss of every example counted twice is nearly twice the loss."""
+    once, twice = _try(loss, outputs, y), _try(loss, torch.cat([outputs, outputs]), torch.cat([y, y]))
+    if once is None or twice is None or (twice - once).abs() < 0.5 * once.abs() or once == twice:
+        return
+    raise ModelError(
+        "the loss of every example counted twice is not the same but "
+        f"{float(twice / once):.3g} times as large; use its mean over the batch, such as reduction='mean'"
+    )
+
+
+def _draw_outputs(like: Tensor) -> Iterator[Tensor]:
+    for number in range(DRAWS):
+        draw = torch.randn(like.shape, generator=generator(0, "outputs", number))
+        yield draw.to(like.dtype)
+
+
+def _try(loss: Loss, outputs: Tensor, y: Tensor) -> Tensor | None:
+    """Return a loss as a number; None if it cannot read these outputs."""
+    with torch.no_grad(), contextlib.suppress(Exception):
+        value = loss(outputs, y)
+        if bool(value.isfinite()):
+            return value.double()
+    return None
+
+
+def _is_flat(loss: Loss, outputs: Tensor, y: Tensor) -> bool | None:
+    """Return whether the gradient of a loss is zero, or it has none; None if the loss cannot read these outputs."""
+    z = outputs.clone().requires_grad_()
+    with torch.enable_grad(), contextlib.suppress(Exception):
+        value = loss(z, y)
+        if bool(value.isfinite()):
+            (gradient,) = torch.autograd.grad(value, z, allow_unused=True) if value.requires_grad else (None,)
+            return gradient is None or not bool(gradient.any())
+    return None
+
+
+def _describe(some: Tensor) -> str:
+    return f"{str(some.dtype).removeprefix('torch.')} {['n', *some.shape[1:]]}".replace("'", "")

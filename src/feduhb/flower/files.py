@@ -1,0 +1,71 @@
+"""The files that a strategy writes beside the records of a run: names, reasons, limits, the resolved request.
+
+Each has a type, and a file of another shape is refused when it is read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, TypeAdapter, ValidationError
+
+from feduhb.core.types import ClientId
+from feduhb.errors import RunFolderError
+from feduhb.runs.folder import write_atomically
+
+LIMITS = "limits.json"
+T = TypeVar("T")
+
+Text = Annotated[str, Field(max_length=1_000_000)]
+Count = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Reasons = dict[NonNegativeInt, dict[ClientId, Text]]  # by client, by round counted from 0
+NAMES_SHAPE: TypeAdapter[dict[ClientId, Text]] = TypeAdapter(dict[ClientId, Text])
+REASONS_SHAPE: TypeAdapter[Reasons] = TypeAdapter(Reasons)
+ONLY_WORDS = "delete it: it holds only names and reasons for people to read"
+ONLY_FIRST = "delete it: it holds only what later answers are compared with"
+
+
+class WrittenRequest(BaseModel):
+    """The content of request.json; requests are texts that `Request.parse` reads, empty if there is none."""
+
+    model_config = ConfigDict(strict=True, frozen=True)
+
+    asked: Text
+    request: Text
+    earlier: Text
+    names: list[Text]
+    rows: dict[Text, list[int]]
+
+
+class Memory(BaseModel):
+    """What a run remembers of its clients' answers, so that later answers can be compared; the content of limits.json.
+
+    ``examples`` and ``scored`` hold the number of examples in each client's first answer, to train and to score.
+    ``lengths`` holds the longest median of the updates' norms in a round, by the epochs of the work.
+    """
+
+    examples: dict[ClientId, Count] = Field(default_factory=dict)
+    scored: dict[ClientId, Count] = Field(default_factory=dict)
+    lengths: dict[NonNegativeInt, Count] = Field(default_factory=dict)
+    bounded: Reasons = Field(default_factory=dict)
+
+
+def read_file(path: Path, shape: TypeAdapter[T] | type[T], advice: str = ONLY_WORDS) -> T | None:
+    """Return the content of a JSON file; None if there is no file. Raise RunFolderError if it has another shape."""
+    adapter = shape if isinstance(shape, TypeAdapter) else TypeAdapter(shape)
+    try:
+        return adapter.validate_json(path.read_bytes())
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValidationError):
+        raise RunFolderError(f"{path} is damaged; {advice}") from None
+
+
+def write_file(path: Path, values: Mapping[Any, Any]) -> None:
+    """Write a JSON file, unless it already has this content."""
+    data = (json.dumps(values, indent=2, sort_keys=True) + "\n").encode()
+    if not path.is_file() or path.read_bytes() != data:
+        write_atomically(path, data)
