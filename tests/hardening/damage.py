@@ -25,7 +25,16 @@ from safetensors.torch import save
 
 from hardening.foreign import describe_change, look, plant
 from hardening.running import LIMIT, Watch, Watched, make_scratch
-from hardening.scenes import Command, Outcome, Scene, list_files, observe, read_audit, read_weights
+from hardening.scenes import (
+    Command,
+    Outcome,
+    Scene,
+    digest_params,
+    list_files,
+    observe,
+    read_audit,
+    read_weights,
+)
 from hardening.tally import Finding
 
 NESTED = 100_000  # brackets
@@ -422,6 +431,8 @@ def check_answer(
             yield "weights", f"{name} has other weights: {got and got[:40]}"
     if command.arguments[0] == "open_run" and ended.stdout != expected.ended.stdout:
         yield "weights", "opens with other weights"
+    if command.arguments[0] == "verify" and digest_params(place / command.arguments[1]) != expected.verified:
+        yield "weights", "other weights are taken for those of the run"
     if command.arguments[0] == "audit" and read_audit(place / "first-feduhb") != expected.audit:
         yield "weights", "another verdict"
     left = [name for name in expected.gone if os.path.lexists(place / name)]

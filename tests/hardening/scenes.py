@@ -217,7 +217,7 @@ def build(watch: Watch, place: Path, names: Iterable[str] = ()) -> dict[str, Sce
 
 def _list_new(stage: Stage, *runs: str) -> list[Command]:
     """Return the commands that later versions have, for some runs."""
-    found = [Command(("status", run)) for run in (*runs, ".") if "status" in stage.known]
+    found = [Command(("status", ".", "--check"))] if "status" in stage.known else []
     if "verify" in stage.known:
         found += [Command(("verify", f"{run}/state.safetensors", run)) for run in runs]
     return found
@@ -316,11 +316,19 @@ def read_weights(folder: Path) -> str | None:
         return None
     try:
         said = json.loads((folder / "result.json").read_text())["weights_sha256"]
-        with safe_open(folder / "state.safetensors", framework="pt") as file:
-            found = file.get_tensor("params").contiguous().numpy().tobytes()
     except Exception as error:  # whatever the damage does
         return f"unreadable: {type(error).__name__}"
-    return said if said == hashlib.sha256(found).hexdigest() else "result and checkpoint disagree"
+    found = digest_params(folder / "state.safetensors")
+    return said if said == found else f"result and checkpoint disagree: {found}"
+
+
+def digest_params(path: Path) -> str:
+    """Return the SHA-256 of the weights in a checkpoint."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return hashlib.sha256(file.get_tensor("params").contiguous().numpy().tobytes()).hexdigest()
+    except Exception as error:  # whatever the damage does
+        return f"unreadable: {type(error).__name__}"
 
 
 def list_gone(before: Path, after: Path) -> list[str]:
@@ -346,6 +354,7 @@ class Outcome:
     weights: dict[str, str | None]  # by output folder
     gone: list[str]  # files of histories that it deletes
     audit: object  # what the audit says, if it made one
+    verified: str  # the digest of the weights that it verified
 
 
 def observe(watch: Watch, scene: Scene, command: Command, place: Path) -> Outcome:
@@ -353,9 +362,10 @@ def observe(watch: Watch, scene: Scene, command: Command, place: Path) -> Outcom
     scene.copy(place)
     ended = watch.feduhb(place, command.arguments)
     weights = {name: read_weights(place / name) for name in command.outputs}
-    found = Outcome(ended, weights, list_gone(scene.folder, place), read_audit(place / "first-feduhb"))
+    verified = digest_params(place / command.arguments[1]) if command.arguments[0] == "verify" else ""
+    gone, audit = list_gone(scene.folder, place), read_audit(place / "first-feduhb")
     shutil.rmtree(place)
-    return found
+    return Outcome(ended, weights, gone, audit, verified)
 
 
 def read_audit(folder: Path) -> object:
