@@ -146,7 +146,7 @@ def test_changed_work_is_made_again(runs, monkeypatch):
 def test_work_with_other_inputs_or_signature_is_not_taken_up(runs, monkeypatch, change):
     work = interrupt(runs, monkeypatch)
     run, trained = feduhb.open_run(runs / "new"), feduhb.open_run(runs / "old")
-    more = {"margin": 0.07} if change == "settings" else {}
+    more: dict[str, Any] = {"margin": 0.07} if change == "settings" else {}
     if change == "data":
         x, y = run.original.test.all()
         run, trained = (
@@ -179,6 +179,12 @@ def test_the_work_is_deleted_before_the_audit_is_written(runs, monkeypatch):
     found = audit_in(runs, exactness=False)
     assert seen == [(False, None)]
     assert read_audit(runs / "new") == found
+
+
+def test_the_auditors_folder_is_hidden_from_the_repeated_runs(runs):
+    run, work = feduhb.open_run(runs / "new"), find_work(runs / "new")
+    hidden = auditing._list_folders([run], work)
+    assert {find_audits(), runs / "new", runs / "old"} <= {*hidden}
 
 
 def test_a_folder_that_others_can_enter_is_refused(runs, monkeypatch, tmp_path):

@@ -101,6 +101,12 @@ def renew_last(old: torch.Tensor, share: float) -> nn.Module:
     return module
 
 
+def test_one_fresh_layer_over_memorised_ones_is_refused_if_these_never_change(original):
+    model = partial(renew_last, original.params, 0.0)
+    with pytest.raises(ModelError, match=r"returns the same weights for every seed in 1\.weight"):
+        feduhb.train(original.federation.replace(model=model), 1, **TRAINED)
+
+
 @slow
 @pytest.mark.parametrize("share", [1e-6, 0.3])
 def test_one_fresh_layer_over_memorised_ones_is_never_forgotten(original, share):

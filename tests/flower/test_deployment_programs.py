@@ -58,6 +58,17 @@ def test_a_folder_is_one_federations_at_a_time(sleeping):
         assert second.programs["superlink"].is_running
 
 
+def test_programs_run_no_code_from_the_folder_they_are_started_in(sleeping):
+    (sleeping.folder / "planted.py").write_text("print('code of the folder ran')")
+    program = sleeping.launch("planted", sys.executable, "-c", "import planted")
+    program.process.wait()
+    assert "No module named 'planted'" in program.read_log()
+    seen = sleeping.launch("paths", sys.executable, "-c", "import sys; print(sys.path)")
+    seen.process.wait()
+    assert "''" not in seen.read_log()
+    assert str(sleeping.folder) not in seen.read_log()
+
+
 def test_what_a_killed_start_left_behind_is_named_by_process_id_and_keeps_the_folder(sleeping):
     left_behind = sleeping.programs["superlink"].process.pid
     sleeping.lock.close()  # as when the process that started it is killed

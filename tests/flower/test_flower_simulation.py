@@ -25,6 +25,7 @@ QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "OMP_WAIT_POLICY": "PASSIVE",
     "OMP_NUM_THREADS": "1",
+    "PYTHONSAFEPATH": "1",
 }
 
 
@@ -32,7 +33,7 @@ QUIET = {
 def simulated(tmp_path_factory):
     """What the simulation left; everything it started is gone with its session."""
     out = tmp_path_factory.mktemp("simulated")
-    path = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join(filter(None, [str(TESTS), os.environ.get("PYTHONPATH")]))
     environment = {**os.environ, **QUIET, "PYTHONPATH": path, "FLWR_HOME": str(out / "flwr")}
     program = [sys.executable, str(TESTS / "flower" / "simulated.py"), str(out)]
     with subprocess.Popen(

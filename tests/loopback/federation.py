@@ -27,6 +27,7 @@ QUIET = {
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # for Ray on every system: listen on loopback alone
+    "PYTHONSAFEPATH": "1",  # no code from the directory in which a program is started
 }
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}  # many programs share this machine
 COMPLETED = "finished:completed"

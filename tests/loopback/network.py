@@ -41,7 +41,7 @@ class IsolatedNetwork:
 
     def run(self, code: str) -> str:
         """Run Python code inside and return what it printed."""
-        command = (*self.prefix, sys.executable, "-c", code)
+        command = (*self.prefix, sys.executable, "-P", "-c", code)
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
@@ -51,7 +51,7 @@ def isolate_network() -> Generator[IsolatedNetwork | None]:
     if not (shutil.which("unshare") and shutil.which("nsenter")):
         yield None
         return
-    command = ("unshare", "--net", "--mount", sys.executable, "-c", HOLDER)
+    command = ("unshare", "--net", "--mount", sys.executable, "-P", "-c", HOLDER)
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdin is not None
         assert holder.stdout is not None

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 import feduhb
@@ -146,8 +147,9 @@ def test_the_commands_of_the_erasure_page(tmp_path, monkeypatch):
     lines = [line.partition("#")[0].strip() for block in blocks(ERASURE, "sh") for line in block.splitlines()]
     said = {line: typed(line) for line in lines if line}
     assert [line.split()[1] for line in lines if line.startswith("feduhb")] == [
-        "unlearn", "audit", "report", "retire", "unlearn", "audit", "report", "retire",
+        "unlearn", "audit", "report", "retire", "status", "status", "unlearn", "audit", "report", "retire",
     ]  # fmt: skip
+    assert "Nothing of c03 is left in these runs." in said["feduhb status runs --of c03"]
     assert "no longer exists" not in said["feduhb unlearn runs/second --forget c07 --out runs/third"]
     for client, path in {"c03": "runs/second/audit.json", "c07": "runs/third/audit.json"}.items():
         audit = json.loads(Path(path).read_text())
@@ -183,6 +185,16 @@ def test_the_python_of_the_erasure_page(tmp_path, monkeypatch, capsys):
     assert (
         said.count("feduhb without north: FORGOTTEN\n") == said.count("feduhb without east: FORGOTTEN\n") == 1
     )
+
+
+def test_the_digest_of_the_exact_page(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    run = feduhb.train(
+        feduhb.load("digits", clients=2, model="mlp"), rounds=1, epochs=1, out="runs/second", show=None
+    )
+    save_file(run.model().state_dict(), "model.safetensors")
+    ran(section((ROOT / "docs" / "exact.md").read_text(), "Checking weights by hand"), tmp_path, monkeypatch)
+    assert capsys.readouterr().out == RunFolder(Path("runs/second")).result()["weights_sha256"] + "\n"
 
 
 def test_an_older_run_that_is_named_again_is_pointed_out(tmp_path, monkeypatch):

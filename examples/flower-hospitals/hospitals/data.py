@@ -61,5 +61,5 @@ def read(file: Path) -> tuple[Pair, Pair]:
     return (x[:kept], y[:kept]), (x[kept:], y[kept:])
 
 
-if __name__ == "__main__":  # python -m hospitals.data FOLDER
+if __name__ == "__main__":  # python -P -m hospitals.data FOLDER
     write(Path(sys.argv[1]))

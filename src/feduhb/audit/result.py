@@ -327,9 +327,11 @@ class Audit:
     @classmethod
     def from_json(cls, text: str) -> Audit:
         """Return the audit that `to_json` wrote; raise AuditFormatError with the wrong part if it is not one."""
-        values = _upgrade(json.loads(text, parse_constant=_refuse_constant))
         try:
-            return _adapter().validate_json(json.dumps(values), strict=True)
+            values = _upgrade(json.loads(text, parse_constant=_refuse_constant))
+            return _adapter().validate_json(json.dumps(values, allow_nan=False), strict=True)
+        except RecursionError:
+            raise AuditFormatError("it is nested too deeply") from None
         except ValidationError as error:
             raise AuditFormatError(_describe(error)) from None
 
@@ -351,7 +353,7 @@ def read_audit(folder: Path) -> Audit | None:
         return None
     except AuditFormatError as error:
         raise RunFolderError(f"{path} is damaged, or another version wrote it: {error}; {advice}") from None
-    except (ValueError, RecursionError):
+    except ValueError:
         raise RunFolderError(f"{path} cannot be read: it is not complete JSON; {advice}") from None
 
 

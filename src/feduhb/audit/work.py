@@ -130,7 +130,7 @@ class WorkFolder:
         state, name = (about.st_mtime_ns, about.st_size, about.st_ino), str(path)
         if self._seen.get(name, ((), ""))[0] != state:
             with open_regular(path) as file:
-                self._seen[name] = state, hashlib.file_digest(file, "sha256").hexdigest()  # pyright: ignore[reportArgumentType]
+                self._seen[name] = state, hashlib.file_digest(file, "sha256").hexdigest()
         return self._seen[name][1]
 
 

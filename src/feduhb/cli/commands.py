@@ -10,8 +10,10 @@ from feduhb.cli.demo import demo
 from feduhb.cli.options import CommandGroup, join_lines, print_version
 from feduhb.cli.report import report
 from feduhb.cli.retire import retire
+from feduhb.cli.status import status
 from feduhb.cli.train import train
 from feduhb.cli.unlearn import unlearn
+from feduhb.cli.verify import verify
 
 app = typer.Typer(
     name="feduhb",
@@ -23,5 +25,5 @@ app = typer.Typer(
     add_completion=False,
 )
 app.callback(invoke_without_command=True)(print_version)
-for _command in (demo, train, unlearn, compare, audit, report, retire):
+for _command in (demo, train, unlearn, compare, audit, report, retire, status, verify):
     app.command(help=join_lines(_command.__doc__ or ""))(_command)

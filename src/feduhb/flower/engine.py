@@ -133,7 +133,9 @@ class FlowerEngine:
             usual = find_usual_norm(
                 (u for u, _ in answers.values()), lengths.get(work.epochs), is_first=round == 0
             )
-            answers, faulty = split_answers(answers, work.params, self._limits, usual)
+            answers, faulty = split_answers(
+                answers, work.params, self._limits, usual, gradients=work.epochs == 0
+            )
             self.left_out[round].update(faulty)
             if len(answers) >= needed:
                 break

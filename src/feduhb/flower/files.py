@@ -14,9 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, TypeAdapter, 
 
 from feduhb.core.types import ClientId
 from feduhb.errors import RunFolderError
-from feduhb.runs.folder import write_atomically
+from feduhb.runs.files import read_bytes, write_atomically
 
-LIMITS = "limits.json"
 T = TypeVar("T")
 
 Text = Annotated[str, Field(max_length=1_000_000)]
@@ -57,7 +56,7 @@ def read_file(path: Path, shape: TypeAdapter[T] | type[T], advice: str = ONLY_WO
     """Return the content of a JSON file; None if there is no file. Raise RunFolderError if it has another shape."""
     adapter = shape if isinstance(shape, TypeAdapter) else TypeAdapter(shape)
     try:
-        return adapter.validate_json(path.read_bytes())
+        return adapter.validate_json(read_bytes(path))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValidationError):
@@ -67,5 +66,5 @@ def read_file(path: Path, shape: TypeAdapter[T] | type[T], advice: str = ONLY_WO
 def write_file(path: Path, values: Mapping[Any, Any]) -> None:
     """Write a JSON file, unless it already has this content."""
     data = (json.dumps(values, indent=2, sort_keys=True) + "\n").encode()
-    if not path.is_file() or path.read_bytes() != data:
+    if not path.is_file() or read_bytes(path) != data:
         write_atomically(path, data)

@@ -20,7 +20,7 @@ from feduhb.core.types import ClientId, Method
 from feduhb.data.request import Request
 from feduhb.errors import HistoryError, RequestError
 from feduhb.flower.engine import FlowerEngine, check_waiting
-from feduhb.flower.files import LIMITS, NAMES_SHAPE, ONLY_FIRST, REASONS_SHAPE, Memory, read_file, write_file
+from feduhb.flower.files import NAMES_SHAPE, ONLY_FIRST, REASONS_SHAPE, Memory, read_file, write_file
 from feduhb.flower.messages import log
 from feduhb.flower.names import clean_name
 from feduhb.flower.roster import Forgotten, Roster, read_request, read_total, resolve_request
@@ -35,6 +35,7 @@ from feduhb.runs.execute import Finished, execute, finish_replay
 from feduhb.runs.folder import (
     HISTORY,
     LEFT_OUT,
+    LIMITS,
     NAMES,
     REQUEST,
     Round,
@@ -124,6 +125,7 @@ def serve(
     ancestors = () if trained is None else (Ancestor.at(trained.path), *read_ancestors(trained.path))
     plan = Plan(
         label=method.name, method=method, start=start, engine=engine, clients=_choose_clients(method, engine, strategy, begun.seed),
+        layout=tuple(engine.layout.shapes.items()),
         rounds=scheduled, stop=strategy.stop_rule(), on_bad="drop", score=observer.score, folder=folder,
         config=_describe(strategy, method, forgotten.total, start, scheduled, train_config or {}),
         files={REQUEST: forgotten.to_json()}, resume=True,

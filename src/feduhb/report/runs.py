@@ -136,21 +136,19 @@ def _read(folder: RunFolder) -> RunView:
             f"{folder.path} cannot be read: {error.strerror}; give a run folder you may read"
         ) from None
     unlearn = config.get("unlearn")
-    _check(folder, result, rounds, unlearn)
+    _check(folder, result, rounds)
     role = ORIGINAL if unlearn is None else result["method"]
     label = NAMES.get(role, printable(role))
     return RunView(folder.path, label, role, rounds, result, config, text, read_audit(folder.path))
 
 
-def _check(folder: RunFolder, result: Result, rounds: Sequence[Round], unlearn: object) -> None:
-    """Raise RunFolderError if the result does not belong to the rounds, or the config has another shape."""
+def _check(folder: RunFolder, result: Result, rounds: Sequence[Round]) -> None:
+    """Raise RunFolderError if the result does not belong to the rounds."""
     if not rounds or len(rounds) != result["rounds"]:
         raise RunFolderError(
             f"{folder.rounds_path} holds {len(rounds)} rounds, but result.json counts {result['rounds']}; "
             f"delete {folder.path} and run again"
         )
-    if unlearn is not None and not isinstance(unlearn, Mapping):
-        raise RunFolderError(f"{folder.config_path}: unlearn is not a table; restore it from a backup")
 
 
 def _label(views: Sequence[RunView]) -> list[RunView]:

@@ -17,9 +17,13 @@ if TYPE_CHECKING:
     from feduhb.runs.folder import RunFolder as RunFolder
     from feduhb.runs.folder import explain_end as explain_end
     from feduhb.runs.folder import versions as versions
+    from feduhb.runs.inventory import read_status as read_status
     from feduhb.runs.plan import Show as Show
     from feduhb.runs.progress import BeginStep as BeginStep
     from feduhb.runs.progress import show_steps as show_steps
+    from feduhb.runs.status import Status as Status
+    from feduhb.runs.verify import Verification as Verification
+    from feduhb.runs.verify import verify_weights as verify_weights
     from feduhb.runs.workers import spread as spread
 
 __getattr__, __dir__, __all__ = import_lazily(
@@ -28,8 +32,11 @@ __getattr__, __dir__, __all__ = import_lazily(
         "config": ["TrainSettings", "find_difference", "parse_config", "read_toml", "to_toml", "validate"],
         "files": ["disk_errors", "hold_lock", "write_atomically"],
         "folder": ["RunFolder", "explain_end", "versions"],
+        "inventory": ["read_status"],
         "plan": ["Show"],
         "progress": ["BeginStep", "show_steps"],
+        "status": ["Status"],
+        "verify": ["Verification", "verify_weights"],
         "workers": ["spread"],
     },
 )

@@ -225,10 +225,22 @@ def read_json(path: Path, kind: type[T], advice: str) -> T:
 
 def parse_json(content: bytes, kind: type[T], what: str, advice: str) -> T:
     """Return JSON as a value of a type; raise RunFolderError, which names ``what`` and the wrong part, if it is not one."""
+    with _naming(what, advice):
+        return _adapter(kind).validate_json(content, strict=True)
+
+
+def check_shape(value: Any, kind: type, what: str, advice: str) -> None:
+    """Raise RunFolderError, which names ``what`` and the wrong part, if a value is not of a type."""
+    with _naming(what, advice):
+        _adapter(kind).validate_python(value, strict=True)
+
+
+@contextlib.contextmanager
+def _naming(what: str, advice: str) -> Generator[None]:
     from pydantic import ValidationError
 
     try:
-        return _adapter(kind).validate_json(content, strict=True)
+        yield
     except ValidationError as error:
         raise RunFolderError(f"{what} is damaged; {advice} ({describe(error)})") from None
 

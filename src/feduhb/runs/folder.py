@@ -25,6 +25,7 @@ from typing_extensions import TypedDict  # pydantic reads that of typing only fr
 from feduhb.errors import RunFolderError
 from feduhb.runs.files import (
     append_line,
+    check_shape,
     digest_tensor,
     disk_errors,
     hold_lock,
@@ -128,6 +129,30 @@ class Result(TypedDict):
 
 # Keys that the first versions did not write.
 DEFAULTS = {"client_rounds": 0, "client_rounds_saved": 0.0, "history_bytes_read": 0, "history_bytes_kept": 0}
+
+
+class TrainShape(TypedDict):
+    """What every [train] in config.toml has."""
+
+    rounds: NotRequired[int]
+
+
+class UnlearnShape(TypedDict):
+    """What every [unlearn] in config.toml has."""
+
+    forget: str
+    method: str
+
+
+class Shape(TypedDict, total=False):
+    """What is read of any config.toml; opening a run reads all of it, see `feduhb.runs.config`."""
+
+    seed: int
+    federation: dict[str, Any]
+    train: TrainShape
+    unlearn: UnlearnShape
+    flower: dict[str, Any]
+    clients: dict[str, str]
 
 
 class Replacement(TypedDict):
@@ -246,7 +271,7 @@ class RunFolder:
         if (found := self.tombstone()) is not None:
             raise RunFolderError(explain_retirement(self.path, found))
         try:
-            return tomllib.loads(read_text(self.config_path, "restore a backup"))
+            found = tomllib.loads(read_text(self.config_path, "restore a backup"))
         except (FileNotFoundError, NotADirectoryError):
             raise RunFolderError(
                 f"{self.path} is not a run folder: it has no config.toml; make one with feduhb train CONFIG.toml --out {self.path}"
@@ -254,6 +279,8 @@ class RunFolder:
         except (tomllib.TOMLDecodeError, RecursionError) as error:
             reason = "it is nested too deeply" if isinstance(error, RecursionError) else error
             raise RunFolderError(f"{self.config_path} cannot be read: {reason}; restore a backup") from None
+        check_shape(found, Shape, str(self.config_path), "restore a backup")
+        return found
 
     def rounds(self) -> list[Round]:
         """Return every complete round, without a last line that a crash cut short."""

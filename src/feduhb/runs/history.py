@@ -79,7 +79,8 @@ class DiskHistory:
     @property
     def rounds(self) -> list[int]:
         """The complete rounds, in order."""
-        return [t for t in self._list_started() if (self._place(t) / "round.json").exists()]
+        with self._reading():
+            return [t for t in self._list_started() if (self._place(t) / "round.json").exists()]
 
     @property
     def bytes(self) -> int:
@@ -229,8 +230,19 @@ class DiskHistory:
 
     def _list_started(self) -> list[int]:
         """Return the rounds that have a folder, complete or not, in order."""
-        folders = self.folder.iterdir() if self.folder.is_dir() else ()
-        return sorted(int(place.name) for place in folders if self._is_round(place))
+        with self._reading():
+            folders = self.folder.iterdir() if self.folder.is_dir() else ()
+            return sorted(int(place.name) for place in folders if self._is_round(place))
+
+    @contextlib.contextmanager
+    def _reading(self) -> Generator[None]:
+        """Raise HistoryError instead of OSError."""
+        try:
+            yield
+        except OSError as error:
+            raise HistoryError(
+                f"{error.filename or self.folder} cannot be read: {error.strerror}; allow it"
+            ) from None
 
     def _is_round(self, place: Path) -> bool:
         return bool(ROUND.fullmatch(place.name)) and place == self._place(int(place.name)) and place.is_dir()

@@ -173,7 +173,7 @@ class Retirement:
             return found
         tombstone = found or self._begin(old)
         own = [
-            path for path in _list_files(old.path, DELETED) if path.name != f".{old.tombstone_path.name}.tmp"
+            path for path in list_files(old.path, DELETED) if path.name != f".{old.tombstone_path.name}.tmp"
         ]
         own += [find_work(old.path)] if find_work(old.path).exists() else []
         known = {entry["name"] for entry in tombstone["deleted"]}
@@ -190,7 +190,7 @@ class Retirement:
             for folder in (*(path.parent for path in work), old.path):
                 sync_folder(folder)
         if tombstone["finished"] is None:
-            kept = _list_files(old.path, KEPT)
+            kept = list_files(old.path, KEPT)
             tombstone["left"] = sorted(path.name for path in old.path.iterdir() if path not in kept)
             tombstone["finished"] = now()
             _write(old, tombstone)
@@ -274,10 +274,10 @@ def plan_retirement(
     if tombstone is not None:  # finish an interrupted call, or take along what an earlier call listed
         return _read_plan(old, tombstone)
     old.config()  # raises an error if there is no run
-    chosen = _choose(old, unaudited) if replaced_by is None else RunFolder(_locate(replaced_by))
+    chosen = choose_replacement(old, unaudited) if replaced_by is None else RunFolder(_locate(replaced_by))
     if chosen.path == old.path:
         raise RunFolderError(f"{shorten(old.path)} cannot replace itself; name the new run")
-    leavers, audits = _check_replacing(old, chosen, unaudited)
+    leavers, audits = check_replacing(old, chosen, unaudited)
     found = find_siblings(old.path, chosen.path, leavers)
     return Retirement(
         old.path, chosen.path, leavers, found.holding, found.may_hold, audits, unaudited, unread=found.unread
@@ -332,7 +332,7 @@ def _locate(run: Run | str | Path) -> Path:
     return resolve(folder)
 
 
-def _choose(old: RunFolder, unaudited: str | None) -> RunFolder:
+def choose_replacement(old: RunFolder, unaudited: str | None) -> RunFolder:
     """Return the run that replaces a run: of those that the lineage names, the one that has forgotten most.
 
     Flower's strategies of earlier versions did not record it. Without a record, runs beside the old run that came from it are taken.
@@ -350,7 +350,7 @@ def _choose(old: RunFolder, unaudited: str | None) -> RunFolder:
     reasons: list[FeduhbError] = []
     for new in known:
         try:
-            fit.append((new, _check_replacing(old, new, unaudited)[0]))
+            fit.append((new, check_replacing(old, new, unaudited)[0]))
         except FeduhbError as error:
             reasons.append(error)
     if not fit:
@@ -364,7 +364,7 @@ def _choose(old: RunFolder, unaudited: str | None) -> RunFolder:
     return best[0]
 
 
-def _check_replacing(
+def check_replacing(
     old: RunFolder, new: RunFolder, unaudited: str | None
 ) -> tuple[Request, tuple[Mapping[str, str], ...]]:
     """Return what the new run has forgotten and the old one has not, and the audits about it."""
@@ -442,7 +442,7 @@ def _read_weights(files: RunFolder) -> str | None:
     return None
 
 
-def _list_files(folder: Path, patterns: Iterable[str]) -> list[Path]:
+def list_files(folder: Path, patterns: Iterable[str]) -> list[Path]:
     """Return the entries of a folder that match, in the order of the patterns."""
     entries = sorted(folder.iterdir())  # glob would leave out links that point to nothing
     return [path for pattern in patterns for path in entries if path.match(pattern)]

@@ -46,12 +46,12 @@ def find_siblings(old: Path, new: Path, leavers: Request) -> Siblings:
         return bool(list_digests(place) & digests or {*list_data(place).values()} & gone)
 
     def is_named(place: Path) -> bool:
-        return bool(_list_names(place) & names)
+        return bool(list_names(place) & names)
 
     holding: list[Path] = []
     may_hold: list[Path] = []
     parents = {place.parent for place in places}
-    around = sorted({*_walk(parents, depth=2, unread=unread), *parents, *places} - {old})
+    around = sorted({*walk(parents, depth=2, unread=unread), *parents, *places} - {old})
     for place in around:
         try:
             work, inside = place / WORK, [place]
@@ -121,7 +121,7 @@ def find_runs(places: Iterable[Path], *, depth: int, unread: set[Path]) -> Itera
 
     Add the folders that cannot be read to ``unread``.
     """
-    for folder in _walk(places, depth=depth, unread=unread):
+    for folder in walk(places, depth=depth, unread=unread):
         try:
             is_run = RunFolder(folder).exists()
         except OSError:
@@ -129,6 +129,17 @@ def find_runs(places: Iterable[Path], *, depth: int, unread: set[Path]) -> Itera
             continue
         if is_run:
             yield folder
+
+
+def is_run(place: Path) -> bool:
+    """Whether a folder holds a run, or the tombstone of one; a config.toml that a user wrote is not a run."""
+    files = RunFolder(place)
+    if not files.exists() or files.tombstone_path.exists() or files.find_remains() is not None:
+        return files.exists()
+    try:
+        return "made_by" in files.config()
+    except FeduhbError:  # damaged, so it may be one
+        return True
 
 
 def read_names(place: Path) -> dict[str, str]:
@@ -139,7 +150,7 @@ def read_names(place: Path) -> dict[str, str]:
         return {}
 
 
-def _walk(places: Iterable[Path], *, depth: int, unread: set[Path]) -> Iterator[Path]:
+def walk(places: Iterable[Path], *, depth: int, unread: set[Path]) -> Iterator[Path]:
     """Yield the folders in some folders, down to a depth, but not those inside runs and audit work.
 
     Add the folders whose content cannot be listed to ``unread``.
@@ -157,12 +168,12 @@ def _walk(places: Iterable[Path], *, depth: int, unread: set[Path]) -> Iterator[
                 continue
             yield folder
             try:
-                is_deeper = depth > 1 and not RunFolder(folder).exists()
+                is_deeper = depth > 1 and not is_run(folder)
             except OSError:
                 unread.add(folder)
                 continue
             if is_deeper:
-                yield from _walk([folder], depth=depth - 1, unread=unread)
+                yield from walk([folder], depth=depth - 1, unread=unread)
 
 
 def _may_be_folder(path: Path) -> bool:
@@ -206,12 +217,12 @@ def _follow_lineage(*runs: Path, unread: set[Path]) -> tuple[set[Path], set[str]
 
 def _name_leavers(old: Path, new: Path, leavers: Request) -> set[str]:
     """Return the ids and the registered names of the leavers; of all clients if a class leaves, which any may hold."""
-    ids = {*leavers.clients, *leavers.rows, *(_list_names(old) if leavers.classes else ())}
+    ids = {*leavers.clients, *leavers.rows, *(list_names(old) if leavers.classes else ())}
     registered = {**read_names(old), **read_names(new)}
     return ids | {name for client, name in registered.items() if client in ids and name}
 
 
-def _list_names(place: Path) -> set[str]:
+def list_names(place: Path) -> set[str]:
     """Return the ids and the registered names of the clients that a run knows."""
     files, found = RunFolder(place), set[str]()
     with contextlib.suppress(FeduhbError):

@@ -1,0 +1,225 @@
+"""How much harm does one hostile client do to a Flower federation, before and after the limits of docs/flower.md?
+
+Ten clients of mnist-5k train an MLP by FedAvg (5 local epochs, batch 64, lr 0.05, one seed). One of them is hostile from
+round 6 of 8 on. The server's code is the real one; by default messages are handled in this process (the grid of
+`tests/flower/gridding.py`). With --deployment four SuperNodes, a SuperLink and a SuperExec run on loopback.
+
+    python -P benchmarks/hostile_clients.py --json results/benchmarks/hostile_clients.json
+    python -P benchmarks/hostile_clients.py --since 0 --json FILE   # hostile from the first round on
+    git worktree add ../before e9a063d         # the version without the limits
+    python -P benchmarks/hostile_clients.py --source ../before/src --json results/benchmarks/hostile_clients_before.json
+    python -P benchmarks/hostile_clients.py --deployment [--source ../before/src] --json FILE
+    python -P benchmarks/hostile_clients.py --honest --json FILE    # lengths and weights of honest clients
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+TESTS = HERE.parent / "tests"
+ROUNDS, SINCE, CLIENTS = 8, 5, 10
+MODES = (
+    "", "500 times", "50 times", "10 times", "flip", "flip, 3 times", "100000 examples", "flip, 100000 examples", "NaN",
+    "wrong shape", "another record",
+)  # fmt: skip
+FROM_THE_FIRST = ("10 times", "flip, 3 times", "100000 examples", "flip, 100000 examples")
+RULES = ("weighted_mean", "trimmed_mean:0.2", "median")
+DEPLOYED = (("500 times", 1), ("100000 examples", 1), ("another record", 100))
+
+
+def run_in_process(since: int) -> dict[str, Any]:
+    """Run every mode with every rule over the grid of the tests; from the first round on, only what differs then."""
+    import hostile_apps as apps
+
+    from feduhb import flower
+    from flower.gridding import Seat, Stage, derive_key, make_key
+
+    def make_grid(partition: str) -> Stage:
+        seats = {}
+        for i in range(CLIENTS):
+            config = {"partition-id": i, "num-partitions": CLIENTS, "partition": partition}
+            seats[100 + i] = Seat(apps.client, config)
+        return Stage(seats)
+
+    found: dict[str, Any] = {"runs": []}
+    base = {"clients": CLIENTS, "rounds": ROUNDS, "since": since, "timeout": 60.0}
+    for partition in ("iid", "dirichlet:0.5") if since else ("iid",):
+        for mode in MODES if since else FROM_THE_FIRST:
+            for rule in RULES if since else RULES[:1]:
+                settings = {**base, "partition": partition, "hostile": mode, "rule": rule}
+                _add(found["runs"], settings, lambda s=settings: apps.run(make_grid(s["partition"]), s))
+    true = {client: len(data) for client, data in apps.load_federation(CLIENTS, "iid").clients.items()}
+    for mode in ("100000 examples", "flip, 100000 examples"):
+        settings = {**base, "partition": "iid", "hostile": mode, "rule": "weighted_mean", "examples": true}
+        if "examples" in flower.Train.__dataclass_fields__:
+            _add(found["runs"], settings, lambda s=settings: apps.run(make_grid("iid"), s))
+    if not since:
+        return found
+    apps.MODE["scores"] = True
+    settings = {**base, "partition": "iid", "hostile": "", "rule": "weighted_mean", "evaluate_every": 1}
+    _add(found["runs"], {**settings, "scores": True}, lambda: apps.run(make_grid("iid"), settings))
+    apps.MODE.clear()
+
+    grid = make_grid("iid")
+    for node, seat in grid.seats.items():
+        seat.key, seat.name = derive_key(node), f"client-{node}"
+    grid.seats[103].name = "Mallory"
+
+    def return_renamed(message: Any) -> None:
+        if 103 in grid.seats and message.metadata.message_type == "train":
+            old = grid.seats.pop(103)
+            grid.seats[555] = Seat(old.app, old.config, make_key(), "Mallory ")
+
+    grid.before = return_renamed
+    flower.FedUHB("Mallory", model=apps.MODEL, seed=1, epochs=1, timeout=60.0).start(grid, num_rounds=3)
+    found["renamed leaver got work"] = 555 in grid.list_trained()
+    return found
+
+
+def _add(runs: list[dict[str, Any]], settings: dict[str, Any], work: Any) -> None:
+    began = time.perf_counter()
+    try:
+        result = work()
+    except Exception as error:  # a run that ends is a result too
+        result = {"ended": f"{type(error).__name__}: {error}"[-300:]}
+    runs.append({**settings, **result, "seconds": round(time.perf_counter() - began, 1)})
+    print(
+        settings.get("partition"),
+        settings.get("hostile"),
+        settings["rule"],
+        result.get("accuracy", result),
+        flush=True,
+    )
+
+
+def run_deployed(source: Path) -> dict[str, Any]:
+    """Run some modes with the real programs on loopback."""
+    from loopback import Deployment
+
+    found: dict[str, Any] = {"runs": []}
+    count = 4
+    members = {
+        f"client-{i}": {"partition-id": i, "num-partitions": count, "partition": "iid"} for i in range(count)
+    }
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        federation = Deployment(folder, members, modules=HERE / "hostile", show=print)
+        federation.environment["PYTHONPATH"] = os.pathsep.join((str(HERE / "hostile"), str(source)))
+        with federation:
+            for mode, megabytes in DEPLOYED:
+                out = folder / f"{len(found['runs'])}.json"
+                settings = {
+                    "clients": count, "rounds": 2, "since": 1, "timeout": 240.0, "partition": "iid", "hostile": mode,
+                    "rule": "weighted_mean", "megabytes": megabytes, "out": str(out),
+                }  # fmt: skip
+
+                def work(settings: dict[str, Any] = settings, out: Path = out) -> dict[str, Any]:
+                    federation.wait_for_run(
+                        federation.submit(
+                            HERE / "hostile" / "app", {"settings": json.dumps(settings).encode().hex()}
+                        )
+                    )
+                    return json.loads(out.read_text())
+
+                _add(found["runs"], settings, work)
+                size = sum(file.stat().st_size for file in folder.glob("superlink.db*"))
+                found["runs"][-1] |= {"database_mib": size // 2**20, "out": ""}
+    return found
+
+
+def measure_honest() -> dict[str, Any]:
+    """Measure how much longer and heavier the answers of honest clients are than those of the others."""
+    import numpy as np
+    import torch
+
+    import feduhb
+    from feduhb.core.flat import flatten
+    from feduhb.runs.loop import run
+
+    torch.set_num_threads(1)
+    found: dict[str, Any] = {"runs": []}
+    for partition in ("iid", "dirichlet:0.5", "dirichlet:0.1", "shards:2"):
+        for clients in (4, 10, 20, 50):
+            federation = feduhb.load(
+                "mnist-5k", clients=clients, partition=partition, model="mlp", seed=2, held_out=0.0
+            )
+            engine = feduhb.Loop(federation, feduhb.Local(batch_size=64, lr=0.05))
+            rounds: list[tuple[Any, Any]] = []
+
+            class Measured:
+                about = engine.about
+
+                def train(self, *work: Any, rounds: Any = rounds, engine: Any = engine) -> Any:
+                    blocks = list(engine.train(*work))
+                    norms = torch.cat([b.values.double().norm(dim=1) for b in blocks]).numpy()
+                    rounds.append((norms, torch.cat([b.weights for b in blocks]).numpy()))
+                    yield from blocks
+
+            method = feduhb.Retrain(epochs=5)
+            state = method.init(flatten(federation.fresh_model()))
+            for _ in run(method, Measured(), list(federation.clients), state, rounds=30):
+                pass
+            medians = [float(np.sort(norms)[(len(norms) - 1) // 2]) for norms, _ in rounds]
+            usual = np.maximum.accumulate(medians)
+            result = {
+                "to the median of the round": max(
+                    float(n.max() / m) for (n, _), m in zip(rounds, medians, strict=True)
+                ),
+                "to the longest median so far": max(
+                    float(n.max() / u) for (n, _), u in zip(rounds, usual, strict=True)
+                ),
+                "limit": max(4.0, 1.5 * clients**0.5),
+                "largest share": max(float(w.max() / w.sum()) for _, w in rounds),
+                "limit of shares": min(1.0, 1.5 / clients**0.5),
+            }
+            found["runs"].append({"partition": partition, "clients": clients, **result})
+            print(found["runs"][-1], flush=True)
+    return found
+
+
+def main() -> None:
+    """Measure with the given version of feduhb, in a process that imports it."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--source", type=Path, default=HERE.parent / "src", help="where feduhb is")
+    parser.add_argument("--since", type=int, default=SINCE, help="the first hostile round, counted from 0")
+    parser.add_argument("--deployment", action="store_true", help="run the real programs on loopback")
+    parser.add_argument("--honest", action="store_true", help="measure honest clients")
+    parser.add_argument("--json", type=Path, help="keep the result here")
+    given = parser.parse_args()
+    paths = [str(given.source.resolve()), str(HERE), str(HERE / "hostile"), str(TESTS)]
+    if os.environ.get("PYTHONPATH") != os.pathsep.join(paths):  # start again with this version of feduhb
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(paths),
+            "PYTHONSAFEPATH": "1",
+            "OMP_NUM_THREADS": "1",
+        }
+        sys.exit(
+            subprocess.run([sys.executable, __file__, *sys.argv[1:]], env=environment, check=False).returncode
+        )
+    from measuring import make_header, write
+
+    found = (
+        measure_honest()
+        if given.honest
+        else run_deployed(given.source.resolve())
+        if given.deployment
+        else run_in_process(given.since)
+    )
+    if given.json:
+        write(given.json, {**make_header("hostile_clients"), **found})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,207 @@
+"""`feduhb status`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from feduhb.cli.options import Json, answering
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from feduhb.runs.status import Held, RunStatus, Status
+
+NAMED = 6  # at most this many leavers are named in a line
+UNITS = ("bytes", "kB", "MB", "GB", "TB")
+WHY = {
+    "name": "because a client of that name took part",
+    "unreadable": "because it cannot be read",
+    "data": "known by its data",
+    "restored": "although it was retired",
+}
+
+
+def status(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder with runs, or one run.")],
+    of: Annotated[
+        str | None,
+        typer.Option(
+            metavar="WHAT",
+            help="Show what is left of this client alone, by id or registered name, or of rows or a class, whether a run has forgotten it or not.",
+        ),
+    ] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Exit with 1 if anything is left, or may be left.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """List runs, what each still holds of those who were forgotten, audits, and what to do next.
+
+    Example: feduhb status runs --of c03
+
+    Shows for each run: which run it came from, what it has forgotten, what it still holds of whom (model, history, records, audit work), what its audits said and whether they judged these weights, and what was erased when. Damaged runs are listed too.
+
+    It looks at the runs in FOLDER, four levels deep, and at those that their lineage names. Nothing is changed. Exports, backups and copies elsewhere are yours to look for.
+    """
+    from feduhb.runs.inventory import read_status
+
+    with answering(json) as answer:
+        found = read_status(folder, of)
+        answer.update(found.as_json())
+        if not json:
+            print_status(found)
+    if check and not found.is_clear:
+        raise typer.Exit(1)
+
+
+def print_status(found: Status) -> None:
+    """Print the runs as a tree, who is left where, and what to do next."""
+    from rich.console import Console
+    from rich.text import Text
+    from rich.tree import Tree
+
+    console = Console(highlight=False)
+    paths = {run.path for run in found.runs}
+    base = found.folder.parent if found.folder in paths else found.folder
+    branches: dict[Path, Tree] = {}
+    parents = {run.path: run.came_from for run in found.runs}
+    for run in found.runs:
+        branches[run.path] = tree = Tree(_format_title(run, base), guide_style="dim")
+        for line in _list_lines(run, base):
+            tree.add(line)
+    for path, tree in branches.items():
+        before = parents[path]
+        if before in branches and before != path:
+            branches[before].children.append(tree)
+    for path, tree in branches.items():
+        if parents[path] not in branches:
+            console.print(tree)
+    console.print()
+    for line in _list_answers(found, base):
+        console.print(line)
+    for number, step in enumerate(found.steps, 1):
+        if number == 1:
+            console.print(Text("\nNext", style="bold"))
+        verb = "look at" if step.what == "look" else step.what
+        console.print(Text(_clean(f"{number}. {verb} {_relate(step.path, base)}: {step.says}")))
+        if step.command:
+            console.print(Text(f"   {_clean(step.command)}", style="bold"), soft_wrap=True)
+
+
+def _format_title(run: RunStatus, folder: Path) -> RenderableType:
+    from rich.text import Text
+
+    state = run.state
+    if run.state == "superseded":
+        state = (
+            f"superseded by {_relate(run.superseded_by[-1], folder)}" if run.superseded_by else "superseded"
+        )
+    if run.state in {"retired", "retiring"}:
+        state = f"retired on {run.ended[:10]}" if run.ended else "its retirement was interrupted"
+    made = f", {run.method} without {_shorten(run.forgot.split(','))}" if run.forgot else ""
+    if run.forgot and not run.method:
+        made = f", without {_shorten(run.forgot.split(','))}"
+    kind = " (approximate)" if run.exact is False else ""
+    style = {"damaged": "red", "unfinished": "yellow", "retired": "dim"}.get(run.state, "")
+    text = Text(_clean(_relate(run.path, folder)), style="bold")
+    return text.append(_clean(f"  {state}{made}{kind}"), style=f"not bold {style}")
+
+
+def _list_lines(run: RunStatus, folder: Path) -> Iterator[RenderableType]:
+    """Yield a line for everything that is to be known of a run."""
+    from rich.text import Text
+
+    if run.problem:
+        yield Text(_clean(run.problem.partition("; ")[0]), style="red")
+    for names, held in _group(run.holds):
+        verb = "holds" if held.is_sure else "may hold"
+        parts = ", ".join(_format_part(one.part, one.bytes, one.rounds) for one in held.remnants)
+        why = f" ({WHY[held.reason]})" if held.reason in WHY else ""
+        says = f"{verb} {_shorten(names)}{': ' if parts else ''}{parts}{why}"
+        yield Text(_clean(says), style="red" if held.is_sure else "yellow")
+    for audit in run.audits:
+        if audit.problem:
+            yield Text(f"{audit.path.name} is damaged", style="red")
+        elif run.judged_these_weights(audit):
+            yield Text(_clean(f"audited on {audit.finished[:10]} about {audit.forgot}: {audit.verdict}"))
+        else:
+            says = f"audited on {audit.finished[:10]}: {audit.verdict}, but of other weights"
+            yield Text(_clean(says), style="yellow")
+    for one in run.erased:
+        rounds = f"rounds {one.first_round} to {one.last_round} of its history"
+        by = f" for {_relate((run.path / one.run).resolve(), folder)}" if one.run else ""
+        if one.finished is None:
+            yield Text(_clean(f"erasing {rounds}{by} was interrupted"), style="red")
+        else:
+            says = f"erased on {one.finished[:10]}{by}: {rounds}, {format_bytes(one.bytes)}"
+            yield Text(_clean(says), style="dim")
+    if run.left:
+        yield Text(_clean(f"not written by feduhb: {_shorten(run.left)}"), style="yellow")
+
+
+def _list_answers(found: Status, base: Path) -> Iterator[RenderableType]:
+    """Yield who is left where, and who is not."""
+    from rich.text import Text
+
+    for one in found.leavers:
+        if one.held_by:
+            places = ", ".join(_relate(path, base) for path in one.held_by)
+            yield Text(_clean(f"Of {one} something is left in {places}."), style="red")
+        if one.may_be_held_by:
+            places = ", ".join(_relate(path, base) for path in one.may_be_held_by)
+            yield Text(_clean(f"Of {one} something may be left in {places}."), style="yellow")
+    clear = [str(one) for one in found.leavers if not one.held_by and not one.may_be_held_by]
+    if clear:
+        yield Text(_clean(f"Nothing of {_shorten(clear)} is left in these runs."), style="green")
+    if not found.leavers:
+        yield Text("None of these runs has forgotten anybody.")
+    if found.unread:
+        places = ", ".join(_relate(path, base) for path in found.unread)
+        yield Text(_clean(f"Could not be read: {places}."), style="yellow")
+
+
+def _group(holds: Iterable[Held]) -> list[tuple[list[str], Held]]:
+    """Return leavers of whom the same is left, together."""
+    groups: dict[tuple[object, ...], tuple[list[str], Held]] = {}
+    for one in holds:
+        groups.setdefault((one.reason, one.remnants), ([], one))[0].append(one.leaver)
+    return [*groups.values()]
+
+
+def _format_part(part: str, size: int, rounds: int) -> str:
+    if part == "history":
+        count = f"{rounds} round{'s' if rounds > 1 else ''}"
+        return f"history of {count}, {format_bytes(size)}" if rounds else "history (a link)"
+    return f"{part} {format_bytes(size)}"
+
+
+def format_bytes(count: int) -> str:
+    """Return a number of bytes in words, such as 2.6 kB."""
+    size, unit = float(count), 0
+    while size >= 1000 and unit < len(UNITS) - 1:
+        size, unit = size / 1000, unit + 1
+    return f"{count} bytes" if unit == 0 else f"{size:.3g} {UNITS[unit]}"
+
+
+def _shorten(names: Iterable[str]) -> str:
+    listed = [*names]
+    more = f" and {len(listed) - NAMED} more" if len(listed) > NAMED else ""
+    return ", ".join(listed[:NAMED]) + more
+
+
+def _relate(path: Path, folder: Path) -> str:
+    """Return a path for people: relative to a folder, if it lies there."""
+    from feduhb.runs.lineage import shorten
+
+    if path == folder:
+        return path.name
+    return str(path.relative_to(folder) if path.is_relative_to(folder) else shorten(path))
+
+
+def _clean(text: str) -> str:
+    """Return a text without control characters, which a file's name could send to the terminal."""
+    return "".join(c if c.isprintable() else "?" for c in text)

@@ -1,0 +1,219 @@
+"""What to do next, so that nothing of the leavers is left: finish, audit, retire, and delete by hand, in this order."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Collection, Iterator, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from feduhb.data.request import Request
+from feduhb.runs.folder import RunFolder
+from feduhb.runs.lineage import digest_config, shorten
+from feduhb.runs.retire import PASSED, check_replacing, choose_replacement
+from feduhb.runs.siblings import list_digests
+from feduhb.runs.status import Leaver, RunStatus, Step
+
+ORDER = ("resume", "unlearn", "audit", "retire", "look", "delete")
+T = TypeVar("T")
+ASKED = "asked by feduhb status"  # in place of a reason not to audit, which is written nowhere
+
+
+def list_steps(runs: Sequence[RunStatus], leavers: Sequence[Leaver]) -> list[Step]:
+    """Return what to do, in order, without repetitions."""
+    requests = [Request.parse(run.forgot) for run in runs if run.forgot]
+    served = {
+        one.request
+        for one in leavers
+        if any(Request.parse(one.request).subtract(request) is None for request in requests)
+    }
+    begun = [*_finish(runs)]
+    rest = [run for run in runs if run.path not in {step.path for step in begun}]
+    waiting = {digest for step in begun if step.what == "resume" for digest in _list_digests(step.path)}
+    steps = [
+        *begun, *_forget(runs, leavers, served), *_replace(rest, runs, served, waiting), *_delete_by_hand(runs)
+    ]  # fmt: skip
+    unique: dict[tuple[str, Path], Step] = {}
+    for step in steps:
+        unique.setdefault((step.what, step.path), step)
+    return sorted(unique.values(), key=lambda step: ORDER.index(step.what))
+
+
+def _finish(runs: Sequence[RunStatus]) -> Iterator[Step]:
+    """Yield the unlearnings and retirements that were interrupted."""
+    by_path = {run.path: run for run in runs}
+    erasing = {
+        (run.path / one.run).resolve()
+        for run in runs
+        for one in run.erased
+        if one.finished is None and one.run
+    }
+    for run in runs:
+        if run.state == "unfinished" and run.forgot:
+            what = "its erasure was interrupted" if run.path in erasing else "it has not finished"
+            yield _resume(run, by_path.get(run.came_from) if run.came_from else None, what)
+        elif run.path in erasing and run.state != "retired":
+            yield _resume(
+                run,
+                by_path.get(run.came_from) if run.came_from else None,
+                "an erasure for it was interrupted",
+            )
+        elif run.state == "retiring":
+            yield Step(
+                "retire", run.path, "its retirement was interrupted", f"feduhb retire {_name(run.path)}"
+            )
+
+
+def _resume(run: RunStatus, before: RunStatus | None, what: str) -> Step:
+    config = _read_config(run.path)
+    forgot = Request.parse(before.forgot) if before is not None and before.forgot else None
+    asked = Request.parse(run.forgot).subtract(forgot) or run.forgot
+    if "flower" in config:
+        return Step("resume", run.path, f"{what}; submit its ServerApp again")
+    if "federation" not in config:
+        return Step("resume", run.path, f"{what}; repeat its feduhb.unlearn in Python with resume=True")
+    source = _name(run.came_from) if run.came_from is not None else "RUN"
+    method = "" if run.method == "feduhb" else f" --method {shlex.quote(run.method)}"
+    command = (
+        f"feduhb unlearn {source} --forget {shlex.quote(str(asked))}{method} --out {_name(run.path)} --resume"
+    )
+    return Step("resume", run.path, f"{what}; add the options that it was begun with", command)
+
+
+def _replace(
+    chosen: Sequence[RunStatus], runs: Sequence[RunStatus], served: Collection[str], waiting: set[str]
+) -> Iterator[Step]:
+    """Yield how to audit the runs that replace a run which holds leavers that were forgotten, and how to retire it.
+
+    Args:
+        chosen: the runs to look at, of all runs.
+        served: the leavers that a run has forgotten.
+        waiting: digests of runs that must be finished first, and of those that they came from.
+    """
+    heads: list[Path] = [run.path for run in runs if run.state == "retired"]
+    others: list[RunStatus] = []
+    for run in chosen:
+        if run.state in {"retired", "retiring"} or not any(one.leaver in served for one in run.holds):
+            continue
+        found = [*_retire(run, runs)] if any(_is_own(run, sure=True)) else []
+        yield from found
+        if any(step.what == "retire" for step in found):
+            heads.append(run.path)
+        elif not _list_digests(run.path) & waiting:
+            others.append(run)
+    for run in others:
+        yield from _take_along(run, [head for head in heads if _list_digests(head) & _list_digests(run.path)])
+
+
+def _is_own(run: RunStatus, *, sure: bool) -> Iterator[bool]:
+    """Yield for each leaver whether it is in the run itself, and not only in its audit work."""
+    return (one.reason != "audit work" and one.is_sure == sure for one in run.holds)
+
+
+def _retire(run: RunStatus, runs: Sequence[RunStatus]) -> Iterator[Step]:
+    """Yield the steps that retire a run; none if no run replaces it."""
+    old, command = RunFolder(run.path), f"feduhb retire {_name(run.path)}"
+    new = _choose(old, None) or _choose(old, ASKED)
+    if new is None:
+        ended = [
+            RunFolder(one.path) for one in runs if one.state in {"finished", "superseded"} and one.forgot
+        ]
+        new = next((one for one in ended if _can_replace(old, one, ASKED)), None)
+        command += "" if new is None else f" --replaced-by {_name(new.path)}"
+    if new is not None:
+        if not _can_replace(old, new, None):
+            yield _audit(new.path, run.path, runs)
+        yield Step("retire", run.path, f"{new.path.name} replaces it", command)
+
+
+def _choose(old: RunFolder, unaudited: str | None) -> RunFolder | None:
+    return _attempt(lambda: choose_replacement(old, unaudited), None)
+
+
+def _can_replace(old: RunFolder, new: RunFolder, unaudited: str | None) -> bool:
+    return _attempt(lambda: bool(check_replacing(old, new, unaudited)), False)
+
+
+def _audit(path: Path, old: Path, runs: Sequence[RunStatus]) -> Step:
+    """Return how to audit the run that replaces an old one, or how to look at an audit that did not pass."""
+    by_path = {run.path: run for run in runs}
+    new = by_path.get(path)
+    if new is not None and new.came_from in by_path and by_path[new.came_from].state != "retired":
+        old = new.came_from  # the run before the request, of which the old one may be a copy
+    last = new.audits[0] if new is not None and new.audits else None
+    if new is not None and last is not None and new.judged_these_weights(last) and last.verdict not in PASSED:
+        return Step("audit", path, f"it says {last.verdict!r}; read the reasons in {shorten(last.path)}")
+    before, config = f"before {old.name} is retired", _read_config(path)
+    if "federation" in config:
+        return Step("audit", path, before, f"feduhb audit {_name(path)} --original {_name(old)}")
+    where = "where the clients' data is" if "flower" in config else "in Python"
+    return Step("audit", path, f"{before}: feduhb.audit {where}, or a reason for feduhb retire --unaudited")
+
+
+def _take_along(run: RunStatus, heads: Sequence[Path]) -> Iterator[Step]:
+    """Yield how to delete what holds leavers and cannot be retired by itself."""
+    leavers = ", ".join(one.leaver for one in run.holds)
+    if all(one.reason == "unreadable" for one in run.holds):
+        yield Step("look", run.path, f"it cannot be read, so it may hold {leavers}")
+        return
+    is_sure = any(one.is_sure for one in run.holds)
+    place = run.path
+    if not any(_is_own(run, sure=True)) and is_sure:
+        place = next(
+            remnant.path for one in run.holds for remnant in one.remnants if remnant.part == "audit work"
+        )
+    if not is_sure:
+        yield Step(
+            "look",
+            run.path,
+            f"a client of that name took part, so it may hold {leavers}; if it does, delete it",
+        )
+    elif heads:
+        command = f"feduhb retire {_name(heads[-1])} --siblings"
+        yield Step("delete", place, "this command lists what it deletes, and asks first", command)
+    else:
+        yield Step("delete", place, "no run replaces it; delete it yourself once it is not needed")
+
+
+def _forget(runs: Sequence[RunStatus], leavers: Sequence[Leaver], served: Collection[str]) -> Iterator[Step]:
+    """Yield how to serve a request that no run has served, for leavers that were asked about."""
+    replaced = {digest for run in runs for digest in _list_digests(run.path) - {digest_config(run.path)}}
+    current = {
+        run.path for run in runs if run.state == "finished" and digest_config(run.path) not in replaced
+    }  # not those that another run came from, nor copies of them
+    for leaver in (one for one in leavers if one.request not in served):
+        for run in (one for one in runs if one.path in leaver.held_by and one.path in current):
+            command = f"feduhb unlearn {_name(run.path)} --forget {shlex.quote(leaver.request)}"
+            yield Step("unlearn", run.path, f"no run has forgotten {leaver}", command)
+
+
+def _delete_by_hand(runs: Sequence[RunStatus]) -> Iterator[Step]:
+    """Yield the files that no command deletes."""
+    for run in runs:
+        if run.state == "retired" and run.holds:
+            yield Step("delete", run.path, "it was retired, but files of it are there again")
+        elif run.state == "retired" and run.left:
+            yield Step(
+                "look", run.path, f"feduhb did not write {', '.join(run.left)}; delete copies of the model"
+            )
+
+
+def _list_digests(path: Path) -> set[str]:
+    """Return the digests of a run and of those that it came from; none if it cannot be read."""
+    return _attempt(lambda: list_digests(path), set())
+
+
+def _read_config(path: Path) -> dict[str, object]:
+    return _attempt(RunFolder(path).config, {})
+
+
+def _attempt(read: Callable[[], T], default: T) -> T:
+    """Return what a function reads, or a default: `feduhb.runs.inventory` has reported what is damaged."""
+    try:
+        return read()
+    except Exception:  # a damaged or forged file can fail in any way
+        return default
+
+
+def _name(path: Path) -> str:
+    return shlex.quote(str(shorten(path)))
