@@ -21,7 +21,7 @@ $(BIN)/python -m pytest -n $(1) --dist loadfile --no-loadscope-reorder $(2); tes
 wait $$types; types=$$?; cat $(VENV)/types.log; [ $$tests -eq 0 ] && [ $$types -eq 0 ]
 endef
 
-.PHONY: demo test check lint style format docs bench clean
+.PHONY: demo test check soak lint style format docs bench clean
 
 demo: $(READY)
 	$(BIN)/feduhb demo --out demo
@@ -33,6 +33,10 @@ test: style
 # What to run while you work: style, types and the fast tests, in at most 2 minutes on two cores.
 check: style
 	@$(call test_and_check_types,$(FAST_WORKERS),-m "not slow and not deployment")
+
+# Every damaged file, kill, link and odd value, for about an hour on two cores; SOAK="--minutes 10 --seed 1" for less.
+soak: $(READY)
+	PYTHONPATH=tests $(BIN)/python -m hardening.soak $(SOAK)
 
 lint: style
 	$(BIN)/basedpyright

@@ -34,11 +34,14 @@ sys.exit(int(link.recv(64) or 1))
 """
 
 
+HUNG = -1000  # the return code of a child that had to be killed because it did not end
+
+
 @dataclass(frozen=True)
 class Ended:
     """How a program ended."""
 
-    returncode: int  # negative: the signal that killed it
+    returncode: int  # negative: the signal that killed it, or HUNG
     stdout: str
     stderr: str
 
@@ -76,8 +79,14 @@ class ForkServer:
         self._process.communicate()
         shutil.rmtree(self._folder)
 
-    def run(self, entry: str, *arguments: object, cwd: Path | None = None) -> Ended:
-        """Call a function, "module:name", in a child whose sys.argv holds the arguments; return how the child ended."""
+    def run(
+        self, entry: str, *arguments: object, cwd: Path | None = None, limit: float | None = None
+    ) -> Ended:
+        """Call a function, "module:name", in a child whose sys.argv holds the arguments; return how the child ended.
+
+        Args:
+            limit: seconds after which the child is killed, and its return code is HUNG; None waits forever.
+        """
         job = {"entry": entry, "words": [entry, *map(str, arguments)], "cwd": str(cwd or Path.cwd())}
         with (
             socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as link,
@@ -87,7 +96,13 @@ class ForkServer:
         ):
             link.connect(self._address)
             socket.send_fds(link, [json.dumps(job).encode()], [nothing.fileno(), out.fileno(), err.fileno()])
-            answer = link.recv(64)
+            link.settimeout(limit)
+            try:
+                answer = link.recv(64)
+            except TimeoutError:
+                answer = str(
+                    HUNG
+                ).encode()  # leaving this block closes the link, and the server kills the child
             assert answer, "the fork server has ended"
             out.seek(0)
             err.seek(0)
