@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from hardening.running import make_scratch
+from hardening.running import STATE, make_scratch
 from hardening.scenes import COMPARE, FEDERATION, Stage, unlearn
 from hardening.tally import Finding, Tally
 
@@ -45,7 +45,7 @@ def try_command(unlearned: Path, arguments: tuple[str, ...]) -> list[Finding]:
         for name in NAMES:
             (place / f"{name}.py").write_text(CODE)
         environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-        environment["PYTHONDONTWRITEBYTECODE"] = "1"
+        environment |= {"PYTHONDONTWRITEBYTECODE": "1", "FEDUHB_STATE": str(place / STATE)}
         program = Path(sys.executable).with_name("feduhb")
         ended = subprocess.run(
             [program, *arguments], cwd=place, env=environment, capture_output=True, text=True, check=False

@@ -24,13 +24,14 @@ import torch
 from safetensors.torch import save
 
 from hardening.foreign import describe_change, look, plant
-from hardening.running import LIMIT, Watch, Watched, make_scratch
+from hardening.running import LIMIT, WORK_OF_AUDIT, Watch, Watched, make_scratch
 from hardening.scenes import (
     Command,
     Outcome,
     Scene,
     digest_params,
     list_files,
+    name_work,
     observe,
     read_audit,
     read_weights,
@@ -374,7 +375,8 @@ def try_damage(
     with make_scratch() as scratch:
         outside = plant(scratch / "outside")
         place = scene.copy(scratch / "runs")
-        damage.do(place / damage.path, outside)
+        target = Path(str(place / damage.path).replace(WORK_OF_AUDIT, name_work(place)))
+        damage.do(target, outside)
         before = look(outside)
         ended = references.watch.feduhb(place, command.arguments, plain=damage.plain, limit=limit)
         case = f"{scene.name}/{damage}"
@@ -388,7 +390,7 @@ def try_damage(
             ]
         with contextlib.suppress(OSError):  # so that it can be deleted
             if damage.plain:
-                (place / damage.path).chmod(0o700)
+                target.chmod(0o700)
     return found
 
 

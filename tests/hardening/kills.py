@@ -17,8 +17,18 @@ from pathlib import Path
 from typing import Any
 
 from hardening.damage import check_end
-from hardening.running import LIMIT, How, Watch, make_scratch
-from hardening.scenes import AUDIT, COMPARE, LEAVER, TRAIN, Stage, read_audit, read_weights, unlearn
+from hardening.running import LIMIT, WORK_OF_AUDIT, How, Watch, make_scratch
+from hardening.scenes import (
+    AUDIT,
+    COMPARE,
+    LEAVER,
+    TRAIN,
+    Stage,
+    name_work,
+    read_audit,
+    read_weights,
+    unlearn,
+)
 from hardening.tally import Finding
 
 DELETIONS = ("shutil.rmtree", "os.remove", "os.rmdir", "os.rename")
@@ -101,7 +111,7 @@ def describe(place: Path) -> dict[str, Any]:
     """Return what folders hold, without what depends on the time: names, tensors, weights, rounds, verdicts."""
     found: dict[str, Any] = {}
     for path in sorted(place.rglob("*")):
-        name = str(path.relative_to(place))
+        name = str(path.relative_to(place)).replace(name_work(place), WORK_OF_AUDIT)
         if path.name.endswith(".lock") or re.match(r"audit-\d", path.name) or path.is_dir():
             continue
         found[name] = digest(path) if path.suffix == ".safetensors" else "there"
@@ -131,7 +141,7 @@ def find_remains(scenario: Scenario, place: Path) -> list[str]:
         if left and scenario.name not in {"audit", "retire"}:
             said.append("result.json stands beside updates of the leaver")
     works = [work for work in place.rglob("audit-work") if any(work.rglob("*.safetensors"))]
-    if any((work.parent / "audit.json").exists() for work in works):
+    if works and any(place.rglob("audit.json")):
         said.append("audit.json stands beside models in audit-work")
     return said
 

@@ -13,6 +13,7 @@ import fcntl
 import json
 import logging
 import os
+import re
 import resource
 import runpy
 import shutil
@@ -42,6 +43,8 @@ for module in (
     import_module(module)  # commands import these late, in every child again
 
 LIMIT = 60.0  # seconds after which a command that takes one or two counts as hung
+STATE = "state"  # the folder in which audits work, in the folder that a command runs in
+WORK_OF_AUDIT = "of-first-feduhb"  # stands for the name of the folder there of the audit of first-feduhb
 How = Literal["kill", "torn", "EACCES", "ENOSPC"]
 FOLDERS = {"os.remove": 1, "os.rmdir": 1, "os.mkdir": 2, "os.rename": 2, "os.link": 2, "os.symlink": 2}
 TOUCHING = {*FOLDERS, "os.truncate", "os.chmod", "shutil.rmtree"}  # FOLDERS: where an event has its dir_fd
@@ -140,7 +143,8 @@ class Watch(ForkServer):
                 *arguments,
             ]
             ended = self.run("hardening.running:run_command", *words, cwd=place, limit=limit)
-            events, written = json.loads(found.read_text()) if found.exists() else ((), ())
+            text = found.read_text() if found.exists() else "[[], []]"
+            events, written = json.loads(re.sub(r"(?<=audits/)[0-9a-f]{16}", WORK_OF_AUDIT, text))
         return Watched(ended.returncode, ended.stdout, ended.stderr, tuple(events), tuple(written))
 
 
@@ -200,6 +204,7 @@ def run_command() -> None:
     text, found, python, *arguments = sys.argv[1:]
     orders = Orders(**json.loads(text))
     os.umask(0o022)
+    os.environ["FEDUHB_STATE"] = str(Path(orders.under) / STATE)
     sys.executable = python
     sys.argv = ["feduhb", *arguments]
     disk = Disk(orders)

@@ -14,7 +14,8 @@ from pathlib import Path
 
 from safetensors import safe_open
 
-from hardening.running import Watch, Watched
+from feduhb.runs.private import find_work
+from hardening.running import STATE, WORK_OF_AUDIT, Watch, Watched
 
 LEAVER, SECOND = "c00", "c02"  # the leaver joins in round 1, the second has joined in round 0
 CONFIG = """
@@ -65,6 +66,11 @@ COMPARE = (
 )
 
 
+def name_work(place: Path) -> str:
+    """Return the name of the folder in which the audit of first-feduhb works."""
+    return find_work(place / "first-feduhb").parent.name
+
+
 @dataclass(frozen=True)
 class Command:
     """A command that reads a scene.
@@ -111,8 +117,12 @@ class Stage:
 
     @staticmethod
     def copy(folder: Path, place: Path) -> Path:
-        """Copy folders of runs to a new place."""
-        return Path(shutil.copytree(folder, place, symlinks=True))
+        """Copy folders of runs to a new place, with the work of an audit, whose folder is named by the place."""
+        shutil.copytree(folder, place, symlinks=True)
+        for name in (WORK_OF_AUDIT, name_work(folder)):
+            if (place / STATE / "audits" / name).exists():
+                (place / STATE / "audits" / name).rename(place / STATE / "audits" / name_work(place))
+        return place
 
     def make(self, name: str, of: str | None, *steps: Sequence[str]) -> Path:
         """Copy a scene's folders and run commands in the copy, all of which must succeed."""
@@ -151,17 +161,14 @@ def find_event(events: Sequence[str], *texts: str, nth: int = 0) -> int:
 
 def find_audit_done(events: Sequence[str]) -> int:
     """Return the number of the event at which an audit's own runs are done and still there."""
-    return next(
-        number
-        for number, event in enumerate(events, 1)
-        if "audit.json" in event
-        or (
-            "audit-work" in event
-            and event.startswith(("shutil.rmtree", "os.remove", "os.rename"))
-            and "settings" not in event
-            and ".lock" not in event
-        )
+    ends = (
+        n
+        for n, event in enumerate(events, 1)
+        if "/audit.json" in event
+        or "/.audit.json" in event
+        or (event.startswith("shutil.rmtree") and event.endswith("audit-work"))
     )
+    return next(ends)
 
 
 def build(watch: Watch, place: Path, names: Iterable[str] = ()) -> dict[str, Scene]:
@@ -199,8 +206,16 @@ def build(watch: Watch, place: Path, names: Iterable[str] = ()) -> dict[str, Sce
     if "working" in wanted:
         stage.make("working", "unlearned")
         stage.kill("working", AUDIT, find_audit_done)
+        working = stage.place / "working"
+        shutil.copytree(
+            working / "first", working / "first-feduhb" / "audit-work" / "noise"
+        )  # of an earlier version
+        work = working / STATE / "audits"
+        (work / name_work(working)).rename(work / WORK_OF_AUDIT)
         scenes.append(
-            Scene("working", stage.place / "working", _list_working(stage), ("first-feduhb/audit-work",))
+            Scene(
+                "working", stage.place / "working", _list_working(stage), (STATE, "first-feduhb/audit-work")
+            )
         )
     if "retired" in wanted:
         stage.make("retired", "audited", ("retire", "first"))

@@ -8,6 +8,7 @@ import pytest
 
 from hardening.damage import list_damages, refers_to, try_damage
 from hardening.links import list_plants
+from hardening.running import STATE, WORK_OF_AUDIT
 from hardening.tally import Finding
 
 pytestmark = pytest.mark.slow
@@ -49,6 +50,7 @@ def test_nothing_is_written_through_a_link(references, known, name):
     assert not found, summarize(found)
 
 
+WORK = f"{STATE}/audits/{WORK_OF_AUDIT}"
 SEEN = {  # what was wrong once: scene, path, damage and a word of the command
     ("chain", "first/result.json", "keys renamed", "train"),
     ("chain", "first/result.json", "100,000 times [", "train"),
@@ -61,8 +63,8 @@ SEEN = {  # what was wrong once: scene, path, damage and a word of the command
     ("chain", "first-feduhb/audit.json", "a folder in its place", "audit"),
     ("chain", "first-feduhb/lineage.json", "not UTF-8", "report"),
     ("chain", "first-feduhb/history/00002", "a link to a copy elsewhere", "next"),
-    ("working", "first-feduhb/audit-work/audit-settings.json", "[]", "audit"),
-    ("working", "first-feduhb/audit-work", "a link to a copy elsewhere", "audit"),
+    ("working", f"{WORK}/audit-work/audit-work.json", "[]", "audit"),
+    ("working", f"{WORK}/audit-work", "a link to a copy elsewhere", "audit"),
 }
 
 
