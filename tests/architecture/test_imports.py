@@ -16,7 +16,7 @@ METHOD_CLASSES = {"FedEraser", "FedRecover", "FedUHB", "Method", "Retrain"}
 
 DESIGN = SOURCE.parents[1] / "docs" / "design.md"
 OTHERS = {  # packages that are not ours
-    "runs.files": {"filelock", "pydantic"},
+    "runs.files": {"annotated_types", "filelock", "pydantic"},
     "runs.folder": {"typing_extensions"},
     "audit.pooling": {"scipy"},
     "audit.result": {"pydantic"},

@@ -135,6 +135,6 @@ def test_a_result_of_other_rounds_is_refused(tmp_path: Path):
 
 def test_an_unlearn_setting_that_is_no_table_is_refused(tmp_path: Path):
     path = write(tmp_path / "run", None, series(3))
-    (path / "config.toml").write_text("unlearn = 3\n")
+    (path / "config.toml").write_text("unlearn = 3\n[train]\n")
     with pytest.raises(RunFolderError, match=r"config\.toml is damaged; restore a backup \(unlearn is 3\)"):
         read_runs([path])

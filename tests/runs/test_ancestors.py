@@ -21,7 +21,7 @@ from feduhb.runs.lineage import (
 
 
 def made(place: Path, text: str = "seed = 1\n") -> Path:
-    RunFolder(place).create(text)
+    RunFolder(place).create(f"{text}[train]\n")
     return place
 
 

@@ -401,7 +401,7 @@ def test_a_tombstone_of_an_earlier_version_is_read(runs):
 
 
 def test_the_field_remote_says_that_a_config_has_no_data(tmp_path):
-    clients = '[clients]\nc00 = "{}"\n'
+    clients = '[train]\n[clients]\nc00 = "{}"\n'
     for text, found in (
         ("remote = true\n" + clients.format("0 rows forgotten"), {}),
         (clients.format("remote, 0 rows forgotten"), {}),  # of a version without the field

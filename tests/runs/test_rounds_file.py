@@ -145,10 +145,10 @@ RESULT: Result = {
 def test_a_folder_knows_how_far_it_is(tmp_path: Path):
     folder = RunFolder(tmp_path / "runs" / "first")
     assert not folder.exists()
-    folder.create("seed = 3\n")
+    folder.create("seed = 3\n[train]\n")
     assert folder.exists()
     assert not folder.is_finished()
-    assert folder.config() == {"seed": 3}
+    assert folder.config() == {"seed": 3, "train": {}}
     folder.prepare(RESULT)
     folder.publish()
     assert folder.is_finished()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from feduhb.cli.options import Json, answering
+from feduhb.runs.files import resolve
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -133,7 +134,7 @@ def _list_lines(run: RunStatus, folder: Path) -> Iterator[RenderableType]:
             yield Text(_clean(says), style="yellow")
     for one in run.erased:
         rounds = f"rounds {one.first_round} to {one.last_round} of its history"
-        by = f" for {_relate((run.path / one.run).resolve(), folder)}" if one.run else ""
+        by = f" for {_relate(resolve(run.path / one.run), folder)}" if one.run else ""
         if one.finished is None:
             yield Text(_clean(f"erasing {rounds}{by} was interrupted"), style="red")
         else:

@@ -10,7 +10,7 @@ from typing import Any
 
 from feduhb.audit.result import Audit, read_audit
 from feduhb.errors import RunFolderError
-from feduhb.runs.files import resolve
+from feduhb.runs.files import read_text, resolve
 from feduhb.runs.folder import Result, Round, RunFolder
 
 ORIGINAL, RETRAIN = "original", "retrain"
@@ -130,7 +130,7 @@ def _read(folder: RunFolder) -> RunView:
     try:
         config, result, rounds = folder.config(), folder.result(), folder.rounds()
         folder.check_weights()
-        text = folder.config_path.read_text(encoding="utf-8")
+        text = read_text(folder.config_path, "restore a backup")
     except OSError as error:
         raise RunFolderError(
             f"{folder.path} cannot be read: {error.strerror}; give a run folder you may read"

@@ -103,7 +103,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         ) from None
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}; check the path") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(
             f"{path} is not TOML: {error}; correct it: feduhb train --help shows an example"
         ) from None

@@ -116,6 +116,8 @@ def _start_or_resume(plan: Plan, method: Method[Any]) -> tuple[Any, list[Round]]
             f"{folder.path} already holds a run; continue it with --resume, or choose another --out"
         )
     _check_same_run(plan, folder.config())
+    if folder.is_finished():
+        folder.check_weights()
     write_ancestors(folder.path, plan.ancestors)
     state, records = _resume(folder, [fresh, Plain(fresh.params)])
     moved = [record.moved for record in records]

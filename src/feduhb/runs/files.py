@@ -10,6 +10,7 @@ import contextlib
 import errno
 import hashlib
 import json
+import math
 import os
 import shutil
 import stat
@@ -17,7 +18,9 @@ from collections.abc import Callable, Generator
 from functools import cache
 from io import BufferedReader
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+from annotated_types import Interval, Predicate
 
 from feduhb.errors import RunFolderError, StorageError
 
@@ -25,6 +28,8 @@ if TYPE_CHECKING:
     from pydantic import TypeAdapter, ValidationError
 
 T = TypeVar("T")
+Count = Annotated[int, Interval(ge=0, lt=2**63)]  # of rounds, bytes and the like, in a file
+Number = Annotated[float, Predicate(math.isfinite)]
 PRIVATE_FILE, PRIVATE_FOLDER = 0o600, 0o700  # for what holds updates, weights or audits
 HEADER_SIZE = 8  # bytes in front of a safetensors file that hold the length of its header
 MOST_HEADER = 100_000_000  # bytes, the limit of safetensors itself

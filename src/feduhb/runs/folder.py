@@ -24,6 +24,8 @@ from typing_extensions import TypedDict  # pydantic reads that of typing only fr
 
 from feduhb.errors import RunFolderError
 from feduhb.runs.files import (
+    Count,
+    Number,
     append_line,
     check_shape,
     digest_tensor,
@@ -55,19 +57,19 @@ class Round:
     here; None if the rule does not apply.
     """
 
-    round: int
+    round: Count
     asked: tuple[str, ...]
     answered: tuple[str, ...]
-    moved: float
-    threshold: float | None = None
+    moved: Number
+    threshold: Number | None = None
     stopped: StopReason | None = None
-    client_epochs: int = 0
-    bytes_down: int = 0
-    bytes_up: int = 0
-    client_seconds: float = 0.0
-    server_seconds: float = 0.0
-    evaluate_seconds: float = 0.0
-    scores: Mapping[str, float] = field(default_factory=dict)
+    client_epochs: Count = 0
+    bytes_down: Count = 0
+    bytes_up: Count = 0
+    client_seconds: Number = 0.0
+    server_seconds: Number = 0.0
+    evaluate_seconds: Number = 0.0
+    scores: Mapping[str, Number] = field(default_factory=dict)
 
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 (read by pydantic)
 
@@ -101,28 +103,28 @@ class Result(TypedDict):
     exact: bool
     needs: str
     settings: dict[str, Any]
-    rounds: int
-    scheduled_rounds: int
+    rounds: Count
+    scheduled_rounds: Count
     stopped: str
     clients: list[str]
-    parameters: int
+    parameters: Count
     weights_sha256: str
-    client_epochs: int
-    bytes_down: int
-    bytes_up: int
-    client_seconds: float
-    server_seconds: float
-    evaluate_seconds: float
-    client_rounds: int
-    client_rounds_saved: float
-    history_bytes_read: int
-    history_bytes_kept: int
-    scores: dict[str, float]
+    client_epochs: Count
+    bytes_down: Count
+    bytes_up: Count
+    client_seconds: Number
+    server_seconds: Number
+    evaluate_seconds: Number
+    client_rounds: Count
+    client_rounds_saved: Number
+    history_bytes_read: Count
+    history_bytes_kept: Count
+    scores: dict[str, Number]
     engine: dict[str, Any]
     versions: dict[str, str]
     finished: str
     layout: NotRequired[
-        list[tuple[str, list[int]]]
+        list[tuple[str, list[Count]]]
     ]  # names and shapes of the parameters, in the flat vector's order
     came_from: NotRequired[list[str]]  # digests of config.toml of the runs that it came from, nearest first
 
@@ -134,7 +136,7 @@ DEFAULTS = {"client_rounds": 0, "client_rounds_saved": 0.0, "history_bytes_read"
 class TrainShape(TypedDict):
     """What every [train] in config.toml has."""
 
-    rounds: NotRequired[int]
+    rounds: NotRequired[Count]
 
 
 class UnlearnShape(TypedDict):
@@ -149,7 +151,7 @@ class Shape(TypedDict, total=False):
 
     seed: int
     federation: dict[str, Any]
-    train: TrainShape
+    train: Required[TrainShape]
     unlearn: UnlearnShape
     flower: dict[str, Any]
     clients: dict[str, str]
@@ -247,7 +249,7 @@ class RunFolder:
 
     def is_replayed(self) -> bool:
         """Whether all rounds are done, so that the run needs no history any more."""
-        return self.is_finished() or self._prepared_path.exists()
+        return self.is_finished() or self._prepared_path.is_file()
 
     def create(self, config: str) -> None:
         """Start a run: make the folder and its config.toml."""

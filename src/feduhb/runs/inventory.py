@@ -17,6 +17,7 @@ from feduhb.data.request import Request
 from feduhb.errors import RequestError, RunFolderError
 from feduhb.methods import find_method
 from feduhb.runs.audits import KeptAudit, read_kept_audits
+from feduhb.runs.files import resolve
 from feduhb.runs.folder import HISTORY, LEFT_OUT, NAMES, REQUEST, WORK, RunFolder, Tombstone
 from feduhb.runs.history import DiskHistory
 from feduhb.runs.lineage import (
@@ -50,7 +51,7 @@ def read_status(folder: str | Path, of: str | None = None) -> Status:
         of: a client, by id or registered name, rows or a class, as in a request: the answer is about these alone, whether
             a run has forgotten them or not. None is about everything that any of these runs has forgotten.
     """
-    root = Path(folder).resolve()
+    root = resolve(Path(folder))
     unread: set[Path] = set()
     facts = _find(root, unread)
     if not facts:
@@ -161,7 +162,7 @@ def _list_named(one: _Facts) -> Iterator[Path]:
             *one.tombstone["holding"],
             *one.tombstone.get("may_hold", ()),
         )
-        for place in ((one.path / name).resolve() for name in others):
+        for place in (resolve(one.path / name) for name in others):
             yield place.parent if place.name == WORK else place
 
 
@@ -205,7 +206,7 @@ def _read(place: Path, *, inside: bool = True) -> _Facts:
 def _read_erased(place: Path) -> list[Erased]:
     erased = read_erased(place)
     for one in erased:
-        (place / (one.run or "")).resolve()  # raises an error for what cannot be a path
+        resolve(place / (one.run or ""))  # raises an error for what cannot be a path
     return erased
 
 

@@ -22,6 +22,7 @@ from feduhb.core.types import ClientId
 from feduhb.data.request import Request
 from feduhb.errors import RequestError, RunFolderError, StorageError
 from feduhb.runs.files import (
+    Count,
     digest,
     digest_json,
     disk_errors,
@@ -210,9 +211,9 @@ class Erased:
     """What an erasure deleted of a history, as erased.json records it in the folder of the history's run."""
 
     history: str  # its folder
-    first_round: int  # counted from 0
-    last_round: int
-    bytes: int
+    first_round: Count  # counted from 0
+    last_round: Count
+    bytes: Count
     run: str | None  # the folder of the run for which it was deleted, relative to that of the history's run
     begun: str
     finished: str | None = None  # None: it was interrupted

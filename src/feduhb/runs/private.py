@@ -13,7 +13,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from feduhb.errors import StorageError
-from feduhb.runs.files import disk_errors, make_private_folder, read_bytes, write_new
+from feduhb.runs.files import disk_errors, make_private_folder, read_bytes, resolve, write_new
 from feduhb.runs.folder import WORK
 
 STATE = "FEDUHB_STATE"  # the environment variable that names another folder
@@ -29,7 +29,7 @@ def find_audits() -> Path:
 
 def find_work(place: Path) -> Path:
     """Return the folder in which an audit works whose audit.json goes into ``place``."""
-    return find_audits() / sha256(os.fsencode(place.resolve())).hexdigest()[:16] / WORK
+    return find_audits() / sha256(os.fsencode(resolve(place))).hexdigest()[:16] / WORK
 
 
 def list_work() -> list[Path]:

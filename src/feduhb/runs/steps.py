@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from feduhb.data.request import Request
+from feduhb.runs.files import resolve
 from feduhb.runs.folder import RunFolder
 from feduhb.runs.lineage import digest_config, shorten
 from feduhb.runs.retire import PASSED, check_replacing, choose_replacement
@@ -43,10 +44,7 @@ def _finish(runs: Sequence[RunStatus]) -> Iterator[Step]:
     """Yield the unlearnings and retirements that were interrupted."""
     by_path = {run.path: run for run in runs}
     erasing = {
-        (run.path / one.run).resolve()
-        for run in runs
-        for one in run.erased
-        if one.finished is None and one.run
+        resolve(run.path / one.run) for run in runs for one in run.erased if one.finished is None and one.run
     }
     for run in runs:
         if run.state == "unfinished" and run.forgot:

@@ -23,7 +23,7 @@ from torch import Tensor
 from feduhb.errors import ModelError, RunFolderError
 from feduhb.models import MODELS, make_model
 from feduhb.runs.audits import KeptAudit, read_kept_audits
-from feduhb.runs.files import open_regular
+from feduhb.runs.files import check_regular, open_regular
 from feduhb.runs.folder import RunFolder
 
 ZIP, PICKLE = b"PK\x03\x04", b"\x80"  # how files of torch.save begin
@@ -106,6 +106,7 @@ def _read_record(files: RunFolder) -> _Record:
 def _read_dtype(path: Path) -> torch.dtype | None:
     """Return the type of a run's own weights; None if they cannot be read."""
     try:
+        check_regular(path)
         with safe_open(path, framework="pt") as file:
             return file.get_slice("params")[:0].dtype
     except (OSError, SafetensorError, ValueError):
