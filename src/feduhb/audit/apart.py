@@ -245,10 +245,17 @@ def main() -> None:
         _, status = os.waitpid(child, 0)
         if (code := os.waitstatus_to_exitcode(status)) == NO_JOB:
             return
-        _say(answers, "ended", status=code)
+        _say_ended(answers, code)
     if (code := _work(answers)) != NO_JOB:
-        _say(answers, "ended", status=code)
+        _say_ended(answers, code)
     _end(code)
+
+
+def _say_ended(answers: IO[bytes], code: int) -> None:
+    try:
+        _say(answers, "ended", status=code)
+    except BrokenPipeError:  # the process that started this one was interrupted
+        _end(0)
 
 
 def _say(answers: IO[bytes], said: str, text: str = "", **more: Any) -> None:

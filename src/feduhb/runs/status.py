@@ -100,8 +100,9 @@ class Status:
 
     @property
     def is_clear(self) -> bool:
-        """Whether no run holds or may hold a leaver, and every folder could be read."""
-        return not self.unread and not any(one.held_by or one.may_be_held_by for one in self.leavers)
+        """Whether no run holds or may hold a leaver, and every run could be read: a damaged one may name leavers."""
+        is_held = any(one.held_by or one.may_be_held_by for one in self.leavers)
+        return not (is_held or self.unread or any(run.state == "damaged" for run in self.runs))
 
     def as_json(self) -> dict[str, Any]:
         """Return plain values for `json.dumps`."""
