@@ -20,7 +20,7 @@ from typing import Any
 from feduhb.data.request import Request
 from feduhb.errors import FeduhbError
 from feduhb.runs.config import upgrade
-from feduhb.runs.files import read_json
+from feduhb.runs.files import find_json
 from feduhb.runs.folder import NAMES, WORK, RunFolder
 from feduhb.runs.lineage import digest_config, read_ancestors, read_forgotten, read_successors
 from feduhb.runs.private import find_work, list_work
@@ -144,10 +144,7 @@ def is_run(place: Path) -> bool:
 
 def read_names(place: Path) -> dict[str, str]:
     """Return the registered names of a Flower run's clients, by id; none if it has no such file."""
-    try:
-        return read_json(place / NAMES, dict[str, str], "restore a backup")
-    except (FileNotFoundError, NotADirectoryError):
-        return {}
+    return find_json(place / NAMES, dict[str, str], "restore a backup") or {}
 
 
 def walk(places: Iterable[Path], *, depth: int, unread: set[Path]) -> Iterator[Path]:
