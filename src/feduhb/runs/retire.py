@@ -64,11 +64,9 @@ from feduhb.runs.siblings import (
 if TYPE_CHECKING:
     from feduhb.runs.run import Run
 
-# Weights first.
-DELETED = (
-    RunFolder.STATE, ".*.tmp", ".tmp??????", HISTORY, WORK, "rounds.jsonl", ".result.json", "result.json",
-    NAMES, LEFT_OUT, REQUEST, LIMITS, "config.toml",
-)  # fmt: skip
+TEMPORARY = (".*.tmp", ".tmp??????")
+RECORDS = ("rounds.jsonl", ".result.json", "result.json", NAMES, LEFT_OUT, REQUEST, LIMITS, "config.toml")
+DELETED = (RunFolder.STATE, *TEMPORARY, HISTORY, WORK, *RECORDS)  # weights first
 # Evidence and lineage, without weights and updates.
 KEPT = (
     "retired.json", lineage.LINEAGE, lineage.EARLIER, lineage.LATER, lineage.ERASED, LAST, "audit-*.json", ".lock",
