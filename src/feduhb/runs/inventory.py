@@ -100,8 +100,7 @@ class _Facts:
     @property
     def method(self) -> str:
         """The method that [unlearn] of its config.toml names; empty for a training."""
-        unlearn = self.config.get("unlearn")
-        return str(unlearn.get("method", "")) if isinstance(unlearn, Mapping) else ""
+        return self.config.get("unlearn", {}).get("method", "")
 
     @property
     def is_retired(self) -> bool:
