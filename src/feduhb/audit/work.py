@@ -52,9 +52,8 @@ class WorkFolder:
     inputs: str = ""
     key: bytes | None = None  # None: in a temporary folder, of which nothing is taken up
     taken_up: list[str] = field(default_factory=list)  # names of runs and shadows
-    _seen: dict[str, tuple[tuple[int, int, int], str]] = field(
-        default_factory=dict
-    )  # what changes with a file, and its digest
+    # By path: what changes with a file, and its digest.
+    _seen: dict[str, tuple[tuple[int, int, int], str]] = field(default_factory=dict)
 
     def take_up(self) -> None:
         """Keep what an interrupted audit with the same inputs has made, and delete everything else."""

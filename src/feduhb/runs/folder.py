@@ -123,9 +123,8 @@ class Result(TypedDict):
     engine: dict[str, Any]
     versions: dict[str, str]
     finished: str
-    layout: NotRequired[
-        list[tuple[str, list[Count]]]
-    ]  # names and shapes of the parameters, in the flat vector's order
+    # Names and shapes of the parameters, in the flat vector's order.
+    layout: NotRequired[list[tuple[str, list[Count]]]]
     came_from: NotRequired[list[str]]  # digests of config.toml of the runs that it came from, nearest first
 
 
