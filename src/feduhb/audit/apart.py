@@ -234,9 +234,8 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # print to standard error, because standard output carries the answers
     torch.set_num_threads(1)  # a child hangs if threads have computed something before the fork
-    torch.optim.SGD(
-        [torch.zeros(1, requires_grad=True)], lr=1.0
-    )  # the first optimiser takes a second to import
+    # The first optimiser takes a second to import.
+    torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
     gc.freeze()  # children then share more of this process's memory
     while FORKS:
         child = os.fork()

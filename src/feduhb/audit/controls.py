@@ -118,15 +118,12 @@ class Controls:
     history: KeepHistory  # which history the trainings keep, for methods that need one
     canaries: float = 0.0  # share of the forgotten examples that a rehearsal mislabels
     folder: Path
-    hidden: tuple[
-        Path, ...
-    ] = ()  # folders of the old runs, out of reach of the runs here where the system allows it
-    not_rebuilt: dict[str, str] = field(
-        default_factory=dict
-    )  # why a method ran in this process, by `name_run`
-    in_reach: dict[str, str] = field(
-        default_factory=dict
-    )  # why the old runs were in a method's reach, by `name_run`
+    # Folders of the old runs, out of reach of the runs here where the system allows it.
+    hidden: tuple[Path, ...] = ()
+    # Why a method ran in this process, by `name_run`.
+    not_rebuilt: dict[str, str] = field(default_factory=dict)
+    # Why the old runs were in a method's reach, by `name_run`.
+    in_reach: dict[str, str] = field(default_factory=dict)
     made: dict[str, Run] = field(default_factory=dict)  # by name; at first the controls that the user gave
     shadows: dict[str, ShadowSet] = field(default_factory=dict)  # by name
     relearned: dict[str, int | None] = field(default_factory=dict)  # rounds, by the weights' digest

@@ -111,12 +111,10 @@ class Attack:
     models: ByModel[Roc]
     self_test: Roc | None = None  # LiRA on its own shadows
     canaries: bool = False  # whether the examples are canaries alone
-    rehearsal: bool = (
-        False  # whether it attacked the recorded procedure, with canaries, not the audited weights
-    )
-    against_retrain: AucDifference | None = (
-        None  # the audited model's AUC minus Retrain's; earlier versions wrote none
-    )
+    # Whether it attacked the recorded procedure, with canaries, not the audited weights.
+    rehearsal: bool = False
+    # The audited model's AUC minus Retrain's; earlier versions wrote none.
+    against_retrain: AucDifference | None = None
     kept: Kept | None = None  # of an attack that compares two models
 
 
@@ -304,13 +302,11 @@ class Audit:
     notes: tuple[str, ...] = ()
     forecast: tuple[Forecast, ...] = ()  # made before the attacks; earlier versions made none
     seeds: Mapping[str, int] = field(default_factory=dict)  # of each model; earlier versions wrote none
-    procedure: str = (
-        ""  # the method with a digest of its settings, rounds and stop rule; earlier versions wrote none
-    )
+    # The method with a digest of its settings, rounds and stop rule; earlier versions wrote none.
+    procedure: str = ""
     loss: ForSome[Losses] = field(default_factory=dict)  # of each model; earlier versions wrote none
-    controls_sha256: Mapping[str, str] = field(
-        default_factory=dict
-    )  # the weights' digests of original and Retrain; earlier versions wrote none
+    # The weights' digests of original and Retrain; earlier versions wrote none.
+    controls_sha256: Mapping[str, str] = field(default_factory=dict)
     settings: Mapping[str, Any]
     versions: Mapping[str, str]
     finished: str

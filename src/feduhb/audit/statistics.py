@@ -199,9 +199,8 @@ def _average(clients: Sequence[_Placed], most: float) -> _Mean:
     value = variance = squares = 0.0
     for client in clients:
         share = client.weight / total
-        sides = [
-            side.sort().values for side in (client.members, client.others)
-        ]  # so that order changes no bit
+        # Sorted, so that order changes no bit.
+        sides = [side.sort().values for side in (client.members, client.others)]
         values.append(float(sides[0].mean()))
         value += share * values[-1]
         for side in sides:

@@ -17,10 +17,8 @@ ORDERS = 999  # random orders of a layer's units; chance alone gives a trace in 
 FEWEST = 7  # units, which have more than 999 orders
 TRIED = 3  # orders in which a model must compute the same
 EXAMPLES = 8  # on which it must
-SAME, OTHER = (
-    1e-4,
-    1e-3,
-)  # of the largest output: rounding errors are below the first, real changes above the second
+# Of the largest output: rounding errors are below the first, real changes above the second.
+SAME, OTHER = 1e-4, 1e-3
 
 
 @dataclass(frozen=True, slots=True)

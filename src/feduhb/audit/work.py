@@ -27,7 +27,7 @@ from feduhb.engines import name_engine
 from feduhb.errors import FeduhbError, RunFolderError
 from feduhb.methods import values_of
 from feduhb.runs.checkpoint import digest_weights
-from feduhb.runs.files import digest_json, disk_errors, open_regular, read_json, remove, write_atomically
+from feduhb.runs.files import digest_file, digest_json, disk_errors, read_json, remove, write_atomically
 from feduhb.runs.folder import WORK, RunFolder, versions
 from feduhb.runs.private import make_work, read_key
 from feduhb.runs.run import Run
@@ -52,9 +52,8 @@ class WorkFolder:
     inputs: str = ""
     key: bytes | None = None  # None: in a temporary folder, of which nothing is taken up
     taken_up: list[str] = field(default_factory=list)  # names of runs and shadows
-    _seen: dict[str, tuple[tuple[int, int, int], str]] = field(
-        default_factory=dict
-    )  # what changes with a file, and its digest
+    # By path: what changes with a file, and its digest.
+    _seen: dict[str, tuple[tuple[int, int, int], str]] = field(default_factory=dict)
 
     def take_up(self) -> None:
         """Keep what an interrupted audit with the same inputs has made, and delete everything else."""
@@ -129,8 +128,7 @@ class WorkFolder:
         about = path.stat()
         state, name = (about.st_mtime_ns, about.st_size, about.st_ino), str(path)
         if self._seen.get(name, ((), ""))[0] != state:
-            with open_regular(path) as file:
-                self._seen[name] = state, hashlib.file_digest(file, "sha256").hexdigest()
+            self._seen[name] = state, digest_file(path)
         return self._seen[name][1]
 
 
@@ -244,4 +242,4 @@ def _digest_code(value: Any) -> list[str]:
     file = getattr(sys.modules.get(str(getattr(kind, "__module__", ""))), "__file__", None)
     if file is None or not Path(file).is_file():
         return []
-    return [f"{Path(file).name} {hashlib.sha256(Path(file).read_bytes()).hexdigest()}"]
+    return [f"{Path(file).name} {digest_file(Path(file))}"]

@@ -12,9 +12,9 @@ from feduhb.cli.options import Json, answering
 from feduhb.runs.files import resolve
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.text import Text
 
-    from feduhb.runs.status import Held, RunStatus, Status
+    from feduhb.runs.status import Held, Remnant, RunStatus, Status
 
 NAMED = 6  # at most this many leavers are named in a line
 UNITS = ("bytes", "kB", "MB", "GB", "TB")
@@ -69,21 +69,22 @@ def print_status(found: Status) -> None:
     paths = {run.path for run in found.runs}
     base = found.folder.parent if found.folder in paths else found.folder
     branches: dict[Path, Tree] = {}
-    parents = {run.path: run.came_from for run in found.runs}
     for run in found.runs:
         branches[run.path] = tree = Tree(_format_title(run, base), guide_style="dim")
-        for line in _list_lines(run, base):
-            tree.add(line)
-    for path, tree in branches.items():
-        before = parents[path]
-        if before in branches and before != path:
-            branches[before].children.append(tree)
-    for path, tree in branches.items():
-        if parents[path] not in branches:
-            console.print(tree)
+        for line, style in _list_lines(run, base):
+            tree.add(Text(_clean(line), style=style))
+    roots: list[Tree] = []
+    for run in found.runs:
+        before = run.came_from
+        if before in branches and before != run.path:
+            branches[before].children.append(branches[run.path])
+        else:
+            roots.append(branches[run.path])
+    for tree in roots:
+        console.print(tree)
     console.print()
-    for line in _list_answers(found, base):
-        console.print(line)
+    for line, style in _list_answers(found, base):
+        console.print(Text(_clean(line), style=style))
     for number, step in enumerate(found.steps, 1):
         if number == 1:
             console.print(Text("\nNext", style="bold"))
@@ -93,91 +94,85 @@ def print_status(found: Status) -> None:
             console.print(Text(f"   {_clean(step.command)}", style="bold"), soft_wrap=True)
 
 
-def _format_title(run: RunStatus, folder: Path) -> RenderableType:
+def _format_title(run: RunStatus, folder: Path) -> Text:
     from rich.text import Text
 
     state = run.state
-    if run.state == "superseded":
-        state = (
-            f"superseded by {_relate(run.superseded_by[-1], folder)}" if run.superseded_by else "superseded"
-        )
+    if run.state == "superseded" and run.superseded_by:
+        state = f"superseded by {_relate(run.superseded_by[-1], folder)}"
     if run.state in {"retired", "retiring"}:
         state = f"retired on {run.ended[:10]}" if run.ended else "its retirement was interrupted"
-    made = f", {run.method} without {_shorten(run.forgot.split(','))}" if run.forgot else ""
-    if run.forgot and not run.method:
-        made = f", without {_shorten(run.forgot.split(','))}"
+    method = f"{run.method} " if run.method else ""
+    made = f", {method}without {_shorten(run.forgot.split(','))}" if run.forgot else ""
     kind = " (approximate)" if run.exact is False else ""
     style = {"damaged": "red", "unfinished": "yellow", "retired": "dim"}.get(run.state, "")
     text = Text(_clean(_relate(run.path, folder)), style="bold")
     return text.append(_clean(f"  {state}{made}{kind}"), style=f"not bold {style}")
 
 
-def _list_lines(run: RunStatus, folder: Path) -> Iterator[RenderableType]:
-    """Yield a line for everything that is to be known of a run."""
-    from rich.text import Text
-
+def _list_lines(run: RunStatus, folder: Path) -> Iterator[tuple[str, str]]:
+    """Yield the lines about a run, each with its style."""
     if run.problem:
-        yield Text(_clean(run.problem.partition("; ")[0]), style="red")
+        yield run.problem.partition("; ")[0], "red"
     for names, held in _group(run.holds):
-        verb = "holds" if held.is_sure else "may hold"
-        parts = ", ".join(_format_part(one.part, one.bytes, one.rounds) for one in held.remnants)
+        verb, style = ("holds", "red") if held.is_sure else ("may hold", "yellow")
+        parts = ", ".join(map(_format_part, held.remnants))
         why = f" ({WHY[held.reason]})" if held.reason in WHY else ""
-        says = f"{verb} {_shorten(names)}{': ' if parts else ''}{parts}{why}"
-        yield Text(_clean(says), style="red" if held.is_sure else "yellow")
+        yield f"{verb} {_shorten(names)}{': ' if parts else ''}{parts}{why}", style
     for audit in run.audits:
+        when = f"audited on {audit.finished[:10]}"
         if audit.problem:
-            yield Text(f"{audit.path.name} is damaged", style="red")
+            yield f"{audit.path.name} is damaged", "red"
         elif run.judged_these_weights(audit):
-            yield Text(_clean(f"audited on {audit.finished[:10]} about {audit.forgot}: {audit.verdict}"))
+            yield f"{when} about {audit.forgot}: {audit.verdict}", ""
         else:
-            says = f"audited on {audit.finished[:10]}: {audit.verdict}, but of other weights"
-            yield Text(_clean(says), style="yellow")
+            yield f"{when}: {audit.verdict}, but of other weights", "yellow"
     for one in run.erased:
         rounds = f"rounds {one.first_round} to {one.last_round} of its history"
         by = f" for {_relate(resolve(run.path / one.run), folder)}" if one.run else ""
         if one.finished is None:
-            yield Text(_clean(f"erasing {rounds}{by} was interrupted"), style="red")
+            yield f"erasing {rounds}{by} was interrupted", "red"
         else:
-            says = f"erased on {one.finished[:10]}{by}: {rounds}, {format_bytes(one.bytes)}"
-            yield Text(_clean(says), style="dim")
+            yield f"erased on {one.finished[:10]}{by}: {rounds}, {format_bytes(one.bytes)}", "dim"
     if run.left:
-        yield Text(_clean(f"not written by feduhb: {_shorten(run.left)}"), style="yellow")
+        yield f"not written by feduhb: {_shorten(run.left)}", "yellow"
 
 
-def _list_answers(found: Status, base: Path) -> Iterator[RenderableType]:
-    """Yield who is left where, and who is not."""
-    from rich.text import Text
+def _list_answers(found: Status, base: Path) -> Iterator[tuple[str, str]]:
+    """Yield where something of each leaver is left, and of which leavers nothing is, each line with its style."""
+
+    def name(paths: Iterable[Path]) -> str:
+        return ", ".join(_relate(path, base) for path in paths)
 
     for one in found.leavers:
         if one.held_by:
-            places = ", ".join(_relate(path, base) for path in one.held_by)
-            yield Text(_clean(f"Of {one} something is left in {places}."), style="red")
+            yield f"Of {one} something is left in {name(one.held_by)}.", "red"
         if one.may_be_held_by:
-            places = ", ".join(_relate(path, base) for path in one.may_be_held_by)
-            yield Text(_clean(f"Of {one} something may be left in {places}."), style="yellow")
+            yield f"Of {one} something may be left in {name(one.may_be_held_by)}.", "yellow"
     clear = [str(one) for one in found.leavers if not one.held_by and not one.may_be_held_by]
     if clear:
-        yield Text(_clean(f"Nothing of {_shorten(clear)} is left in these runs."), style="green")
+        yield f"Nothing of {_shorten(clear)} is left in these runs.", "green"
     if not found.leavers:
-        yield Text("None of these runs has forgotten anybody.")
+        yield "None of these runs has forgotten anybody.", ""
     if found.unread:
-        places = ", ".join(_relate(path, base) for path in found.unread)
-        yield Text(_clean(f"Could not be read: {places}."), style="yellow")
+        yield f"Could not be read: {name(found.unread)}.", "yellow"
 
 
 def _group(holds: Iterable[Held]) -> list[tuple[list[str], Held]]:
-    """Return leavers of whom the same is left, together."""
+    """Return the leavers of which the same is left together, with what that is."""
     groups: dict[tuple[object, ...], tuple[list[str], Held]] = {}
     for one in holds:
         groups.setdefault((one.reason, one.remnants), ([], one))[0].append(one.leaver)
     return [*groups.values()]
 
 
-def _format_part(part: str, size: int, rounds: int) -> str:
-    if part == "history":
-        count = f"{rounds} round{'s' if rounds > 1 else ''}"
-        return f"history of {count}, {format_bytes(size)}" if rounds else "history (a link)"
-    return f"{part} {format_bytes(size)}"
+def _format_part(one: Remnant) -> str:
+    if one.part != "history":
+        return f"{one.part} {format_bytes(one.bytes)}"
+    if not one.rounds:
+        return "history (a link)"
+    rounds = "1 round" if one.rounds == 1 else f"{one.rounds} rounds"
+    return f"history of {rounds}, {format_bytes(one.bytes)}"
 
 
 def format_bytes(count: int) -> str:

@@ -232,9 +232,8 @@ class Federation:
         named = [*request.clients, *request.rows]
         if unknown := [c for c in named if c not in self.clients]:
             some = ", ".join([*self.clients][:8]) + (" and others" if len(self.clients) > 8 else "")
-            alike = [
-                c for c in self.clients if _read_numbers(c) == _read_numbers(unknown[0])
-            ]  # c09 is never meant by c03
+            # c09 is never meant by c03.
+            alike = [c for c in self.clients if _read_numbers(c) == _read_numbers(unknown[0])]
             near = difflib.get_close_matches(unknown[0], alike, n=1)
             meant = f"did you mean {near[0]}? The" if near else "the"
             raise RequestError(f"there is no client {unknown[0]!r}; {meant} clients are {some}")
@@ -263,9 +262,8 @@ class _Draw:
     loss: Loss
     test: Examples
     module: nn.Module | None = None  # None until it is needed
-    is_checked: bool = (
-        False  # whether the model was found to be fresh and to fit its data, with this seed or another
-    )
+    # Whether the model was found to be fresh and to fit its data, with this seed or another.
+    is_checked: bool = False
 
     @classmethod
     def of(cls, federation: Federation) -> _Draw:

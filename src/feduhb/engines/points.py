@@ -17,9 +17,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-SLOWER = (
-    3.5  # products of a direct convolution that take as long as one product of small matrices, with a margin
-)
+# Products of a direct convolution that take as long as one product of small matrices, with a margin.
+SLOWER = 3.5
 
 
 class Axis(NamedTuple):

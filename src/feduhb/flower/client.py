@@ -209,12 +209,8 @@ class ClientCache:
         folder = self._find_folder(context)
         if folder is None or not folder.is_dir():
             return 0
-        names = (
-            TENSORS,
-            FORGOTTEN,
-            f".{TENSORS}.tmp",
-            f".{FORGOTTEN}.tmp",
-        )  # a crash may leave temporary files
+        # A crash may leave temporary files.
+        names = (TENSORS, FORGOTTEN, f".{TENSORS}.tmp", f".{FORGOTTEN}.tmp")
         files = [folder / name for name in names if (folder / name).exists()]
         with disk_errors(folder):
             for path in files:

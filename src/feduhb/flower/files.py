@@ -8,21 +8,17 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt
 
 from feduhb.core.types import ClientId
-from feduhb.errors import RunFolderError
 from feduhb.runs.files import read_bytes, write_atomically
-
-T = TypeVar("T")
 
 Text = Annotated[str, Field(max_length=1_000_000)]
 Count = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Reasons = dict[NonNegativeInt, dict[ClientId, Text]]  # by client, by round counted from 0
-NAMES_SHAPE: TypeAdapter[dict[ClientId, Text]] = TypeAdapter(dict[ClientId, Text])
-REASONS_SHAPE: TypeAdapter[Reasons] = TypeAdapter(Reasons)
+Names = dict[ClientId, Text]
 ONLY_WORDS = "delete it: it holds only names and reasons for people to read"
 ONLY_FIRST = "delete it: it holds only what later answers are compared with"
 
@@ -50,17 +46,6 @@ class Memory(BaseModel):
     scored: dict[ClientId, Count] = Field(default_factory=dict)
     lengths: dict[NonNegativeInt, Count] = Field(default_factory=dict)
     bounded: Reasons = Field(default_factory=dict)
-
-
-def read_file(path: Path, shape: TypeAdapter[T] | type[T], advice: str = ONLY_WORDS) -> T | None:
-    """Return the content of a JSON file; None if there is no file. Raise RunFolderError if it has another shape."""
-    adapter = shape if isinstance(shape, TypeAdapter) else TypeAdapter(shape)
-    try:
-        return adapter.validate_json(read_bytes(path))
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except (OSError, ValidationError):
-        raise RunFolderError(f"{path} is damaged; {advice}") from None
 
 
 def write_file(path: Path, values: Mapping[Any, Any]) -> None:

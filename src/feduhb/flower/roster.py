@@ -25,10 +25,11 @@ from feduhb.data.federation import check_id
 from feduhb.data.partition import make_client_ids
 from feduhb.data.request import Forget, Request, as_request
 from feduhb.errors import AnswerError, ConfigError, RequestError, RunFolderError
-from feduhb.flower.files import WrittenRequest, read_file
+from feduhb.flower.files import WrittenRequest
 from feduhb.flower.messages import PAUSE, exchange, log
 from feduhb.flower.names import clean_name, fold_name
 from feduhb.flower.wire import METRICS, WHO, check_records, read_metrics, to_line
+from feduhb.runs.files import find_json
 from feduhb.runs.folder import REQUEST, RunFolder
 from feduhb.runs.lineage import read_forgotten
 
@@ -328,7 +329,7 @@ def read_request(folder: Path) -> Forgotten | None:
     """Return the request of a run as it was resolved when the run began; None if there is no request.json."""
     path = folder / REQUEST
     advice = "restore it from a backup: it lists the forgotten clients, which must not train"
-    if (found := read_file(path, WrittenRequest, advice)) is None:
+    if (found := find_json(path, WrittenRequest, advice)) is None:
         return None
     try:
         request, earlier = (Request.parse(text) if text else None for text in (found.request, found.earlier))

@@ -20,7 +20,7 @@ from feduhb.core.types import ClientId, Method
 from feduhb.data.request import Request
 from feduhb.errors import HistoryError, RequestError
 from feduhb.flower.engine import FlowerEngine, check_waiting
-from feduhb.flower.files import NAMES_SHAPE, ONLY_FIRST, REASONS_SHAPE, Memory, read_file, write_file
+from feduhb.flower.files import ONLY_FIRST, ONLY_WORDS, Memory, Names, Reasons, write_file
 from feduhb.flower.messages import log
 from feduhb.flower.names import clean_name
 from feduhb.flower.roster import Forgotten, Roster, read_request, read_total, resolve_request
@@ -32,6 +32,7 @@ from feduhb.methods.retrain import Plain
 from feduhb.runs.checkpoint import digest_weights, load_params
 from feduhb.runs.config import identify_run
 from feduhb.runs.execute import Finished, execute, finish_replay
+from feduhb.runs.files import find_json
 from feduhb.runs.folder import (
     HISTORY,
     LEFT_OUT,
@@ -99,7 +100,7 @@ def serve(
     strategy, start = replace(strategy, seed=begun.seed), begun.params
     roster = Roster(grid, strategy.partitions, timeout=strategy.timeout)
     for known in filter(None, (trained, folder)):
-        found = read_file(known.path / NAMES, NAMES_SHAPE) or {}
+        found = find_json(known.path / NAMES, Names, ONLY_WORDS) or {}
         roster.names.update({client: clean_name(name) for client, name in found.items()})
     forgotten = resolve_request(
         roster, strategy.request(), before=None if trained is None else read_total(trained),
@@ -320,8 +321,8 @@ def _complete(outcome: Outcome, engine: FlowerEngine, done: Finished) -> Outcome
 
 def _recall(engine: FlowerEngine, folder: RunFolder, before: int) -> None:
     """Let an engine continue with what a run folder says of the rounds before this one."""
-    left_out = read_file(folder.path / LEFT_OUT, REASONS_SHAPE) or {}
+    left_out = find_json(folder.path / LEFT_OUT, Reasons, ONLY_WORDS) or {}
     engine.left_out.update({t: found for t, found in left_out.items() if t < before})
-    engine.memory = read_file(folder.path / LIMITS, Memory, ONLY_FIRST) or Memory()
+    engine.memory = find_json(folder.path / LIMITS, Memory, ONLY_FIRST) or Memory()
     for t in [t for t in engine.bounded if t >= before]:
         del engine.bounded[t]

@@ -18,15 +18,12 @@ from feduhb.errors import ConfigError
 from feduhb.runs.loop import find_faults
 
 SHARE = 1.5  # over the root of the number of clients: the largest share that one client may have of a round
-SHORT, GRADIENT = (
-    4.0,
-    10.0,
-)  # times the usual norm: updates, or gradients, up to this are accepted in any federation
+# Times the usual norm: updates, or gradients, up to this are accepted in any federation.
+SHORT, GRADIENT = 4.0, 10.0
 UNKNOWN = 4.0  # times this round's median: the usual norm, if the engine did not see the run's first round
 ENOUGH = 3  # answers of which a median says something; for fewer only absurd values are left out
-OUTLIER = (
-    1000.0  # times the median of the round: heavier answers are left out, and longer ones if they are few
-)
+# Times the median of the round: heavier answers are left out, and longer ones if they are few.
+OUTLIER = 1000.0
 FEW, MOST = 1e5, 1e12  # numbers of examples that are always accepted, and never above
 SCORE = 100.0  # scores up to this, or this many times the median of their sizes, are averaged
 SCORES, LETTERS = 100, 100  # limits: scores of a client, letters in the name of a score

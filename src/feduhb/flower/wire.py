@@ -40,10 +40,8 @@ OURS = ("server-round", "client", "round", "seed", "epochs", "batch-size", "lr",
 DRAWN_FROM = "drawn_from"
 HEADER = 4096  # bytes that the file header of an array may take
 WIDTHS = (2, 4, 8)  # bytes of a float; both byte orders are read
-NUMBERS, LETTERS = (
-    101,
-    10_000,
-)  # most metrics of an answer (an example count and 100 scores), letters in all their names
+# Most metrics of an answer (an example count and 100 scores), letters in all their names.
+NUMBERS, LETTERS = 101, 10_000
 
 
 class MalformedError(ValueError):
@@ -148,9 +146,8 @@ def fresh_arrays(model: ModelSource, seed: int = 0) -> ArrayRecord:
     module = draw_model(model, seed)
     check_module(module)
     arrays = Layout.of_module(module).to_arrays(flatten(module))
-    vars(arrays)[DRAWN_FROM] = (
-        model  # never sent; a subclass could not be: Flower sends a record by its class's name
-    )
+    # Never sent; a subclass could not be: Flower sends a record by its class's name.
+    vars(arrays)[DRAWN_FROM] = model
     return arrays
 
 

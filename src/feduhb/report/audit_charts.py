@@ -37,10 +37,8 @@ CLIENT_KEYS = [
         ("after: higher", BETTER),
     )
 ]
-NAMED_AN_INCH, LEVEL_AN_INCH = (
-    5.2,
-    2.8,
-)  # clients that a chart can name, and those whose names need no turning
+# Clients that a chart can name, and those whose names need no turning.
+NAMED_AN_INCH, LEVEL_AN_INCH = 5.2, 2.8
 
 
 class AttackRow(NamedTuple):

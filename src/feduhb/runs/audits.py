@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,10 +12,15 @@ LAST, EARLIER = "audit.json", "audit-*.json"
 
 
 @dataclass(frozen=True, slots=True)
+class _Verdict:
+    word: str
+
+
+@dataclass(frozen=True, slots=True)
 class _Audit:
     """The part of audit.json that is read here."""
 
-    verdict: Mapping[str, object]
+    verdict: _Verdict
     forgot: str
     weights_sha256: str
     finished: str
@@ -38,13 +42,13 @@ def read_kept_audits(folder: Path) -> list[KeptAudit]:
     """Return the audits in a run folder, the last one first. One that cannot be read has a problem instead of a verdict."""
     last = folder / LAST
     earlier = sorted(folder.glob(EARLIER), reverse=True)
-    return [_read(path) for path in (*([last] if last.exists() else []), *earlier)]
+    return [read_kept_audit(path) for path in (*([last] if last.exists() else []), *earlier)]
 
 
-def _read(path: Path) -> KeptAudit:
+def read_kept_audit(path: Path) -> KeptAudit:
+    """Return what a file says; a problem instead of a verdict if there is no such file, or it cannot be read."""
     try:
         found = read_json(path, _Audit, "delete it and audit the run again")
     except (OSError, RunFolderError) as error:
         return KeptAudit(path, problem=str(error))
-    word = str(found.verdict.get("word", ""))
-    return KeptAudit(path, word, found.forgot, found.finished, found.weights_sha256)
+    return KeptAudit(path, found.verdict.word, found.forgot, found.finished, found.weights_sha256)

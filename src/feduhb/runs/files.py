@@ -228,6 +228,14 @@ def read_json(path: Path, kind: type[T], advice: str) -> T:
     return parse_json(read_file(path, advice), kind, str(path), advice)
 
 
+def find_json(path: Path, kind: type[T], advice: str) -> T | None:
+    """Return the same as `read_json`; None if there is no such file."""
+    try:
+        return read_json(path, kind, advice)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
 def parse_json(content: bytes, kind: type[T], what: str, advice: str) -> T:
     """Return JSON as a value of a type; raise RunFolderError, which names ``what`` and the wrong part, if it is not one."""
     with _naming(what, advice):
@@ -289,6 +297,12 @@ def describe(error: ValidationError) -> str:
 def digest(content: bytes) -> str:
     """Return the SHA-256 of some bytes."""
     return hashlib.sha256(content).hexdigest()
+
+
+def digest_file(path: Path) -> str:
+    """Return the SHA-256 of a regular file."""
+    with open_regular(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def digest_json(value: Any) -> str:

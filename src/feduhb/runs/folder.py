@@ -30,12 +30,12 @@ from feduhb.runs.files import (
     check_shape,
     digest_tensor,
     disk_errors,
+    find_json,
     hold_lock,
     lock_folder,
     make_private_folder,
     parse_json,
     read_file,
-    read_json,
     read_text,
     sync_folder,
     write_atomically,
@@ -123,9 +123,8 @@ class Result(TypedDict):
     engine: dict[str, Any]
     versions: dict[str, str]
     finished: str
-    layout: NotRequired[
-        list[tuple[str, list[Count]]]
-    ]  # names and shapes of the parameters, in the flat vector's order
+    # Names and shapes of the parameters, in the flat vector's order.
+    layout: NotRequired[list[tuple[str, list[Count]]]]
     came_from: NotRequired[list[str]]  # digests of config.toml of the runs that it came from, nearest first
 
 
@@ -263,10 +262,7 @@ class RunFolder:
 
     def tombstone(self) -> Tombstone | None:
         """Return the content of retired.json; None if nobody began to retire this run."""
-        try:
-            return read_json(self.tombstone_path, Tombstone, "restore a backup")
-        except (FileNotFoundError, NotADirectoryError):
-            return None
+        return find_json(self.tombstone_path, Tombstone, "restore a backup")
 
     def config(self) -> dict[str, Any]:
         """Return the content of config.toml; raise RunFolderError if the run was retired."""
@@ -305,10 +301,8 @@ class RunFolder:
     def result(self) -> Result:
         """Return the content of result.json."""
         advice = "delete it and use --resume"
-        try:
-            found = read_json(self.result_path, dict[str, Any], advice)
-        except (FileNotFoundError, NotADirectoryError):
-            raise RunFolderError(f"{self.path} has not finished; continue it with --resume") from None
+        if (found := find_json(self.result_path, dict[str, Any], advice)) is None:
+            raise RunFolderError(f"{self.path} has not finished; continue it with --resume")
         return parse_json(json.dumps({**DEFAULTS, **found}).encode(), Result, str(self.result_path), advice)
 
     def check_weights(self) -> None:

@@ -18,7 +18,7 @@ from feduhb.errors import RequestError, RunFolderError
 from feduhb.methods import find_method
 from feduhb.runs.audits import KeptAudit, read_kept_audits
 from feduhb.runs.files import resolve
-from feduhb.runs.folder import HISTORY, LEFT_OUT, NAMES, REQUEST, WORK, RunFolder, Tombstone
+from feduhb.runs.folder import HISTORY, WORK, RunFolder, Tombstone
 from feduhb.runs.history import DiskHistory
 from feduhb.runs.lineage import (
     Ancestor,
@@ -31,15 +31,12 @@ from feduhb.runs.lineage import (
     shorten,
 )
 from feduhb.runs.private import find_work
-from feduhb.runs.retire import DELETED, KEPT, list_files
+from feduhb.runs.retire import DELETED, KEPT, RECORDS, TEMPORARY, list_files
 from feduhb.runs.siblings import find_runs, is_run, list_data, list_digests, list_names, read_names, walk
-from feduhb.runs.status import Held, Leaver, Part, Reason, Remnant, RunStatus, State, Status
+from feduhb.runs.status import UNSURE, Held, Leaver, Part, Reason, Remnant, RunStatus, State, Status
 from feduhb.runs.steps import list_steps
 
 DEPTH = 4  # levels of folders that are searched
-RECORDS = ("config.toml", "rounds.jsonl", "result.json", ".result.json", NAMES, LEFT_OUT, REQUEST)
-TEMPORARY = (".*.tmp", ".tmp??????")
-UNSURE = ("name", "unreadable")
 T = TypeVar("T")
 
 
@@ -95,14 +92,15 @@ class _Facts:
 
     @property
     def is_replaying(self) -> bool:
-        """Whether it has not finished to replay a history, parts of which are in its checkpoint."""
-        unlearn = self.config.get("unlearn")
-        name = unlearn.get("method") if isinstance(unlearn, Mapping) else None
-        return (
-            not self.result
-            and bool(name)
-            and self.attempt(lambda: find_method(str(name)).needs_history, False)
-        )
+        """Whether it replays a history and has not finished, so that its checkpoint holds parts of that history."""
+        if self.result or not (name := self.method):
+            return False
+        return self.attempt(lambda: find_method(name).needs_history, False)
+
+    @property
+    def method(self) -> str:
+        """The method that [unlearn] of its config.toml names; empty for a training."""
+        return self.config.get("unlearn", {}).get("method", "")
 
     @property
     def is_retired(self) -> bool:
@@ -324,18 +322,15 @@ def _describe(one: _Facts, facts: Sequence[_Facts], leavers: Sequence[_Leaver]) 
         remnants = one.attempt(partial(_list_remnants, one, leaver.request, reason), ())
         if remnants or one.problems:
             holds[leaver.text] = Held(leaver.text, reason, remnants)
-    unlearn = one.config.get("unlearn")
-    tombstone = one.tombstone
-    method = str(unlearn.get("method", "")) if isinstance(unlearn, Mapping) else ""
-    if tombstone is not None and tombstone["forgot"]:
-        method = tombstone["method"]
-    weights = tombstone["weights_sha256"] if tombstone is not None else one.result.get("weights_sha256")
-    ended = tombstone["finished"] if tombstone is not None else one.result.get("finished")
+    method, ended_as = one.method, one.result if one.tombstone is None else one.tombstone
+    if one.tombstone is not None and one.tombstone["forgot"]:
+        method = one.tombstone["method"]
+    later = tuple(place for place in one.later if any(place == other.path for other in facts))
     left = list_left(one.path) if holds or one.is_retired else ()
     return RunStatus(
         path=one.path, state=_find_state(one), problem=one.problems[0] if one.problems else "", method=method,
         exact=one.result.get("exact"), forgot=str(one.forgot or ""), came_from=_find_parent(one, facts),
-        superseded_by=_list_successors(one, facts), ended=str(ended or ""), weights_sha256=str(weights or ""),
+        superseded_by=later, ended=str(ended_as.get("finished") or ""), weights_sha256=str(ended_as.get("weights_sha256") or ""),
         holds=tuple(holds.values()), audits=tuple(one.audits), erased=tuple(one.erased), left=tuple(left),
     )  # fmt: skip
 
@@ -359,11 +354,6 @@ def _find_parent(one: _Facts, facts: Sequence[_Facts]) -> Path | None:
     return nearest.path if nearest.path in places or not places else places[0]
 
 
-def _list_successors(one: _Facts, facts: Sequence[_Facts]) -> tuple[Path, ...]:
-    there = {other.path for other in facts}
-    return tuple(place for place in one.later if place in there)
-
-
 def _find_reason(one: _Facts, leaver: _Leaver) -> Reason | None:
     """Return by what a run is known to hold a leaver; None if it does not."""
     related = any(one is member for member in leaver.family.runs)
@@ -375,12 +365,12 @@ def _find_reason(one: _Facts, leaver: _Leaver) -> Reason | None:
     if {*one.data.values()} & leaver.lost_data:
         return "data"
     if list_audit_work(one.path):
-        runs = one.in_work
+        inside = one.in_work
         if related or any(
-            run.digests & leaver.digests or {*run.data.values()} & leaver.lost_data for run in runs
+            run.digests & leaver.digests or {*run.data.values()} & leaver.lost_data for run in inside
         ):
             return "audit work"
-        if any(run.names & leaver.names for run in runs):
+        if any(run.names & leaver.names for run in inside):
             return "name"
     if not covered and one.names & leaver.names:
         return "name"

@@ -14,7 +14,7 @@ import os
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Required, TypeVar
+from typing import Any, Required
 
 from typing_extensions import TypedDict
 
@@ -26,9 +26,9 @@ from feduhb.runs.files import (
     digest,
     digest_json,
     disk_errors,
+    find_json,
     lock_folder,
     read_bytes,
-    read_json,
     remove,
     resolve,
     write_atomically,
@@ -45,7 +45,6 @@ SHARED_SEED = (
     "the difference of their first sums is the update of the forgotten clients; leave seed out, so that every run "
     "draws its own"
 )
-T = TypeVar("T")
 PATIENCE = 10.0  # seconds to wait for another process that uses a run folder
 
 
@@ -104,28 +103,18 @@ class Lineage(TypedDict, total=False):
 def read_lineage(folder: Path) -> Lineage:
     """Return the lineage of a run; raise RunFolderError if it is damaged, or if a run that has one lost it."""
     path = folder / LINEAGE
-    try:
-        found = read_json(path, Lineage, RESTORE)
-    except (FileNotFoundError, NotADirectoryError):
-        if "came_from" in _read_result(folder):
-            raise RunFolderError(f"{path} is missing; {RESTORE}") from None
-        earlier = _read_old(folder / EARLIER, list[Entry])
-        return {"earlier": earlier, "later": _read_old(folder / LATER, list[str])}
-    if found.get("sha256") != _digest(found):
+    found = find_json(path, Lineage, RESTORE)
+    if found is not None and found.get("sha256") != _digest(found):
         raise RunFolderError(f"{path} is damaged; {RESTORE} (its checksum is another)")
-    if (
-        _read_result(folder).get("came_from", digests := [one["config"] for one in found["earlier"]])
-        != digests
-    ):
+    recorded = _read_result(folder).get("came_from")
+    if found is None:
+        if recorded is not None:
+            raise RunFolderError(f"{path} is missing; {RESTORE}")
+        earlier = find_json(folder / EARLIER, list[Entry], RESTORE) or []
+        return {"earlier": earlier, "later": find_json(folder / LATER, list[str], RESTORE) or []}
+    if recorded not in (None, [one["config"] for one in found["earlier"]]):
         raise RunFolderError(f"{path} names other runs than result.json; {RESTORE}")
     return found
-
-
-def _read_old(path: Path, kind: type[list[T]]) -> list[T]:
-    try:
-        return read_json(path, kind, RESTORE)
-    except (FileNotFoundError, NotADirectoryError):
-        return []
 
 
 def _read_result(folder: Path) -> Mapping[str, Any]:
@@ -227,10 +216,7 @@ class Erased:
 
 def read_erased(folder: Path) -> list[Erased]:
     """Return what erasures deleted of the history of a run."""
-    try:
-        return read_json(folder / ERASED, list[Erased], "delete it: it is a record for people to read")
-    except (FileNotFoundError, NotADirectoryError):
-        return []
+    return find_json(folder / ERASED, list[Erased], "delete it: it is a record for people to read") or []
 
 
 def _is_left(history: DiskHistory, leavers: Sequence[ClientId]) -> bool:

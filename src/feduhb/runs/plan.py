@@ -63,9 +63,8 @@ class Plan:
     resume: bool = False
     history_to_write: DiskHistory | None = None
     checkpoint_every: float = 0.0  # the least number of seconds between two checkpoints
-    layout: tuple[
-        tuple[str, tuple[int, ...]], ...
-    ] = ()  # names and shapes of the parameters, in the order of `start`
+    # Names and shapes of the parameters, in the order of `start`.
+    layout: tuple[tuple[str, tuple[int, ...]], ...] = ()
     everyone: tuple[ClientId, ...] | None = None  # all clients; None: those that are asked in some round
     per_round: int | None = None  # clients sampled in each round; None: all
     advice: Advice = field(default_factory=Advice)

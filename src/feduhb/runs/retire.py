@@ -11,7 +11,6 @@ leavers too, and is deleted only if the siblings are.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,15 +18,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from typing_extensions import TypedDict
-
 from feduhb.data.request import Request
 from feduhb.errors import ConfigError, FeduhbError, RequestError, RunFolderError
 from feduhb.runs import lineage
+from feduhb.runs.audits import LAST, read_kept_audit
 from feduhb.runs.files import (
+    digest,
+    digest_file,
     disk_errors,
-    open_regular,
-    read_json,
     remove,
     resolve,
     sync_folder,
@@ -66,31 +64,15 @@ from feduhb.runs.siblings import (
 if TYPE_CHECKING:
     from feduhb.runs.run import Run
 
-# Weights first.
-DELETED = (
-    RunFolder.STATE, ".*.tmp", ".tmp??????", HISTORY, WORK, "rounds.jsonl", ".result.json", "result.json",
-    NAMES, LEFT_OUT, REQUEST, LIMITS, "config.toml",
-)  # fmt: skip
+TEMPORARY = (".*.tmp", ".tmp??????")
+RECORDS = ("rounds.jsonl", ".result.json", "result.json", NAMES, LEFT_OUT, REQUEST, LIMITS, "config.toml")
+DELETED = (RunFolder.STATE, *TEMPORARY, HISTORY, WORK, *RECORDS)  # weights first
 # Evidence and lineage, without weights and updates.
 KEPT = (
-    "retired.json", lineage.LINEAGE, lineage.EARLIER, lineage.LATER, lineage.ERASED, "audit.json", "audit-*.json", ".lock",
+    "retired.json", lineage.LINEAGE, lineage.EARLIER, lineage.LATER, lineage.ERASED, LAST, "audit-*.json", ".lock",
     ".writing.lock", ".lineage.lock",
 )  # fmt: skip
 PASSED = ("forgotten", "not caught")  # verdicts after which the old run is no longer needed
-
-
-class Word(TypedDict):
-    """The verdict of an audit."""
-
-    word: str
-
-
-class Judged(TypedDict):
-    """What a retirement reads of audit.json."""
-
-    weights_sha256: str
-    forgot: str
-    verdict: Word
 
 
 @dataclass(frozen=True, slots=True)
@@ -422,17 +404,14 @@ def _list_between(old: RunFolder, new: RunFolder) -> list[Path]:
 
 def _read_audit(folder: Path) -> dict[str, str] | None:
     """Return what a run's last audit says and covers; None if there is no audit of its weights."""
-    files, path = RunFolder(folder), folder / "audit.json"
+    files = RunFolder(folder)
     tombstone = files.tombstone()
     weights = _read_weights(files) if tombstone is None else tombstone["weights_sha256"]
-    try:
-        found = read_json(path, Judged, "audit the run again")
-    except (FileNotFoundError, NotADirectoryError, RunFolderError):
+    found = read_kept_audit(folder / LAST)
+    if found.problem or found.weights_sha256 != weights:
         return None
-    if found["weights_sha256"] != weights:
-        return None
-    about = {"verdict": found["verdict"]["word"], "forgot": found["forgot"]}
-    return {"run": str(folder), **about, "sha256": _digest_file(path)}
+    about = {"verdict": found.verdict, "forgot": found.forgot}
+    return {"run": str(folder), **about, "sha256": digest_file(found.path)}
 
 
 def _read_weights(files: RunFolder) -> str | None:
@@ -455,7 +434,7 @@ def _describe(path: Path) -> dict[str, Any]:
     if not path.is_dir() and not path.is_file():  # a pipe or the like
         return {"name": path.name}
     if not path.is_dir():
-        return {"name": path.name, "bytes": path.stat().st_size, "sha256": _digest_file(path)}
+        return {"name": path.name, "bytes": path.stat().st_size, "sha256": digest_file(path)}
     lines: list[str] = []
     size = 0
     for place, folders, files in os.walk(path):
@@ -464,17 +443,12 @@ def _describe(path: Path) -> dict[str, Any]:
             if inner.is_symlink():
                 lines.append(f"{inner.readlink()} {name}")
             elif inner.is_file():
-                lines.append(f"{_digest_file(inner)} {name}")
+                lines.append(f"{digest_file(inner)} {name}")
                 size += inner.stat().st_size
     manifest = "\n".join(sorted(lines))
     return {
-        "name": path.name, "files": len(lines), "bytes": size, "sha256": hashlib.sha256(manifest.encode()).hexdigest(),
+        "name": path.name, "files": len(lines), "bytes": size, "sha256": digest(manifest.encode()),
     }  # fmt: skip
-
-
-def _digest_file(path: Path) -> str:
-    with open_regular(path) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _write(old: RunFolder, tombstone: Tombstone) -> None:

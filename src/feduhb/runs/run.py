@@ -58,9 +58,8 @@ class Run:
     scheduled: int  # the largest number of rounds
     stop: StopRule = never
     erased: tuple[Erased, ...] = ()  # what was deleted of histories when this run was made
-    unconfirmed: tuple[
-        ClientId, ...
-    ] = ()  # whose row numbers rest on a lineage that no run confirms any more
+    # Clients whose row numbers rest on a lineage that no run confirms any more.
+    unconfirmed: tuple[ClientId, ...] = ()
 
     @property
     def params(self) -> Tensor:

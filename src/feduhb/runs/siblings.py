@@ -12,15 +12,14 @@ does not stop the search: it is reported.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from feduhb.data.request import Request
 from feduhb.errors import FeduhbError
 from feduhb.runs.config import upgrade
-from feduhb.runs.files import read_json
+from feduhb.runs.files import find_json
 from feduhb.runs.folder import NAMES, WORK, RunFolder
 from feduhb.runs.lineage import digest_config, read_ancestors, read_forgotten, read_successors
 from feduhb.runs.private import find_work, list_work
@@ -112,7 +111,7 @@ def list_data(place: Path) -> dict[str, str]:
     """Return size and digest of each client's data in a run's config; none if the data was never at the server."""
     with contextlib.suppress(FeduhbError):
         config = upgrade(RunFolder(place).config())
-        return {} if config.get("remote") else _read_clients(config)
+        return {} if config.get("remote") else config.get("clients", {})
     return {}
 
 
@@ -144,10 +143,7 @@ def is_run(place: Path) -> bool:
 
 def read_names(place: Path) -> dict[str, str]:
     """Return the registered names of a Flower run's clients, by id; none if it has no such file."""
-    try:
-        return read_json(place / NAMES, dict[str, str], "restore a backup")
-    except (FileNotFoundError, NotADirectoryError):
-        return {}
+    return find_json(place / NAMES, dict[str, str], "restore a backup") or {}
 
 
 def walk(places: Iterable[Path], *, depth: int, unread: set[Path]) -> Iterator[Path]:
@@ -226,15 +222,8 @@ def list_names(place: Path) -> set[str]:
     """Return the ids and the registered names of the clients that a run knows."""
     files, found = RunFolder(place), set[str]()
     with contextlib.suppress(FeduhbError):
-        found |= {*_read_clients(files.config())}
+        found |= {*files.config().get("clients", ())}
     with contextlib.suppress(FeduhbError):
         found |= {client for record in files.rounds() for client in (*record.asked, *record.answered)}
     registered = read_names(place)
     return (found | {*registered} | {*registered.values()}) - {""}
-
-
-def _read_clients(config: Mapping[str, Any]) -> dict[str, str]:
-    clients = config.get("clients")
-    return (
-        {str(client): str(text) for client, text in clients.items()} if isinstance(clients, Mapping) else {}
-    )

@@ -12,8 +12,9 @@ from feduhb.runs.lineage import Erased
 
 State = Literal["unfinished", "finished", "superseded", "retired", "retiring", "damaged"]
 Part = Literal["model", "checkpoint", "history", "records", "temporary files", "audit work"]
-# By which a run is known to hold a leaver. The last two are no proof.
+# By what a run is known to hold a leaver.
 Reason = Literal["lineage", "data", "restored", "audit work", "name", "unreadable"]
+UNSURE = ("name", "unreadable")  # reasons that do not prove it
 What = Literal["unlearn", "resume", "audit", "retire", "delete", "look"]
 
 
@@ -38,7 +39,7 @@ class Held:
     @property
     def is_sure(self) -> bool:
         """Whether the run holds the leaver; False if only a name says so, or if the run cannot be read."""
-        return self.reason not in {"name", "unreadable"}
+        return self.reason not in UNSURE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -47,15 +47,12 @@ def _finish(runs: Sequence[RunStatus]) -> Iterator[Step]:
         resolve(run.path / one.run) for run in runs for one in run.erased if one.finished is None and one.run
     }
     for run in runs:
+        before = by_path.get(run.came_from) if run.came_from else None
         if run.state == "unfinished" and run.forgot:
             what = "its erasure was interrupted" if run.path in erasing else "it has not finished"
-            yield _resume(run, by_path.get(run.came_from) if run.came_from else None, what)
+            yield _resume(run, before, what)
         elif run.path in erasing and run.state != "retired":
-            yield _resume(
-                run,
-                by_path.get(run.came_from) if run.came_from else None,
-                "an erasure for it was interrupted",
-            )
+            yield _resume(run, before, "an erasure for it was interrupted")
         elif run.state == "retiring":
             yield Step(
                 "retire", run.path, "its retirement was interrupted", f"feduhb retire {_name(run.path)}"
@@ -93,7 +90,7 @@ def _replace(
     for run in chosen:
         if run.state in {"retired", "retiring"} or not any(one.leaver in served for one in run.holds):
             continue
-        found = [*_retire(run, runs)] if any(_is_own(run, sure=True)) else []
+        found = [*_retire(run, runs)] if _holds_itself(run) else []
         yield from found
         if any(step.what == "retire" for step in found):
             heads.append(run.path)
@@ -103,9 +100,9 @@ def _replace(
         yield from _take_along(run, [head for head in heads if _list_digests(head) & _list_digests(run.path)])
 
 
-def _is_own(run: RunStatus, *, sure: bool) -> Iterator[bool]:
-    """Yield for each leaver whether it is in the run itself, and not only in its audit work."""
-    return (one.reason != "audit work" and one.is_sure == sure for one in run.holds)
+def _holds_itself(run: RunStatus) -> bool:
+    """Whether a run is sure to hold a leaver in its own files, and not only in its audit work."""
+    return any(one.reason != "audit work" and one.is_sure for one in run.holds)
 
 
 def _retire(run: RunStatus, runs: Sequence[RunStatus]) -> Iterator[Step]:
@@ -113,10 +110,9 @@ def _retire(run: RunStatus, runs: Sequence[RunStatus]) -> Iterator[Step]:
     old, command = RunFolder(run.path), f"feduhb retire {_name(run.path)}"
     new = _choose(old, None) or _choose(old, ASKED)
     if new is None:
-        ended = [
-            RunFolder(one.path) for one in runs if one.state in {"finished", "superseded"} and one.forgot
-        ]
-        new = next((one for one in ended if _can_replace(old, one, ASKED)), None)
+        ended = (one for one in runs if one.state in {"finished", "superseded"} and one.forgot)
+        folders = (RunFolder(one.path) for one in ended)
+        new = next((one for one in folders if _can_replace(old, one, ASKED)), None)
         command += "" if new is None else f" --replaced-by {_name(new.path)}"
     if new is not None:
         if not _can_replace(old, new, None):
@@ -154,19 +150,15 @@ def _take_along(run: RunStatus, heads: Sequence[Path]) -> Iterator[Step]:
     if all(one.reason == "unreadable" for one in run.holds):
         yield Step("look", run.path, f"it cannot be read, so it may hold {leavers}")
         return
-    is_sure = any(one.is_sure for one in run.holds)
+    if not any(one.is_sure for one in run.holds):
+        says = f"a client of that name took part, so it may hold {leavers}; if it does, delete it"
+        yield Step("look", run.path, says)
+        return
     place = run.path
-    if not any(_is_own(run, sure=True)) and is_sure:
-        place = next(
-            remnant.path for one in run.holds for remnant in one.remnants if remnant.part == "audit work"
-        )
-    if not is_sure:
-        yield Step(
-            "look",
-            run.path,
-            f"a client of that name took part, so it may hold {leavers}; if it does, delete it",
-        )
-    elif heads:
+    if not _holds_itself(run):
+        remnants = (remnant for one in run.holds for remnant in one.remnants)
+        place = next(remnant.path for remnant in remnants if remnant.part == "audit work")
+    if heads:
         command = f"feduhb retire {_name(heads[-1])} --siblings"
         yield Step("delete", place, "this command lists what it deletes, and asks first", command)
     else:

@@ -27,11 +27,8 @@ from feduhb.runs.files import check_regular, open_regular
 from feduhb.runs.folder import RunFolder
 
 ZIP, PICKLE = b"PK\x03\x04", b"\x80"  # how files of torch.save begin
-SHAPE = (
-    3,
-    32,
-    32,
-)  # any image that each of the package's models takes: only the names of its parameters are used
+# Any image that each of the package's models takes: only the names of its parameters are used.
+SHAPE = (3, 32, 32)
 SAVE = "save the state_dict alone: torch.save(model.state_dict(), FILE)"
 
 
