@@ -158,7 +158,8 @@ def unlearn(
             that again. False raises RequestError.
     """
     request = as_request(forget)
-    if run.forgot is not None and (again := {*request.clients} & {*run.forgot.clients}):
+    known = () if run.forgot is None or run.federation.is_remote else run.forgot.clients
+    if again := {*request.clients} & {*known}:
         raise RequestError(f"this run has already forgotten {min(again)}; leave it out of the request")
     remaining = run.federation.without(request)
     if erase_history and (revival := explain_revival(run.folder, run.forgot, request)):

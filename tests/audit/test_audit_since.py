@@ -59,7 +59,7 @@ def test_against_the_first_run_all_requests_are_covered(chain, tmp_path):
 
 def test_a_control_that_forgot_something_else_is_refused(chain):
     first, second, third = chain
-    other = feduhb.unlearn(first, ["cat"], rounds=3, show=None)
+    other = feduhb.unlearn(first, ["cat"], rounds=3, allow_revival=True, show=None)
     for control, run in ((other, third), (third, second)):
         with pytest.raises(RunFolderError, match="give the run before the request as the original"):
             feduhb.audit(run, control, **QUIET)

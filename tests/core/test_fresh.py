@@ -190,6 +190,35 @@ class Loading(nn.Linear):
             self.weight.copy_(self.stored)
 
 
+@pytest.mark.parametrize("how", ["permuted", "turned", "both"])
+def test_stored_units_in_another_order_or_with_other_signs_are_not_fresh(how):
+    """A hidden layer computes the same with its units permuted, or (under tanh) with their signs turned."""
+    stored = nn.Sequential(nn.Linear(6, 20), nn.Tanh(), nn.Linear(20, 3))
+
+    def make() -> nn.Module:
+        model = copy.deepcopy(stored)
+        order = torch.randperm(20) if how != "turned" else torch.arange(20)
+        signs = torch.randint(0, 2, (20,)) * 2.0 - 1 if how != "permuted" else torch.ones(20)
+        with torch.no_grad():
+            model[0].weight.copy_(stored[0].weight[order] * signs[:, None])  # pyright: ignore
+            model[0].bias.copy_(stored[0].bias[order] * signs)  # pyright: ignore
+            model[2].weight.copy_(stored[2].weight[:, order] * signs)  # pyright: ignore
+        return nn.Sequential(*model, nn.Linear(3, 3))
+
+    with pytest.raises(ModelError, match=r"returns the same weights for every seed in 0\.weight"):
+        draw_model(make, 1)
+
+
+def test_a_sparse_or_signed_draw_of_few_values_is_fresh():
+    def make() -> nn.Module:
+        model = nn.Linear(40, 40)
+        with torch.no_grad():
+            model.weight.copy_(torch.randint(-1, 2, (40, 40)) * 0.1)
+        return model
+
+    draw_model(make, 1)
+
+
 def test_a_layer_that_loads_weights_where_it_should_draw_them():
     words = r"^reset_parameters of a layer returns the same weights for every seed in 1\.weight"
     with pytest.raises(ModelError, match=words):

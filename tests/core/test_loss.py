@@ -53,6 +53,13 @@ def test_several_numbers_are_not_probabilities_if_one_is_negative():
         check(X, F.cross_entropy, outputs=3)
 
 
+def test_several_numbers_are_not_probabilities_unless_they_add_up_to_one():
+    y = torch.rand(6, 2) + 1
+    with pytest.raises(ModelError, match="targets are numbers"):
+        check_targets(nn.functional.cross_entropy, y)
+    check_targets(nn.functional.cross_entropy, y / y.sum(dim=1, keepdim=True))
+
+
 def test_without_a_loss_regression_trains_nothing_and_is_refused():
     pair = X, NUMBERS.abs()[:, None]
     with refused(ModelError, "for regression give loss=torch.nn.functional.mse_loss"):

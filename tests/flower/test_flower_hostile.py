@@ -140,6 +140,11 @@ def test_a_declared_number_is_the_limit_and_is_not_bounded_further():
     assert outcome.bounded == {}
 
 
+def test_a_declared_number_that_is_nobodys_is_named(caplog):
+    measure_weights(make_hostile_grid(claim(9)), examples={"catt": 9})
+    assert "examples names catt, but no client that takes part has that id or name" in caplog.text
+
+
 def test_a_number_may_be_declared_by_registered_name():
     grid = make_grid(FEDERATION, keyed=True, apps={"cat": change_answers(make_app(FEDERATION), claim(5000))})
     seen, _ = measure_weights(grid, examples={"CAT": 9}, partitions=None)

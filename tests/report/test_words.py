@@ -110,7 +110,7 @@ def test_the_settings_name_date_data_clients_request_and_model(views, tmp_path: 
         "soon?", "digits / mnist-5k (iid)", "4 remaining clients", "forget c00, c01; c03",
         "rounds 12, epochs 2, seed 1 / 2", "model of 4,810 parameters / mlp model of 4,810 parameters",
     ]  # fmt: skip
-    (other / "config.toml").write_text("seed = 1\n")
+    (other / "config.toml").write_text("seed = 1\n[train]\n")
     assert list_settings(read_runs([other]))[1] == "data from Python code"
 
 

@@ -30,7 +30,16 @@ def test_swapped_weights_are_refused_on_every_opening(runs):
             open_it()
 
 
-@pytest.mark.parametrize("damage", [b"", b"\xff" * 40, b'\x05\0\0\0\0\0\0\0{"a":', b"\x02\0\0\0\0\0\0\0[]"])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        b"",
+        b"\xff" * 40,
+        b'\x05\0\0\0\0\0\0\0{"a":',
+        b"\x02\0\0\0\0\0\0\0[]",
+        b'\x28\0\0\0\0\0\0\0{"params":{"data_offsets":["a","b"]}}     ',
+    ],
+)
 def test_weights_that_cannot_be_read_are_one_line(runs, damage):
     (runs[1] / "state.safetensors").write_bytes(damage)
     with pytest.raises(CheckpointError, match="is damaged"):

@@ -123,18 +123,26 @@ def _check_factory(factory: Callable[[], nn.Module], module: nn.Module) -> None:
 def _find_given(module: nn.Module, other: nn.Module) -> str | None:
     """Return the name of a parameter that two draws share and that is not a plain constant, or None.
 
-    Many plain constants could hold what a training learned too, one value each: more than `CONSTANTS` are refused.
+    Draws share it if they have the same values in any order and with any signs: the units of a layer can be permuted and
+    turned without a change of what the model computes. Many plain constants could hold what a training learned too, one value each: more than `CONSTANTS` are refused.
     """
     others, values = dict(other.named_parameters()), {0.0, 1.0}
     for name, p in module.named_parameters():
-        if name not in others or not torch.equal(p, others[name]):
+        if name not in others or not torch.equal(_sort_sizes(p), _sort_sizes(others[name])):
             continue
-        if not is_plain(p):
+        is_same = torch.equal(p, others[name])
+        if not is_plain(p) and (is_same or len(_sort_sizes(p).unique()) > CONSTANTS):
             return name
+        if not is_same:
+            continue
         values |= {*p.detach().unique().tolist()}
         if len(values) > CONSTANTS + 2:
             return name
     return None
+
+
+def _sort_sizes(p: Tensor) -> Tensor:
+    return p.detach().flatten().abs().sort().values
 
 
 def is_plain(p: Tensor) -> bool:

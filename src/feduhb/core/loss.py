@@ -24,7 +24,10 @@ def check_targets(loss: Loss, y: Tensor) -> None:
     is_entropy = inner is nn.functional.cross_entropy or isinstance(inner, nn.CrossEntropyLoss)
     if not (is_entropy and y.is_floating_point()):
         return
-    if y.dim() == 1 or y.shape[1] == 1 or bool((y < 0).any()):
+    is_split = y.dim() > 1 and y.shape[1] > 1 and not bool((y < 0).any())
+    if not (
+        is_split and torch.allclose(y.sum(dim=1).double(), torch.ones((), dtype=torch.float64), atol=1e-3)
+    ):
         raise ModelError(
             f"the loss is cross-entropy, but the targets are numbers ({_describe(y)}) and not classes; for regression give "
             "loss=torch.nn.functional.mse_loss, for classes give whole numbers: y.long()"

@@ -122,6 +122,8 @@ class FlowerEngine:
         for client in clients:
             if self.forgotten.is_forgotten(client, self.roster.names.get(client)):
                 raise AnswerError(f"{self.roster.format_client(client)} is forgotten and must not be asked")
+        if round == 0:
+            self._warn_of_unknown(clients)
         needed = self._count_needed(work, len(clients))
         self._wait(clients, needed)
         answers: dict[ClientId, Answer] = {}
@@ -133,9 +135,7 @@ class FlowerEngine:
             usual = find_usual_norm(
                 (u for u, _ in answers.values()), lengths.get(work.epochs), is_first=round == 0
             )
-            answers, faulty = split_answers(
-                answers, work.params, self._limits, usual, gradients=work.epochs == 0
-            )
+            answers, faulty = split_answers(answers, work.params, self._limits, usual)
             self.left_out[round].update(faulty)
             if len(answers) >= needed:
                 break
@@ -223,6 +223,17 @@ class FlowerEngine:
         for client, reason in sorted(why.items()):
             log.warning("round %s: %s: %s", round + 1, self.roster.format_client(client), reason)
         return weights
+
+    def _warn_of_unknown(self, clients: Sequence[ClientId]) -> None:
+        """Warn of declared numbers of examples that are nobody's, for example because of a typing error."""
+        known = {
+            fold_name(name) for client in clients for name in (client, self.roster.names.get(client, ""))
+        }
+        for name in self._limits.examples:
+            if fold_name(name) not in known:
+                log.warning(
+                    "examples names %s, but no client that takes part has that id or name; check it", name
+                )
 
     def _find_declared(self, client: ClientId) -> float | None:
         """Return the number of examples that the operator declared for a client, by its id or its registered name."""

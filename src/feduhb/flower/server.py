@@ -44,7 +44,7 @@ from feduhb.runs.folder import (
     explain_end,
 )
 from feduhb.runs.history import DiskHistory
-from feduhb.runs.lineage import Ancestor, Erasure, find_histories, read_ancestors
+from feduhb.runs.lineage import Ancestor, Erasure, explain_revival, find_histories, read_ancestors
 from feduhb.runs.loop import Participants, Rounds
 from feduhb.runs.plan import Advice, Plan, Reporter
 from feduhb.stopping import DynamicStop
@@ -123,6 +123,9 @@ def serve(
     method = _bind(method, trained, forgotten, start)
     scheduled = method.rounds or rounds
     observer = _Observer(engine, start, scheduled, outcome, folder, evaluate, strategy.evaluate_every)
+    asked = forgotten.total
+    if trained is not None and asked is not None and (revival := explain_revival(trained.path, None, asked)):
+        log.warning("%s", revival)
     ancestors = () if trained is None else (Ancestor.at(trained.path), *read_ancestors(trained.path))
     plan = Plan(
         label=method.name, method=method, start=start, engine=engine, clients=_choose_clients(method, engine, strategy, begun.seed),
@@ -131,7 +134,7 @@ def serve(
         config=_describe(strategy, method, forgotten.total, start, scheduled, train_config or {}),
         files={REQUEST: forgotten.to_json()}, resume=True,
         history_to_write=DiskHistory(Path(strategy.checkpoint or "") / HISTORY) if strategy.keep_history else None, advice=ADVICE,
-        ancestors=ancestors, supersedes=tuple(one.path for one in ancestors if one.is_there), forgets=forgotten.total,
+        ancestors=ancestors, supersedes=tuple(one.path for one in ancestors if one.is_there),
         erasure=erasure, reporter=reporter, show=observer.show, observe=observer.observe,
     )  # fmt: skip
     return _complete(outcome, engine, execute(plan))

@@ -46,8 +46,8 @@ class OwnLoop(Strategy):
         min_clients: remaining clients that must be connected to begin; a simulation waits for all.
         min_replies: sound answers that a round needs; None needs half of the clients asked.
         timeout: seconds that a round waits for answers.
-        max_norm: limit on the norm of an update. None means 1.5 times the root of the number of answers, at least 4 (10 for
-            full-batch gradients), times the usual norm: the longest median of a round so far. It needs three answers; fewer are only compared
+        max_norm: limit on the norm of an update. None means 1.5 times the root of the number of answers, at least 10,
+            times the usual norm: the longest median of a round so far. It needs three answers; fewer are only compared
             with 1,000 times the shorter one and the model.
         max_examples: limit on the examples of an answer; None means 1,000 times the median of the round, at least 100,000.
         max_share: the largest share of the weight of a client that is not in ``examples``; what it claims beyond that

@@ -18,8 +18,8 @@ from feduhb.errors import ConfigError
 from feduhb.runs.loop import find_faults
 
 SHARE = 1.5  # over the root of the number of clients: the largest share that one client may have of a round
-# Times the usual norm: updates, or gradients, up to this are accepted in any federation.
-SHORT, GRADIENT = 4.0, 10.0
+# Times the usual norm: updates up to this are accepted in any federation. Those of very few examples are long.
+SHORT = 10.0
 UNKNOWN = 4.0  # times this round's median: the usual norm, if the engine did not see the run's first round
 ENOUGH = 3  # answers of which a median says something; for fewer only absurd values are left out
 # Times the median of the round: heavier answers are left out, and longer ones if they are few.
@@ -66,19 +66,15 @@ def split_answers(
     params: Tensor,
     limits: Limits,
     usual: float | None = None,
-    *,
-    gradients: bool = False,
 ) -> tuple[dict[ClientId, Answer], dict[ClientId, str]]:
     """Return the answers that may be averaged, and for each of the others what is wrong with it.
 
     Args:
         usual: the usual norm of an update in this run; None takes the median of these answers.
-        gradients: whether they are full-batch gradients, which differ more: those of few examples are longer.
     """
     longest = limits.max_norm
     if longest is None:
-        least = GRADIENT if gradients else SHORT
-        longest = _limit_norm((update for update, _ in answers.values()), params, usual, least)
+        longest = _limit_norm((update for update, _ in answers.values()), params, usual)
     most = _limit_examples((n for _, n in answers.values()), limits)
     found = {client: _find_fault(answer, params, longest, most) for client, answer in answers.items()}
     sound = {client: answer for client, answer in answers.items() if found[client] is None}
@@ -208,7 +204,7 @@ def _check_count(examples: float, most: float) -> str | None:
     return f"a weight of {examples:g} examples, above the limit {most:g}" if examples > most else None
 
 
-def _limit_norm(updates: Iterable[Tensor], params: Tensor, usual: float | None, least: float) -> float:
+def _limit_norm(updates: Iterable[Tensor], params: Tensor, usual: float | None) -> float:
     """Return the largest norm to accept: from the usual one, or from the model if there are too few updates to compare.
 
     With two updates, one that is not longer than the model is always accepted. Otherwise one of two clients could exclude
@@ -218,7 +214,7 @@ def _limit_norm(updates: Iterable[Tensor], params: Tensor, usual: float | None, 
     model = max(1.0, _norm(params))
     middle = _lower_median(norms)
     if known := usual or (middle if len(norms) >= ENOUGH else 0.0):
-        return max(least, len(norms) * _limit_part(len(norms))) * max(known, middle)
+        return max(SHORT, len(norms) * _limit_part(len(norms))) * max(known, middle)
     return max(OUTLIER * middle, model) if len(norms) > 1 else OUTLIER * model
 
 

@@ -11,6 +11,7 @@ import errno
 import hashlib
 import json
 import math
+import operator
 import os
 import shutil
 import stat
@@ -321,11 +322,13 @@ def digest_tensor(path: Path, name: str) -> str | None:
             raise ValueError(f"{path} is not a safetensors file")
         try:
             header = json.loads(file.read(size))
-            begin, end = header[name]["data_offsets"] if name in header else (None, None)
+            if name not in header:
+                return None
+            begin, end = map(operator.index, header[name]["data_offsets"])
         except (TypeError, KeyError, RecursionError):
             raise ValueError(f"{path} is not a safetensors file") from None
-        if begin is None or end is None:
-            return None
+        if not 0 <= begin <= end < 2**63:
+            raise ValueError(f"{path} is not a safetensors file")
         total = hashlib.sha256()
         file.seek(HEADER_SIZE + size + begin)
         left = end - begin

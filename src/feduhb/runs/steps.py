@@ -132,10 +132,16 @@ def _audit(path: Path, old: Path, runs: Sequence[RunStatus]) -> Step:
     """Return how to audit the run that replaces an old one, or how to look at an audit that did not pass."""
     by_path = {run.path: run for run in runs}
     new = by_path.get(path)
-    if new is not None and new.came_from in by_path and by_path[new.came_from].state != "retired":
-        old = new.came_from  # the run before the request, of which the old one may be a copy
     last = new.audits[0] if new is not None and new.audits else None
-    if new is not None and last is not None and new.judged_these_weights(last) and last.verdict not in PASSED:
+    is_judged = new is not None and last is not None and new.judged_these_weights(last)
+    if (
+        new is not None
+        and not is_judged
+        and new.came_from in by_path
+        and by_path[new.came_from].state != "retired"
+    ):
+        old = new.came_from  # the run before the request, of which the old one may be a copy
+    if last is not None and is_judged and last.verdict not in PASSED:
         return Step("audit", path, f"it says {last.verdict!r}; read the reasons in {shorten(last.path)}")
     before, config = f"before {old.name} is retired", _read_config(path)
     if "federation" in config:
