@@ -105,7 +105,7 @@ def read_lineage(folder: Path) -> Lineage:
     path = folder / LINEAGE
     found = find_json(path, Lineage, RESTORE)
     if found is not None and found.get("sha256") != _digest(found):
-        raise RunFolderError(f"{path} is damaged; {RESTORE} (its checksum is another)")
+        raise RunFolderError(f"{path} is damaged; {RESTORE} (its checksum does not match)")
     recorded = _read_result(folder).get("came_from")
     if found is None:
         if recorded is not None:
