@@ -193,17 +193,17 @@ class Loading(nn.Linear):
 @pytest.mark.parametrize("how", ["permuted", "turned", "both"])
 def test_stored_units_in_another_order_or_with_other_signs_are_not_fresh(how):
     """A hidden layer computes the same with its units permuted, or (under tanh) with their signs turned."""
-    stored = nn.Sequential(nn.Linear(6, 20), nn.Tanh(), nn.Linear(20, 3))
+    stored = nn.Linear(6, 20), nn.Linear(20, 3)
 
     def make() -> nn.Module:
-        model = copy.deepcopy(stored)
+        first, last = copy.deepcopy(stored)
         order = torch.randperm(20) if how != "turned" else torch.arange(20)
         signs = torch.randint(0, 2, (20,)) * 2.0 - 1 if how != "permuted" else torch.ones(20)
         with torch.no_grad():
-            model[0].weight.copy_(stored[0].weight[order] * signs[:, None])  # pyright: ignore
-            model[0].bias.copy_(stored[0].bias[order] * signs)  # pyright: ignore
-            model[2].weight.copy_(stored[2].weight[:, order] * signs)  # pyright: ignore
-        return nn.Sequential(*model, nn.Linear(3, 3))
+            first.weight.copy_(stored[0].weight[order] * signs[:, None])
+            first.bias.copy_(stored[0].bias[order] * signs)
+            last.weight.copy_(stored[1].weight[:, order] * signs)
+        return nn.Sequential(first, nn.Tanh(), last, nn.Linear(3, 3))
 
     with pytest.raises(ModelError, match=r"returns the same weights for every seed in 0\.weight"):
         draw_model(make, 1)

@@ -12,6 +12,7 @@ from torch.nn import functional as F  # noqa: N812
 
 import feduhb
 from data.wording import refused
+from feduhb.core.loss import check_targets
 from feduhb.data.federation import Federation
 from feduhb.errors import ModelError
 

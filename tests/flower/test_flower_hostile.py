@@ -67,7 +67,7 @@ def measure_weights(grid, rounds=1, **more):
     return seen, train(grid, rounds, aggregate=spy, **more)
 
 
-@pytest.mark.parametrize("factor", [500.0, 50.0, 10.0, -10.0])
+@pytest.mark.parametrize("factor", [500.0, 50.0, 20.0, -20.0])
 def test_an_update_of_many_times_the_usual_length_is_left_out(factor, caplog):
     outcome = train(make_hostile_grid(scale(factor)))
     assert set(outcome.left_out[0]) == {"cat"}
@@ -85,9 +85,9 @@ def test_an_update_is_compared_with_the_longest_median_so_far():
     assert later == 2.0
     assert split_answers(late, torch.zeros(4), Limits(), later)[1] == {}
     assert set(split_answers(late, torch.zeros(4), Limits())[1]) == {"e"}
-    longer = {**short, "e": (torch.full((4,), 4.1), 9.0)}
+    longer = {**short, "e": (torch.full((4,), 10.1), 9.0)}
     assert split_answers(longer, torch.zeros(4), Limits(), later)[1] == {
-        "e": "it answered with an update of norm 8.2, above the limit 8"
+        "e": "it answered with an update of norm 20.2, above the limit 20"
     }
 
 
@@ -98,7 +98,7 @@ def test_without_the_first_round_the_usual_length_is_guessed_generously():
     assert find_usual_norm([torch.zeros(1)] * 3, None, is_first=True) is None
 
 
-@pytest.mark.parametrize(("clients", "limit"), [(3, 4.0), (7, 4.0), (16, 6.0), (100, 15.0)])
+@pytest.mark.parametrize(("clients", "limit"), [(3, 10.0), (16, 10.0), (100, 15.0)])
 def test_of_more_clients_each_may_be_longer(clients, limit):
     def find_left_out(length):
         answers = {f"c{i}": (torch.tensor([1.0]), 1.0) for i in range(clients - 1)}

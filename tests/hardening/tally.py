@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
@@ -80,8 +79,3 @@ def format_table(tallies: Iterable[Tally]) -> str:
     return "\n".join(
         "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows
     )
-
-
-def count_kinds(findings: Iterable[Finding]) -> Counter[str]:
-    """Return how many findings there are of each kind."""
-    return Counter(one.kind for one in findings)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hardening import modes
-from hardening.kills import choose_stops, find_remains, set_up, try_stop
+from hardening.kills import Stop, choose_stops, find_remains, set_up, try_stop
 
 pytestmark = pytest.mark.slow
 
@@ -28,6 +28,17 @@ def scenarios(watch, folder):
 @pytest.mark.parametrize("name", NAMES)
 def test_stopped_at_an_event_it_continues_and_leaves_nothing_of_the_leaver(watch, scenarios, name):
     found = [one for stop in choose_stops(scenarios[name], STOPS) for one in try_stop(watch, stop)]
+    assert not found, "\n".join(map(str, found))
+
+
+def test_a_replay_killed_while_it_erases_finishes_only_after_the_history_is_erased(watch, scenarios):
+    one = scenarios["federaser"]
+    first = one.events.index("shutil.rmtree first/history/00002") + 1
+    last = one.events.index("os.rename first-federaser/.result.json") + 1
+    assert first < last, "the result comes before the erasure"
+    found = [
+        said for number in range(first, last + 1, 6) for said in try_stop(watch, Stop(one, number, "kill"))
+    ]
     assert not found, "\n".join(map(str, found))
 
 

@@ -105,7 +105,7 @@ def test_a_changed_lineage_is_noticed_by_its_checksum(tmp_path):
     write_ancestors(b, [Ancestor.at(a)])
     path = b / "lineage.json"
     path.write_text(path.read_text().replace("../a", "../x"))
-    with pytest.raises(RunFolderError, match=r"lineage.json is damaged; .* \(its checksum is another\)"):
+    with pytest.raises(RunFolderError, match=r"lineage.json is damaged; .* \(its checksum does not match\)"):
         read_ancestors(b)
 
 

@@ -15,7 +15,8 @@ import torch
 from feduhb.errors import StorageError
 from feduhb.methods.retrain import Plain
 from feduhb.runs.checkpoint import LEFTOVERS, load_state, save_state
-from feduhb.runs.folder import Round, RunFolder, write_atomically
+from feduhb.runs.files import write_atomically
+from feduhb.runs.folder import Round, RunFolder
 from killing import Commands
 
 OLD, NEW = Plain(torch.zeros(3)), Plain(torch.ones(3))
@@ -192,7 +193,7 @@ def test_a_folder_that_is_a_link_is_refused_in_words(tmp_path: Path):
 WRITER = """
 import json, sys
 from pathlib import Path
-from feduhb.runs.folder import write_atomically
+from feduhb.runs.files import write_atomically
 
 path = Path(sys.argv[1])
 for _ in range(60):

@@ -19,7 +19,8 @@ from feduhb.core.types import Method
 from feduhb.errors import ConfigError, RunFolderError, StorageError
 from feduhb.methods.retrain import Plain
 from feduhb.runs import lineage
-from feduhb.runs.folder import RunFolder, write_atomically
+from feduhb.runs.files import write_atomically
+from feduhb.runs.folder import RunFolder
 from feduhb.runs.history import DiskHistory
 from runs.remembering import files
 

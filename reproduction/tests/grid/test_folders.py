@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from feduhb.cli import app
 from feduhb.errors import RunFolderError, StorageError
-from feduhb.runs.folder import disk_errors
+from feduhb.runs.files import disk_errors
 from feduhb_reproduction import reproduce as module
 from feduhb_reproduction.cells import Place
 from feduhb_reproduction.federations import check_cells

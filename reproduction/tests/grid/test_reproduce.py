@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from feduhb.cli import app
 from feduhb.errors import ConfigError, RunFolderError, StorageError
-from feduhb.runs.folder import hold_lock
+from feduhb.runs.files import hold_lock
 from feduhb_reproduction import reproduce as module
 from feduhb_reproduction.cell import ATTACKED, clear_away, make_cell
 from feduhb_reproduction.cell_plan import Job

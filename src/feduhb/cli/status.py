@@ -139,7 +139,7 @@ def _list_lines(run: RunStatus, folder: Path) -> Iterator[tuple[str, str]]:
 
 
 def _list_answers(found: Status, base: Path) -> Iterator[tuple[str, str]]:
-    """Yield where something of each leaver is left, and of which leavers nothing is, each line with its style."""
+    """Yield a line, with its style, for each leaver of which something is left, and one for all others."""
 
     def name(paths: Iterable[Path]) -> str:
         return ", ".join(_relate(path, base) for path in paths)
@@ -159,7 +159,7 @@ def _list_answers(found: Status, base: Path) -> Iterator[tuple[str, str]]:
 
 
 def _group(holds: Iterable[Held]) -> list[tuple[list[str], Held]]:
-    """Return the leavers of which the same is left together, with what that is."""
+    """Return what is left, each with the names of all leavers of which exactly that is left."""
     groups: dict[tuple[object, ...], tuple[list[str], Held]] = {}
     for one in holds:
         groups.setdefault((one.reason, one.remnants), ([], one))[0].append(one.leaver)

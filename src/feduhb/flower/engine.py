@@ -127,20 +127,17 @@ class FlowerEngine:
         needed = self._count_needed(work, len(clients))
         self._wait(clients, needed)
         answers: dict[ClientId, Answer] = {}
-        lengths = self.memory.lengths
-        usual = lengths.get(work.epochs)
+        usual = before = self.memory.lengths.get(work.epochs)
         for _ in range(2):
             missing = [client for client in clients if client not in answers]
             answers.update(self._ask(work, missing, round))
-            usual = find_usual_norm(
-                (u for u, _ in answers.values()), lengths.get(work.epochs), is_first=round == 0
-            )
+            usual = find_usual_norm((u for u, _ in answers.values()), before, is_first=round == 0)
             answers, faulty = split_answers(answers, work.params, self._limits, usual)
             self.left_out[round].update(faulty)
             if len(answers) >= needed:
                 break
         if usual is not None:
-            lengths[work.epochs] = usual
+            self.memory.lengths[work.epochs] = usual
         reasons = {self.roster.format_client(c): why for c, why in sorted(self.left_out[round].items())}
         for name, why in reasons.items():
             log.warning("round %s: %s is left out: %s; look at its SuperNode's log", round + 1, name, why)

@@ -62,6 +62,11 @@ def write_atomically(path: Path, data: bytes, *, private: bool = True) -> None:
     update_atomically(path, lambda _: data, private=private)
 
 
+def write_json(path: Path, value: Any) -> None:
+    """Replace a file by a value as JSON, which people can read."""
+    write_atomically(path, (json.dumps(value, indent=1) + "\n").encode())
+
+
 def update_atomically(path: Path, change: Callable[[bytes], bytes], *, private: bool = True) -> None:
     """Replace a file by what ``change`` returns for its content, which is empty if there is no such file."""
     with disk_errors(path), lock_folder(path.parent):

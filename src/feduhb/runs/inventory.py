@@ -1,4 +1,4 @@
-"""Take stock of run folders: what each still holds of whom. Nothing is written, and a damaged run stops nothing.
+"""Read what each run folder still holds of each leaver. Nothing is written, and a damaged run does not stop the search.
 
 A run holds a leaver if a run of the same lineage has forgotten the leaver and this run has not, or if it has the leaver's
 data in its config. It may hold a leaver if a client of that id or registered name took part, or if it cannot be read.
@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 
 def read_status(folder: str | Path, of: str | None = None) -> Status:
-    """Return the runs in a folder, four levels deep, and those that their lineage names; what each holds of which leaver.
+    """Return the runs in a folder, four levels deep, and those that their lineage names, with what each holds of each leaver.
 
     Args:
         folder: a folder with runs, or one run.

@@ -9,7 +9,6 @@ Earlier versions wrote ``earlier.json`` and ``later.json`` instead. ``erased.jso
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -31,7 +30,7 @@ from feduhb.runs.files import (
     read_bytes,
     remove,
     resolve,
-    write_atomically,
+    write_json,
 )
 from feduhb.runs.folder import HISTORY, RunFolder, now
 from feduhb.runs.history import DiskHistory
@@ -105,7 +104,7 @@ def read_lineage(folder: Path) -> Lineage:
     path = folder / LINEAGE
     found = find_json(path, Lineage, RESTORE)
     if found is not None and found.get("sha256") != _digest(found):
-        raise RunFolderError(f"{path} is damaged; {RESTORE} (its checksum is another)")
+        raise RunFolderError(f"{path} is damaged; {RESTORE} (its checksum does not match)")
     recorded = _read_result(folder).get("came_from")
     if found is None:
         if recorded is not None:
@@ -129,8 +128,7 @@ def _digest(found: Lineage) -> str:
 def write_lineage(folder: Path, earlier: list[Entry], later: list[str]) -> None:
     """Write a lineage; delete the files of earlier versions, which it replaces."""
     found: Lineage = {"earlier": earlier, "later": later}
-    whole = {**found, "sha256": _digest(found)}
-    write_atomically(folder / LINEAGE, (json.dumps(whole, indent=1) + "\n").encode())
+    write_json(folder / LINEAGE, {**found, "sha256": _digest(found)})
     for old in (EARLIER, LATER):
         remove(folder / old)
 
@@ -241,8 +239,7 @@ def _erase(history: DiskHistory, leavers: Sequence[ClientId], by: Path | None) -
 
 
 def _record(folder: Path, erased: Sequence[Erased]) -> None:
-    text = json.dumps([asdict(one) for one in erased], indent=1)
-    write_atomically(folder / ERASED, f"{text}\n".encode())
+    write_json(folder / ERASED, [asdict(one) for one in erased])
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,6 @@ leavers too, and is deleted only if the siblings are.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -29,7 +28,7 @@ from feduhb.runs.files import (
     remove,
     resolve,
     sync_folder,
-    write_atomically,
+    write_json,
 )
 from feduhb.runs.folder import (
     HISTORY,
@@ -165,7 +164,7 @@ class Retirement:
                 when = {"when": now()} if path in work else {}
                 with disk_errors(path):
                     tombstone["deleted"].append({**_describe(path), "name": name, **when})
-        _write(old, tombstone)
+        write_json(old.tombstone_path, tombstone)
         with disk_errors(old.path):
             for path in (*work, *own):
                 remove(path)
@@ -175,7 +174,7 @@ class Retirement:
             kept = list_files(old.path, KEPT)
             tombstone["left"] = sorted(path.name for path in old.path.iterdir() if path not in kept)
             tombstone["finished"] = now()
-            _write(old, tombstone)
+            write_json(old.tombstone_path, tombstone)
         return tombstone
 
     def _begin(self, old: RunFolder) -> Tombstone:
@@ -449,7 +448,3 @@ def _describe(path: Path) -> dict[str, Any]:
     return {
         "name": path.name, "files": len(lines), "bytes": size, "sha256": digest(manifest.encode()),
     }  # fmt: skip
-
-
-def _write(old: RunFolder, tombstone: Tombstone) -> None:
-    write_atomically(old.tombstone_path, (json.dumps(tombstone, indent=1) + "\n").encode())

@@ -1,4 +1,4 @@
-"""What `feduhb status` finds, as plain values: runs, what each still holds of which leaver, and what to do next."""
+"""What `feduhb status` finds, as plain values: runs, what each still holds of each leaver, and what to do next."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class RunStatus:
 
 @dataclass(frozen=True, slots=True)
 class Leaver:
-    """Somebody, some rows or a class that a run has forgotten, or that was asked about."""
+    """A client, rows of a client or a class that a run has forgotten, or that was asked about."""
 
     request: str
     name: str  # the registered name of a client over Flower
