@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from feduhb.cli import app
 from feduhb.runs import read_status
 from feduhb.runs.lineage import read_erased
+from runs import retiring
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "folders"
 CONFIG = """
@@ -367,3 +368,12 @@ def test_nothing_is_written(runs):
     before = {path: path.stat().st_mtime_ns for path in sorted(runs.rglob("*"))}
     invoke("status", runs)
     assert {path: path.stat().st_mtime_ns for path in sorted(runs.rglob("*"))} == before
+
+
+def test_of_several_runs_an_audited_one_replaces_the_old(tmp_path):
+    trained = retiring.train(tmp_path / "a")
+    for name, audited in (("b1", False), ("b2", True)):
+        retiring.unlearn(trained, retiring.LEAVER, tmp_path / name, audited=audited, erase_history=False)
+    steps = [step for step in read_status(tmp_path).steps if step.path == tmp_path / "a"]
+    assert [step.what for step in steps] == ["retire"]
+    assert f"--replaced-by {tmp_path / 'b2'}" in steps[0].command

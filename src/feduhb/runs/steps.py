@@ -111,8 +111,11 @@ def _retire(run: RunStatus, runs: Sequence[RunStatus]) -> Iterator[Step]:
     new = _choose(old, None) or _choose(old, ASKED)
     if new is None:
         ended = (one for one in runs if one.state in {"finished", "superseded"} and one.forgot)
-        folders = (RunFolder(one.path) for one in ended)
-        new = next((one for one in folders if _can_replace(old, one, ASKED)), None)
+        folders = [RunFolder(one.path) for one in ended]
+        fit = (
+            one for reason in (None, ASKED) for one in folders if _can_replace(old, one, reason)
+        )  # audited first
+        new = next(fit, None)
         command += "" if new is None else f" --replaced-by {_name(new.path)}"
     if new is not None:
         if not _can_replace(old, new, None):
