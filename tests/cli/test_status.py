@@ -372,7 +372,7 @@ def test_nothing_is_written(runs):
 
 def test_of_several_runs_an_audited_one_replaces_the_old(tmp_path):
     trained = retiring.train(tmp_path / "a")
-    for name, audited in (("b1", False), ("b2", True)):
+    for name, audited in (("b1", False), ("b2", True), ("b3", True)):
         retiring.unlearn(trained, retiring.LEAVER, tmp_path / name, audited=audited, erase_history=False)
     steps = [step for step in read_status(tmp_path).steps if step.path == tmp_path / "a"]
     assert [step.what for step in steps] == ["retire"]
