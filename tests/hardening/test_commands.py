@@ -1,15 +1,15 @@
-"""Odd configs and command lines, code in the current folder, and requests at the same moment."""
+"""Odd configs and command lines, and requests at the same moment."""
 
 from __future__ import annotations
 
 import pytest
 
-from hardening import current_folder, fuzz, races, scenes
+from hardening import fuzz, races, scenes
 
 pytestmark = pytest.mark.slow
 
-FUZZED = 50  # configs, and as many command lines
-RACES = 3
+FUZZED = 24  # configs, and as many command lines
+RACES = 2
 
 
 @pytest.fixture(scope="module")
@@ -31,10 +31,4 @@ def test_odd_values_are_refused_in_words(watch, folder, list_cases):
 @pytest.mark.parametrize("pair", races.PAIRS)
 def test_of_two_requests_at_once_one_is_served(watch, folder, pair):
     found = [one for _ in range(RACES) for one in races.try_pair(watch, folder / "trained", pair)]
-    assert not found, "\n".join(map(str, found))
-
-
-@pytest.mark.parametrize("arguments", [one for one in current_folder.COMMANDS if one[0] == "audit"])
-def test_code_in_the_current_folder_is_not_run(folder, arguments):
-    found = current_folder.try_command(folder / "unlearned", arguments)
     assert not found, "\n".join(map(str, found))

@@ -14,7 +14,7 @@ from hardening.tally import Finding
 pytestmark = pytest.mark.slow
 
 SCENES = ("chain", "replay", "prepared", "working", "retired", "flower")
-CASES = 12  # of each scene
+CASES = 10  # of each scene
 PLANTED = 6
 
 
