@@ -1,4 +1,4 @@
-"""Damaged files and links in runs, a few of each kind; `make soak` tries them all."""
+"""Damaged files and links in runs, odd values and requests at the same moment, a few of each kind; `make soak` tries them all."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from hardening import fuzz, races
 from hardening.damage import list_damages, refers_to, try_damage
 from hardening.links import list_plants
 from hardening.running import STATE, WORK_OF_AUDIT
@@ -14,8 +15,10 @@ from hardening.tally import Finding
 pytestmark = pytest.mark.slow
 
 SCENES = ("chain", "replay", "prepared", "working", "retired", "flower")
-CASES = 10  # of each scene
-PLANTED = 6
+CASES = 8  # of each scene
+PLANTED = 4
+FUZZED = 24  # configs, and as many command lines
+RACES = 2
 
 
 def summarize(findings: list[Finding]) -> str:
@@ -81,4 +84,19 @@ def test_what_was_wrong_once(references, known, name, path, how, word):
         for command in commands
         for one in try_damage(references, scene, damage, command)
     ]
+    assert not found, summarize(found)
+
+
+@pytest.mark.parametrize("list_cases", [fuzz.list_configs, fuzz.list_command_lines])
+@pytest.mark.usefixtures("known")
+def test_odd_values_are_refused_in_words(watch, place, list_cases):
+    cases = list_cases(0, FUZZED)
+    found = [one for case in cases for one in fuzz.try_fuzzed(watch, place / "audited", case)]
+    assert not found, summarize(found)
+
+
+@pytest.mark.parametrize("pair", races.PAIRS)
+@pytest.mark.usefixtures("known")
+def test_of_two_requests_at_once_one_is_served(watch, place, pair):
+    found = [one for _ in range(RACES) for one in races.try_pair(watch, place / "trained", pair)]
     assert not found, summarize(found)

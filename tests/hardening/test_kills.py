@@ -12,7 +12,7 @@ pytestmark = pytest.mark.slow
 NAMES = (
     "train", "feduhb", "retrain", "federaser", "fedrecover", "compare", "audit", "retire", "flower train", "flower federaser",
 )  # fmt: skip
-STOPS = 3  # of each command
+STOPS = 2  # of each command
 
 
 @pytest.fixture(scope="module")
