@@ -353,6 +353,21 @@ def refers_to(command: Command, damage: Damage) -> bool:
     return not (command.is_slow and in_round)
 
 
+def list_cases(scene: Scene, seed: int, flips: int, keys: int) -> list[tuple[Damage, Command]]:
+    """Return damages with the commands to try on them: two, drawn by the seed, for those of a file's content, else all."""
+    found: list[tuple[Damage, Command]] = []
+    places = {name for name, _ in list_of_folder()} | {
+        "a folder in its place",
+        "a hard link to a file elsewhere",
+    }
+    for damage in list_damages(scene, seed, flips, keys):
+        commands = [command for command in scene.commands if refers_to(command, damage)]
+        if damage.name not in places:
+            commands = random.Random(f"{seed} {scene.name} {damage}").sample(commands, min(2, len(commands)))
+        found += [(damage, command) for command in commands]
+    return found
+
+
 class References:
     """What commands do in undamaged scenes, observed once."""
 
@@ -451,8 +466,7 @@ def is_cut_record(damage: Damage) -> bool:
 
 
 def reads_finished(command: Command, damage: Damage) -> bool:
-    """Whether a command audits or unlearns the finished run that a damaged file belongs to."""
+    """Whether a command audits or unlearns the finished run that a damaged record belongs to."""
     verb, run, *_ = command.arguments
-    return (
-        verb in {"audit", "unlearn"} and damage.path.parts[0] == run and "--resume" not in command.arguments
-    )
+    is_own = damage.path == Path(run) / "rounds.jsonl"
+    return verb in {"audit", "unlearn"} and is_own and "--resume" not in command.arguments
