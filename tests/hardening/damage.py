@@ -425,14 +425,9 @@ def check_end(ended: Watched, command: str, case: str, codes: tuple[int, ...] = 
 def describe_traceback(text: str) -> str:
     """Return the exception of a traceback, and the last function of this package in it."""
     frames = re.findall(r'File "[^"]*?/(feduhb/[^"]*)", line \d+, in (\S+)', text)
-    words = [
-        line
-        for line in text.strip().splitlines()
-        if re.match(r"[\w.]+(Error|Exception|Interrupt|Warning|Exit)?:? ?", line)
-    ]
-    last = next((line for line in reversed(words) if re.match(r"[A-Za-z_.]+(:|$)", line)), "")
-    kind = last.partition(":")[0][:60]
-    return f"{kind} in {frames[-1][0]} {frames[-1][1]}" if frames else last[:100]
+    kinds = re.findall(r"^(?:\w+\.)*(\w*(?:Error|Exception|Interrupt|Warning))\b", text, re.MULTILINE)
+    kind = kinds[-1] if kinds else text.strip().splitlines()[-1][:100]
+    return f"{kind} in {frames[-1][0]} {frames[-1][1]}" if frames else kind
 
 
 def check_answer(
