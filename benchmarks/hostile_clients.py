@@ -136,6 +136,36 @@ def run_deployed(source: Path) -> dict[str, Any]:
     return found
 
 
+class Measured:
+    """An engine that notes the norms and weights of the updates of each round."""
+
+    def __init__(self, engine: Any, rounds: list[tuple[Any, Any]]) -> None:
+        self.about = engine.about
+        self.engine, self.rounds = engine, rounds
+
+    def train(self, work: Any, clients: Any, round: int) -> Any:
+        """Train the clients."""
+        blocks = list(self.engine.train(work, clients, round))
+        norms = [float(row.double().norm()) for block in blocks for row in block.values]
+        weights = [weight for block in blocks for weight in block.weights.tolist()]
+        self.rounds.append((norms, weights))
+        yield from blocks
+
+
+def _measure_shares() -> dict[int, float]:
+    """Return the largest share of the examples that a client had, by the number of clients."""
+    import feduhb
+    from feduhb.data.partition import partition_rows
+
+    (everyone,) = feduhb.load("mnist-5k", clients=1, held_out=0.0).clients.values()
+    largest: dict[int, float] = {}
+    for clients in (3, 4, 5, 10, 20, 50):
+        parts = (partition_rows(everyone.targets, "dirichlet:0.1", clients, seed=seed) for seed in range(200))
+        sizes = ([len(rows) for rows in part.values()] for part in parts)
+        largest[clients] = max(max(some) / sum(some) for some in sizes)
+    return largest
+
+
 def measure_honest() -> dict[str, Any]:
     """Measure how much longer and heavier the answers of honest clients are than those of the others."""
     import numpy as np
@@ -146,7 +176,10 @@ def measure_honest() -> dict[str, Any]:
     from feduhb.runs.loop import run
 
     torch.set_num_threads(1)
-    found: dict[str, Any] = {"runs": []}
+    found: dict[str, Any] = {
+        "runs": [],
+        "largest shares of 200 partitions by dirichlet:0.1": _measure_shares(),
+    }
     for partition in ("iid", "dirichlet:0.5", "dirichlet:0.1", "shards:2"):
         for clients in (4, 10, 20, 50):
             federation = feduhb.load(
@@ -155,30 +188,21 @@ def measure_honest() -> dict[str, Any]:
             engine = feduhb.Loop(federation, feduhb.Local(batch_size=64, lr=0.05))
             rounds: list[tuple[Any, Any]] = []
 
-            class Measured:
-                about = engine.about
-
-                def train(self, *work: Any, rounds: Any = rounds, engine: Any = engine) -> Any:
-                    blocks = list(engine.train(*work))
-                    norms = torch.cat([b.values.double().norm(dim=1) for b in blocks]).numpy()
-                    rounds.append((norms, torch.cat([b.weights for b in blocks]).numpy()))
-                    yield from blocks
-
             method = feduhb.Retrain(epochs=5)
             state = method.init(flatten(federation.fresh_model()))
-            for _ in run(method, Measured(), list(federation.clients), state, rounds=30):
+            for _ in run(method, Measured(engine, rounds), list(federation.clients), state, rounds=30):
                 pass
             medians = [float(np.sort(norms)[(len(norms) - 1) // 2]) for norms, _ in rounds]
             usual = np.maximum.accumulate(medians)
             result = {
                 "to the median of the round": max(
-                    float(n.max() / m) for (n, _), m in zip(rounds, medians, strict=True)
+                    max(n) / m for (n, _), m in zip(rounds, medians, strict=True)
                 ),
                 "to the longest median so far": max(
-                    float(n.max() / u) for (n, _), u in zip(rounds, usual, strict=True)
+                    max(n) / float(u) for (n, _), u in zip(rounds, usual, strict=True)
                 ),
                 "limit": max(4.0, 1.5 * clients**0.5),
-                "largest share": max(float(w.max() / w.sum()) for _, w in rounds),
+                "largest share": max(max(w) / sum(w) for _, w in rounds),
                 "limit of shares": min(1.0, 1.5 / clients**0.5),
             }
             found["runs"].append({"partition": partition, "clients": clients, **result})

@@ -49,7 +49,7 @@ honest = flower.client_app(model=MODEL, data=load_data)
 def train(message: Message, context: Context) -> Message:
     """Train as an honest client does; the hostile one changes its answer as the message tells it."""
     reply = honest(message, context)
-    config = message.content["config"]
+    config: dict[str, Any] = dict(message.content.config_records["config"])
     mode, since = str(config.get("hostile", "")), int(config.get("since", 0))
     if not mode or context.node_config["partition-id"] != HOSTILE or config["round"] < since:
         return reply

@@ -28,7 +28,7 @@ OTHERS = {  # packages that are not ours
     "runs": {"torch", "safetensors", "rich", "pydantic", "tomli_w", "typing_extensions"},
     "api": {"torch"},
     "audit": {"cloudpickle", "torch", "numpy", "scipy", "sklearn", "threadpoolctl"},
-    "flower": {"torch", "numpy", "safetensors", "tomli_w", "flwr", "cryptography"},
+    "flower": {"torch", "numpy", "safetensors", "tomli_w", "flwr", "cryptography", "pydantic"},
     "report": {"jinja2", "markupsafe", "matplotlib", "rich"},
 }
 

@@ -109,7 +109,9 @@ def test_two_seeds_on_the_same_data_are_combined(run, tmp_path):
     trained = feduhb.open_run(run)
     runs = [tmp_path / str(seed) for seed in (8, 9)]
     for folder in runs:
-        feduhb.unlearn(trained.reseed(int(folder.name)), ["c00"], rounds=1, out=folder, show=None)
+        feduhb.unlearn(
+            trained.reseed(int(folder.name)), ["c00"], rounds=1, out=folder, erase_history=False, show=None
+        )
     asked = ("audit", *runs, "--original", run, "--no-exactness", "--relearn", 0)
     answer = json.loads(run_command(*asked, "--json").stdout)
     combined = answer["over_seeds"]

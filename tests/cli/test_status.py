@@ -270,7 +270,7 @@ def break_names(run: Path) -> None:
     ("damage", "words"),
     [
         (break_config, "config.toml cannot be read: "),
-        (forge_config, "'int' object has no attribute 'get'"),
+        (forge_config, "config.toml is damaged"),
         (break_lineage, "lineage.json is damaged"),
         (break_rounds, "rounds.jsonl line 1 is damaged"),
         (break_result, "result.json is damaged"),

@@ -230,19 +230,19 @@ def test_left_out_clients_are_written_and_read_again(tmp_path):
 def test_a_kill_before_a_checkpoint_loses_no_left_out_client(tmp_path, monkeypatch):
     bad = change_answers(make_app(FEDERATION), lambda _: (_ for _ in ()).throw(RuntimeError("no")))
     grid = make_grid(FEDERATION, apps={"cat": bad})
-    write = server._write_json
+    write = server.write_file
 
     def killed(path, values):
         write(path, values)
         if path.name == "left_out.json":
             raise Killed
 
-    monkeypatch.setattr(server, "_write_json", killed)
+    monkeypatch.setattr(server, "write_file", killed)
     for _ in range(2):  # the checkpoint is written after left_out.json, so the round is repeated
         with pytest.raises(Killed):
             make_unlearning(tmp_path).start(grid, draw_start(), 2)
     assert RunFolder(tmp_path).rounds() == []
-    monkeypatch.setattr(server, "_write_json", write)
+    monkeypatch.setattr(server, "write_file", write)
     assert set(make_unlearning(tmp_path).start(grid, draw_start(), 2).left_out) == {0, 1}
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 from hypothesis import given
@@ -12,7 +13,7 @@ from feduhb.report import draw_figures
 from feduhb.report.page import render_report
 from feduhb.report.runs import RunView, read_runs
 from feduhb.report.stop_map import SCALES, WINDOWS, chart_map, chart_scales, list_mapped, replay_rules
-from feduhb.runs.folder import Round
+from feduhb.runs.folder import Result, Round
 from feduhb.stopping import DynamicStop
 from report.folders import COSTS, judged, series, story, write
 from report.reading import points, words
@@ -25,7 +26,8 @@ def run(moved: list[float], **about: float) -> RunView:
     rounds = [
         replace(COSTS, round=t, moved=m, scores={"test_accuracy": t / 100}) for t, m in enumerate(moved)
     ]
-    return RunView(Path(), "FedUHB", "feduhb", rounds, {"settings": about}, {"unlearn": {}}, "")
+    result = cast("Result", {"settings": about})  # nothing else of it is read
+    return RunView(Path(), "FedUHB", "feduhb", rounds, result, {"unlearn": {}}, "")
 
 
 def brute(moved: list[float], scale: float, window: int | None) -> int | None:
