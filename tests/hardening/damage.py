@@ -353,6 +353,21 @@ def refers_to(command: Command, damage: Damage) -> bool:
     return not (command.is_slow and in_round)
 
 
+def list_cases(scene: Scene, seed: int, flips: int, keys: int) -> list[tuple[Damage, Command]]:
+    """Return damages with the commands to try on them: two, drawn by the seed, for those of a file's content, else all."""
+    found: list[tuple[Damage, Command]] = []
+    places = {name for name, _ in list_of_folder()} | {
+        "a folder in its place",
+        "a hard link to a file elsewhere",
+    }
+    for damage in list_damages(scene, seed, flips, keys):
+        commands = [command for command in scene.commands if refers_to(command, damage)]
+        if damage.name not in places:
+            commands = random.Random(f"{seed} {scene.name} {damage}").sample(commands, min(2, len(commands)))
+        found += [(damage, command) for command in commands]
+    return found
+
+
 class References:
     """What commands do in undamaged scenes, observed once."""
 
@@ -410,14 +425,9 @@ def check_end(ended: Watched, command: str, case: str, codes: tuple[int, ...] = 
 def describe_traceback(text: str) -> str:
     """Return the exception of a traceback, and the last function of this package in it."""
     frames = re.findall(r'File "[^"]*?/(feduhb/[^"]*)", line \d+, in (\S+)', text)
-    words = [
-        line
-        for line in text.strip().splitlines()
-        if re.match(r"[\w.]+(Error|Exception|Interrupt|Warning|Exit)?:? ?", line)
-    ]
-    last = next((line for line in reversed(words) if re.match(r"[A-Za-z_.]+(:|$)", line)), "")
-    kind = last.partition(":")[0][:60]
-    return f"{kind} in {frames[-1][0]} {frames[-1][1]}" if frames else last[:100]
+    kinds = re.findall(r"^(?:\w+\.)*(\w*(?:Error|Exception|Interrupt|Warning))\b", text, re.MULTILINE)
+    kind = kinds[-1] if kinds else text.strip().splitlines()[-1][:100]
+    return f"{kind} in {frames[-1][0]} {frames[-1][1]}" if frames else kind
 
 
 def check_answer(
@@ -451,8 +461,7 @@ def is_cut_record(damage: Damage) -> bool:
 
 
 def reads_finished(command: Command, damage: Damage) -> bool:
-    """Whether a command audits or unlearns the finished run that a damaged file belongs to."""
+    """Whether a command audits or unlearns the finished run that a damaged record belongs to."""
     verb, run, *_ = command.arguments
-    return (
-        verb in {"audit", "unlearn"} and damage.path.parts[0] == run and "--resume" not in command.arguments
-    )
+    is_own = damage.path == Path(run) / "rounds.jsonl"
+    return verb in {"audit", "unlearn"} and is_own and "--resume" not in command.arguments

@@ -24,8 +24,8 @@ Case = Callable[[], list[Finding]]
 LIMIT = 60.0  # seconds after which a command counts as hung
 RACES = 50
 SHARES = {
-    "damage": 0.4,
-    "links": 0.2,
+    "damage": 0.45,
+    "links": 0.15,
     "kills": 0.25,
     "configs": 0.05,
     "lines": 0.06,
@@ -76,9 +76,7 @@ class Soak:
                 references, scene, one, command, LIMIT
             )
             for scene in known
-            for one in damage.list_damages(scene, self.seed, flips=2, keys=6)
-            for command in scene.commands
-            if damage.refers_to(command, one)
+            for one, command in damage.list_cases(scene, self.seed, flips=2, keys=6)
         ]
 
     def list_links(self, references: damage.References, known: Sequence[scenes.Scene]) -> list[Case]:
