@@ -24,7 +24,7 @@ def find_audits() -> Path:
     """Return the folder for the work of all audits of this user."""
     named, standard = os.environ.get(STATE), os.environ.get("XDG_STATE_HOME")
     state = Path(named) if named else Path(standard or Path.home() / ".local" / "state") / "feduhb"
-    return state.expanduser().resolve() / "audits"
+    return resolve(state.expanduser()) / "audits"
 
 
 def find_work(place: Path) -> Path:
