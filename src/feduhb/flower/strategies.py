@@ -92,7 +92,7 @@ class OwnLoop(Strategy):
             raise ConfigError(
                 f"min_replies is {self.min_replies}, but only {self.clients_per_round} clients are asked each round; lower it"
             )
-        places = [Path(place).resolve() for place in (self.trained, self.checkpoint) if place is not None]
+        places = [resolve(Path(place)) for place in (self.trained, self.checkpoint) if place is not None]
         if len(places) > len({*places}):
             raise ConfigError(
                 f"trained and checkpoint are both {self.trained}; choose another checkpoint folder"
