@@ -25,6 +25,7 @@ from feduhb.flower.server import Evaluate, Outcome, serve
 from feduhb.flower.validation import Limits
 from feduhb.flower.wire import OURS
 from feduhb.methods import list_settings, make_method, settings_of
+from feduhb.runs.files import resolve
 from feduhb.stopping import StopRule, never
 
 
