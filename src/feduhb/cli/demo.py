@@ -14,7 +14,7 @@ def demo(
     out: Annotated[Path, typer.Option(help="Folder for runs, figures and report.")] = Path("demo"),
     json: Json = False,
 ) -> None:
-    """Train, unlearn, audit and report on real data, in under two minutes on two cores.
+    """Train, unlearn, audit and report on real data, in about two minutes on two cores.
 
     Example: feduhb demo --out demo
 
