@@ -56,7 +56,7 @@ def spoil(finished, folder, name, content):
 @pytest.mark.parametrize("content", BAD.values(), ids=BAD)
 def test_a_file_of_another_shape_is_refused_in_one_line(name, content, finished, tmp_path):
     if name == "limits.json" and content == BAD["other keys"]:
-        pytest.skip("a later version may add keys")
+        content = b'{"examples": 3}'  # a later version may add keys
     if name == "limits.json" and content == BAD["other values"]:
         content = b'{"examples": {"cat": -3}}'
     if name == "limits.json" and content == BAD["a lone surrogate"]:

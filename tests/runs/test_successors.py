@@ -200,3 +200,11 @@ def test_on_the_command_line_it_is_refused(tmp_path, monkeypatch):
     assert feduhb_(*insisting).exit_code == 0
     ended = feduhb_("unlearn", "runs/first-feduhb", "--forget", "c02", "--rounds", "1")
     assert ended.exit_code == 0, ended.output
+
+
+def test_a_later_run_whose_config_is_a_link_to_nothing_is_not_taken_for_deleted(runs):
+    path = runs[1].folder / "config.toml"
+    path.unlink()
+    path.symlink_to(path)
+    with pytest.raises(RunFolderError, match=r"config\.toml cannot be read"):
+        revived(runs[0], Request.parse("cat"))

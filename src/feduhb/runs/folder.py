@@ -229,7 +229,8 @@ class RunFolder:
 
     def exists(self) -> bool:
         """Whether the folder holds a run, finished or not, or the tombstone of one."""
-        return self.config_path.exists() or self.tombstone_path.exists()
+        paths = (self.config_path, self.tombstone_path)
+        return any(path.exists() or path.is_symlink() for path in paths)  # a link to nothing is damage
 
     def is_finished(self) -> bool:
         """Whether the run has ended."""
