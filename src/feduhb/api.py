@@ -13,7 +13,7 @@ import torch
 
 from feduhb.core.aggregate import is_built_in_rule
 from feduhb.core.checks import check_show, check_stop, check_whole
-from feduhb.core.flat import flatten
+from feduhb.core.flat import count_statistics, flatten, list_parts
 from feduhb.core.seeds import draw_seed, sample_clients
 from feduhb.core.types import ClientId, Method, Updates
 from feduhb.data.download import print_notice
@@ -63,6 +63,12 @@ def train(
     batch_size: int = 64,
     lr: float = 0.005,
     l2: float = 0.0,
+    optimizer: str = "sgd",
+    momentum: float = 0.0,
+    weight_decay: float = 0.0,
+    clip_norm: float | None = None,
+    schedule: str = "constant",
+    proximal: float = 0.0,
     aggregate: str = "weighted_mean",
     clients_per_round: int | None = None,
     engine: str | EngineMaker = "auto",
@@ -79,8 +85,14 @@ def train(
         rounds: the number of rounds.
         epochs: local passes of each client in a round; 0 asks for full-batch gradients, with a step size of 1.0.
         batch_size: examples in a batch of a client.
-        lr: the learning rate of a client's SGD.
+        lr: the learning rate of a client's optimiser.
         l2: adds l2/2 * ‖w‖² to a client's loss.
+        optimizer: of clients: "sgd", "adam" or "adamw". Its state begins afresh in every round.
+        momentum: of a client's SGD.
+        weight_decay: of the optimiser; for "adamw" apart from the gradient.
+        clip_norm: the largest norm of a step's gradient; None does not clip.
+        schedule: of lr over a client's steps in a round: "constant", "linear" or "cosine"; or over rounds: "decay:0.99".
+        proximal: adds proximal/2 * ‖w - w[t]‖² to a client's loss, as FedProx does.
         aggregate: "weighted_mean", "median", "trimmed_mean:0.1", "krum" or "geometric_median".
         clients_per_round: the number of clients sampled in each round; None asks all clients.
         engine: "auto", "pool", "stacked", "stacked:tf32", "stacked:bf16", "loop", or a function of (federation, local)
@@ -95,7 +107,8 @@ def train(
         show: "auto" draws a progress bar on a terminal; a function is called with every `Round`; None shows nothing.
     """
     settings = TrainSettings(
-        rounds=rounds, epochs=epochs, batch_size=batch_size, lr=lr, l2=l2, aggregate=aggregate,
+        rounds=rounds, epochs=epochs, batch_size=batch_size, lr=lr, l2=l2, optimizer=optimizer, momentum=momentum,
+        weight_decay=weight_decay, clip_norm=clip_norm, schedule=schedule, proximal=proximal, aggregate=aggregate,
         clients_per_round=clients_per_round, engine=name_engine(engine), keep_history=keep_history,
     )  # fmt: skip
     if (unused := federation.explain_unused()) is not None:
@@ -285,7 +298,7 @@ def run_method(
         federation, before = federation.reseed(seed), before.reseed(seed)
     if folder is not None and folder.exists():  # a resumed run keeps its block, on which its bits depend
         block = upgrade(folder.config()).get("block")
-    made = make_engine(engine, federation, settings.local(federation.loss), block=block)
+    made = make_engine(engine, federation, settings.local(federation), block=block)
     clients, per_round = _choose_clients(federation, method, settings, refuse_too_few=forgot is None)
     device = "cuda" if made.about["device"] == "cuda" else "cpu"
     evaluate = make_evaluator(federation, device) if scored else None
@@ -308,7 +321,8 @@ def run_method(
         label=label,
         method=method,
         start=flatten(fresh),
-        layout=tuple((name, tuple(each.shape)) for name, each in fresh.named_parameters()),
+        statistics=count_statistics(fresh),
+        layout=tuple((name, tuple(each.shape)) for name, each in list_parts(fresh)),
         engine=made,
         clients=clients,
         rounds=rounds,

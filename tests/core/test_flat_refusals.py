@@ -8,17 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from feduhb.core.flat import check_module, draw_model, flatten
+from feduhb.core.flat import draw_model, flatten
+from feduhb.core.modules import check_module
 from feduhb.errors import ModelError
-
-
-class Counting(nn.Module):
-    """A module of one's own that keeps statistics."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(2, 2)
-        self.register_buffer("seen", torch.zeros(1))
 
 
 class Bare(nn.Module):
@@ -35,54 +27,46 @@ def frozen() -> nn.Module:
     return nn.Sequential(first, nn.Linear(2, 1))
 
 
-BUFFERS = (
-    "and statistics in them would outlive a forgotten client; "
-    "use GroupNorm or LayerNorm, or make a constant in forward"
-)
-DRAWS = "draws random numbers that depend on no seed of a client or round; remove it, or regularise with l2 instead"
+DRAWS = "draws random numbers that have no address, so no seed of a client and round fixes them"
+INSIDE = f"{DRAWS}; set its dropout to 0, and use nn.Dropout as a layer of its own"
 REFUSED = [
     pytest.param(
-        lambda: nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)),
-        f"layer 1 (BatchNorm1d) keeps buffers (running_mean, running_var, num_batches_tracked), {BUFFERS}",
-        id="BatchNorm",
+        lambda: nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2, momentum=None)),
+        "layer 1 (BatchNorm1d) averages over all batches it ever saw (momentum=None), but clients keep no state; "
+        "give a number, such as momentum=0.1",
+        id="BatchNorm without momentum",
     ),
     pytest.param(
         lambda: nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2, track_running_stats=False)),
-        "layer 1 (BatchNorm1d) scores an example by the others in its batch; use GroupNorm or LayerNorm",
+        "layer 1 (BatchNorm1d) scores an example by the others in its batch; set track_running_stats=True, or use "
+        "GroupNorm or LayerNorm",
         id="BatchNorm without statistics",
     ),
     pytest.param(
-        Counting, f"layer (the module itself) (Counting) keeps buffers (seen), {BUFFERS}", id="buffer"
-    ),
-    pytest.param(
-        lambda: nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5)), f"layer 1 (Dropout) {DRAWS}", id="Dropout"
-    ),
-    pytest.param(
-        lambda: nn.Sequential(nn.Conv2d(1, 1, 1), nn.Dropout2d(0.5)),
-        f"layer 1 (Dropout2d) {DRAWS}",
-        id="Dropout2d",
-    ),
-    pytest.param(
         lambda: nn.Sequential(nn.Linear(2, 2), nn.AlphaDropout(0.5)),
-        f"layer 1 (AlphaDropout) {DRAWS}",
+        f"layer 1 (AlphaDropout) {DRAWS}; use nn.Dropout, or remove it",
         id="Alpha",
     ),
     pytest.param(
         lambda: nn.ModuleDict({"core": nn.LSTM(2, 2, num_layers=2, dropout=0.2)}),
-        f"layer core (LSTM) {DRAWS}",
+        f"layer core (LSTM) {INSIDE}",
         id="LSTM with dropout",
     ),
     pytest.param(
         lambda: nn.MultiheadAttention(4, 2, dropout=0.1),
-        f"layer (the module itself) (MultiheadAttention) {DRAWS}",
+        f"layer (the module itself) (MultiheadAttention) {INSIDE}",
         id="attention with dropout",
     ),
-    pytest.param(lambda: nn.Sequential(nn.Linear(2, 2), nn.RReLU()), f"layer 1 (RReLU) {DRAWS}", id="RReLU"),
     pytest.param(
-        frozen,
-        "parameter 0.weight is frozen (requires_grad=False), so a fresh draw would never be trained; "
-        "unfreeze it, or put the frozen part into the data as features",
-        id="frozen",
+        lambda: nn.Sequential(nn.Linear(2, 2), nn.RReLU()),
+        f"layer 1 (RReLU) {DRAWS}; use nn.Dropout, or remove it",
+        id="RReLU",
+    ),
+    pytest.param(
+        lambda: nn.Linear(2, 2).requires_grad_(False),
+        "all parameters of Linear are frozen (requires_grad=False), so nothing would be trained; unfreeze the part to train, "
+        "such as the head: net.head.requires_grad_(True)",
+        id="all frozen",
     ),
     pytest.param(
         lambda: nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double()),
@@ -109,6 +93,23 @@ def test_refused_with_the_layer_and_the_way_out(make, words: str):
         with pytest.raises(ModelError) as error:
             attempt()
         assert str(error.value) == words
+
+
+def test_a_frozen_parameter_needs_a_given_start():
+    for source in (frozen(), frozen):
+        with pytest.raises(ModelError) as error:
+            draw_model(source, 0)
+        assert str(error.value) == (
+            "parameter 0.weight is frozen (requires_grad=False), so a fresh draw of it would never be trained; if the module's "
+            "weights are public and never saw clients' data, start from them: start='given'; else unfreeze it"
+        )
+    net = frozen()
+    assert torch.equal(flatten(draw_model(net, 0, given=True)), flatten(net))
+
+
+def test_a_given_start_is_a_module():
+    with pytest.raises(ModelError, match="a given start needs the module itself"):
+        draw_model(frozen, 0, given=True)
 
 
 @pytest.mark.parametrize("nested", [False, True])
@@ -142,6 +143,10 @@ def test_a_refusal_leaves_the_global_generator_alone():
         pytest.param(
             lambda: nn.TransformerEncoderLayer(4, 2, 4, dropout=0.0), id="transformer without dropout"
         ),
+        pytest.param(
+            lambda: nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Dropout(0.5)),
+            id="BatchNorm, Dropout",
+        ),
     ],
 )
 def test_accepted(make):
@@ -158,12 +163,9 @@ def test_a_lazy_layer_is_refused_in_words():
 
 def test_every_layer_at_fault_is_named():
     module = nn.Sequential(
-        nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Dropout(0.1)
+        nn.Linear(2, 2), nn.RReLU(), nn.Linear(2, 2), nn.BatchNorm1d(2, momentum=None), nn.Dropout(0.1)
     )
-    with pytest.raises(
-        ModelError,
-        match=r"^layer 1 \(BatchNorm1d\) .* \(see also layer 3 \(BatchNorm1d\), layer 4 \(Dropout\)\)$",
-    ):
+    with pytest.raises(ModelError, match=r"^layer 1 \(RReLU\) .* \(see also layer 3 \(BatchNorm1d\)\)$"):
         check_module(module)
 
 

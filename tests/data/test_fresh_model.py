@@ -133,7 +133,8 @@ class DrawingThenFailing(nn.Linear):
 def test_dropout_inside_forward_is_found():
     with refused(
         ModelError,
-        "the model's forward pass draws random numbers; remove dropout and the like",
+        "layer (the module itself) (Dropping) draws random numbers that have no address, so no seed of a client and round fixes "
+        "them; use nn.Dropout, the numbers of an augmentation, or remove it",
     ):
         federation(Dropping(3, 3)).fresh_model()
 

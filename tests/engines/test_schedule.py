@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feduhb.engines.loop import draw_batches
+from feduhb.engines.loop import draw_order
 from feduhb.engines.stacked.runner import WASTE, Phase, Schedule, _clip_phases, plan_phases
 from toys import quick
 
@@ -65,7 +65,7 @@ def test_the_order_holds_the_loops_batches_with_their_shares(counts, size, epoch
     shares = schedule.shares(torch.float64)
     assert order.shape == shares.shape
     for row, (client, count) in enumerate(zip(schedule.clients, schedule.counts, strict=True)):
-        expected = [b for epoch in range(epochs) for b in draw_batches(count, size, 3, client, 1, epoch)]
+        expected = [b for epoch in range(epochs) for b in draw_order(count, 3, client, 1, epoch).split(size)]
         for step, batch in enumerate(expected):
             assert torch.equal(order[row, step, : len(batch)], rows[row][batch])
             assert shares[row, step].tolist() == [1 / len(batch)] * len(batch) + [0] * (

@@ -167,14 +167,14 @@ def test_the_papers_cnn_in_float32(engine):
 def test_shuffles_keyed_by_position_are_caught(monkeypatch):
     """The leak that others made: a client's shuffle depends on its place in the list, so it changes when somebody leaves."""
     import feduhb.engines.loop as loop
-    from feduhb.engines.loop import draw_batches
+    from feduhb.engines.loop import draw_order
 
     def by_position(federation, local):
         places = {client: str(i) for i, client in enumerate(sorted(federation.clients))}
         monkeypatch.setattr(
             loop,
-            "draw_batches",
-            lambda n, size, seed, client, *at: draw_batches(n, size, seed, places[client], *at),
+            "draw_order",
+            lambda n, seed, client, *at: draw_order(n, seed, places[client], *at),
         )
         return feduhb.Loop(federation, local)
 

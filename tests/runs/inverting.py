@@ -63,7 +63,7 @@ def _invert(
 ) -> Tensor:
     config = parse_config(values, "config.toml")
     clients = remaining.reseed(config.seed)
-    engine = make_engine("loop", clients, config.train.local(clients.loss))
+    engine = make_engine("loop", clients, config.train.local(clients))
     epochs, asked = config.train.epochs, [record.answered for record in records]
     before = flatten(clients.fresh_model())
     for t in range(when):

@@ -25,7 +25,7 @@ from feduhb.audit.result import (
 )
 from feduhb.audit.statistics import compute_difference
 from feduhb.audit.verdict import Finding, judge_backdoor
-from feduhb.core.flat import with_params
+from feduhb.core.flat import count_statistics, with_params
 from feduhb.data.federation import Examples, Federation
 from feduhb.data.request import Request
 from feduhb.engines.scoring import compute_outputs, score_model, stamp_test_set
@@ -193,8 +193,9 @@ def count_relearning_rounds(
         return 0
     clients = list(federation.clients)
     for state, record in rounds_of(
-        method, original.make_engine(), clients, Plain(start.clone()), rounds=most
-    ):
+        method, original.make_engine(), clients, Plain(start.clone()), rounds=most,
+        statistics=count_statistics(module),
+    ):  # fmt: skip
         show(record)
         if reaches_goal(state.params):
             return record.round + 1
@@ -205,7 +206,8 @@ def continue_training(run: Run) -> Run:
     """Return a run after one more round of FedAvg with its clients."""
     method, clients = adapt_method("retrain", run.settings), list(run.federation.clients)
     start = Plain(run.params.clone())
-    [(state, _)] = rounds_of(method, run.make_engine(), clients, start, rounds=1)
+    statistics = count_statistics(run.federation.fresh_model())
+    [(state, _)] = rounds_of(method, run.make_engine(), clients, start, rounds=1, statistics=statistics)
     return replace(run, state=state)
 
 

@@ -1,4 +1,7 @@
-"""Modules and flat parameters [P]: which modules can be trained exactly, fresh draws, and conversions."""
+"""Modules and flat vectors [P] of what training changes: fresh draws, and conversions.
+
+The vector holds the trained parameters, then the statistics of normalisation layers (`feduhb.core.modules`).
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,8 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.lazy import LazyModuleMixin
 
+from feduhb.core.modules import check_module, format_layer, list_norms, list_statistics, list_trained
 from feduhb.core.seeds import fixed_draws
 from feduhb.errors import ModelError
 
@@ -16,61 +19,24 @@ ModelSource = nn.Module | Callable[[], nn.Module]
 CONSTANTS = 16  # different values, other than 0 and 1, that the constant parameters of a fresh model may have
 
 
-def check_module(module: nn.Module) -> None:
-    """Raise ModelError for a module that keeps state outside its parameters, draws random numbers or cannot be flattened."""
-    found = {_format_layer(name, layer): _find_fault(layer) for name, layer in module.named_modules()}
-    faults = {layer: fault for layer, fault in found.items() if fault}
-    if faults:
-        first, *others = faults
-        also = f" (see also {', '.join(others)})" if others else ""
-        raise ModelError(f"{first} {faults[first]}{also}")
-    parameters = dict(module.named_parameters())
-    if not parameters:
-        raise ModelError(f"{type(module).__name__} has no parameters to train; give a module that has some")
-    if frozen := [name for name, p in parameters.items() if not p.requires_grad]:
-        raise ModelError(
-            f"parameter {frozen[0]} is frozen (requires_grad=False), so a fresh draw would never be trained; "
-            "unfreeze it, or put the frozen part into the data as features"
-        )
-    if len(kinds := {p.dtype for p in parameters.values()}) > 1 or not next(iter(kinds)).is_floating_point:
-        raise ModelError(f"parameters have types {sorted(map(str, kinds))}; convert them to one float type")
-
-
-def _format_layer(name: str, layer: nn.Module) -> str:
-    return f"layer {name or '(the module itself)'} ({type(layer).__name__})"
-
-
-def _find_fault(layer: nn.Module) -> str | None:
-    """Return why a layer cannot be trained exactly, and what to do; None if it can."""
-    if isinstance(layer, LazyModuleMixin):
-        return "does not know its shape yet; give the sizes, or pass a batch through it first"
-    if buffers := [key for key, _ in layer.named_buffers(recurse=False)]:
-        return (
-            f"keeps buffers ({', '.join(buffers)}), and statistics in them would outlive a forgotten client; "
-            "use GroupNorm or LayerNorm, or make a constant in forward"
-        )
-    if isinstance(layer, nn.modules.batchnorm._BatchNorm):
-        return "scores an example by the others in its batch; use GroupNorm or LayerNorm"
-    is_dropout = isinstance(layer, nn.modules.dropout._DropoutNd)
-    rate = getattr(layer, "p" if is_dropout else "dropout", 0.0)  # LSTM and attention have `dropout`
-    if isinstance(layer, nn.RReLU) or (isinstance(rate, int | float) and rate > 0):
-        return "draws random numbers that depend on no seed of a client or round; remove it, or regularise with l2 instead"
-    return None
-
-
-def draw_model(source: ModelSource, seed: int, *, check: bool = True) -> nn.Module:
-    """Draw the fresh model w[0] of a run. Training and every unlearning with the same seed draw the same model.
+def draw_model(source: ModelSource, seed: int, *, check: bool = True, given: bool = False) -> nn.Module:
+    """Return the model w[0] that a run starts from. Training and every unlearning with the same seed draw the same model.
 
     A module is copied, and the ``reset_parameters`` of every layer draws its weights anew: none of the module's own
-    weights are used. A factory is called.
+    weights are used. A factory is called. Statistics start as those of a new layer.
 
     Args:
         check: draw another model too, and raise ModelError if a parameter has the same values in both. False is for a
             source that has been checked.
+        given: copy the module with its own weights and statistics instead: a start that was declared as public.
     """
+    if given:
+        return _copy_given(source)
     is_module = isinstance(source, nn.Module)
     with fixed_draws(seed, "init"):
         module = _reset_module(source) if is_module else source()
+        for _, layer in list_norms(module):
+            layer.reset_running_stats()
         if not check:
             return module
         if not is_module:
@@ -86,9 +52,28 @@ def draw_model(source: ModelSource, seed: int, *, check: bool = True) -> nn.Modu
     return module
 
 
+def _copy_given(source: ModelSource) -> nn.Module:
+    if not isinstance(source, nn.Module):
+        raise ModelError(
+            "a given start needs the module itself, with its weights, and not a factory: model=net, start='given'"
+        )
+    check_module(source)
+    return copy.deepcopy(source).cpu()
+
+
+def _check_unfrozen(module: nn.Module) -> None:
+    """Raise ModelError if a parameter is frozen: a fresh draw of it would never be trained."""
+    if frozen := [name for name, p in module.named_parameters() if not p.requires_grad]:
+        raise ModelError(
+            f"parameter {frozen[0]} is frozen (requires_grad=False), so a fresh draw of it would never be trained; if the module's "
+            "weights are public and never saw clients' data, start from them: start='given'; else unfreeze it"
+        )
+
+
 def _reset_module(source: nn.Module) -> nn.Module:
     """Return a copy of a module with new weights; raise ModelError if a layer does not draw all of its weights."""
     check_module(source)
+    _check_unfrozen(source)
     module = copy.deepcopy(source).cpu()
     with torch.no_grad():
         for p in module.parameters():
@@ -99,7 +84,7 @@ def _reset_module(source: nn.Module) -> nn.Module:
         reset = getattr(layer, "reset_parameters", None) or getattr(layer, "_reset_parameters", None)
         if reset is None:
             raise ModelError(
-                f"{_format_layer(name, layer)} has no reset_parameters, so a "
+                f"{format_layer(name, layer)} has no reset_parameters, so a "
                 "fresh model cannot be drawn; add one, or pass a factory: model=lambda: MyModule()"
             )
         reset()
@@ -114,6 +99,7 @@ def _reset_module(source: nn.Module) -> nn.Module:
 def _check_factory(factory: Callable[[], nn.Module], module: nn.Module) -> None:
     """Raise ModelError if a factory's module cannot be trained exactly, or the factory returns the same one each time."""
     check_module(module)
+    _check_unfrozen(module)
     if factory() is module:
         raise ModelError(
             "the model's factory returns the same module each time, with what it has learned; return a new one: model=lambda: MyModule()"
@@ -163,25 +149,35 @@ def is_plain(p: Tensor) -> bool:
     return torch.equal(values, unit * values.max())
 
 
+def list_parts(module: nn.Module) -> list[tuple[str, Tensor]]:
+    """Return the names and values of the tensors that make up the flat vector, in order."""
+    return [*list_trained(module), *list_statistics(module)]
+
+
 def flatten(module: nn.Module) -> Tensor:
-    """Copy a module's parameters into one flat tensor [P]."""
-    return torch.cat([p.detach().reshape(-1) for p in module.parameters()])
+    """Copy what training changes in a module into one flat tensor [P]."""
+    return torch.cat([part.detach().reshape(-1) for _, part in list_parts(module)])
 
 
 def unflatten(params: Tensor, module: nn.Module) -> None:
-    """Copy flat parameters [P] into a module."""
+    """Copy a flat vector [P] into a module."""
     with torch.no_grad():
-        for p, part in zip(module.parameters(), split(params, module), strict=True):
-            p.copy_(part)
+        for (_, own), part in zip(list_parts(module), split(params, module), strict=True):
+            own.copy_(part)
 
 
 def split(params: Tensor, module: nn.Module) -> list[Tensor]:
-    """Return views of flat parameters [P] in the shapes of a module's parameters."""
-    shapes = [p.shape for p in module.parameters()]
+    """Return views of a flat vector [P] in the shapes of a module's parts."""
+    shapes = [part.shape for _, part in list_parts(module)]
     sizes = [shape.numel() for shape in shapes]
     if params.shape != (sum(sizes),):
         raise ModelError(f"weights {list(params.shape)} do not fit this module; it needs [{sum(sizes)}]")
     return [part.view(shape) for part, shape in zip(params.split(sizes), shapes, strict=True)]
+
+
+def count_statistics(module: nn.Module) -> int:
+    """Return how many numbers at the end of the flat vector are statistics."""
+    return sum(value.numel() for _, value in list_statistics(module))
 
 
 def channels_last(module: nn.Module) -> nn.Module:

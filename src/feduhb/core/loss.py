@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
+from feduhb.core.local import Loss
 from feduhb.core.seeds import generator
-from feduhb.core.types import Loss
 from feduhb.errors import ModelError
 
 SOME = 16  # examples on which a loss is tried

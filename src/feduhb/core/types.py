@@ -7,19 +7,18 @@ Letters in shapes: C clients, P parameters.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-from feduhb.core.checks import check_whole, is_finite
-from feduhb.errors import ConfigError
+from feduhb.core.local import Local as Local
+from feduhb.core.local import Loss as Loss
 from feduhb.stopping import StopRule, never
 
 ClientId = str
-Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,23 +121,6 @@ class Method(Protocol[S]):
         The answers are empty if ``ask`` returned None, and may be empty if the work is not ``needed``.
         """
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class Local:
-    """How a client trains: plain SGD on its own batches."""
-
-    batch_size: int = 64
-    lr: float = 0.005
-    loss: Loss = torch.nn.functional.cross_entropy  # the mean over a batch
-    l2: float = 0.0  # adds l2/2 * ‖w‖² to the loss, biases included
-
-    def __post_init__(self) -> None:
-        check_whole("batch_size", self.batch_size)
-        if not (is_finite(self.lr) and self.lr > 0):
-            raise ConfigError(f"lr is {self.lr!r}; give a positive number, such as 0.005")
-        if not (is_finite(self.l2) and self.l2 >= 0):
-            raise ConfigError(f"l2 is {self.l2!r}; give 0 or more")
 
 
 class Engine(Protocol):

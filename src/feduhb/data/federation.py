@@ -9,16 +9,27 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Literal, Protocol, get_args
 
 import torch
 from torch import Tensor, nn
 
 from feduhb.core.checks import check_whole
+from feduhb.core.draws import augment_batch
 from feduhb.core.flat import ModelSource, draw_model
 from feduhb.core.fresh import find_unlike
+from feduhb.core.inputs import Inputs, call_model, describe_inputs, list_tensors, make_inputs, map_tensors
+from feduhb.core.local import Augment, Loss, find_loss
 from feduhb.core.loss import SOME, check_loss, check_targets
-from feduhb.core.types import ClientId, Loss
+from feduhb.core.modules import (
+    DRAWS,
+    find_changed,
+    has_batch_norm,
+    list_carried,
+    prepare_training,
+    watch_layers,
+)
+from feduhb.core.types import ClientId
 from feduhb.data.backdoor import Backdoor
 from feduhb.data.request import Forget, Request, as_request, explain_unclear
 from feduhb.errors import DataError, ModelError, RequestError
@@ -32,7 +43,7 @@ class Examples:
     its key when other rows are forgotten.
     """
 
-    x: Tensor  # [N, ...] inputs, shared
+    x: Any  # [N, ...] inputs, shared: a tensor, or several in a dict or tuple (`feduhb.core.inputs.Inputs`)
     y: Tensor  # [N, ...] targets, shared
     rows: Tensor  # [n] positions in x and y
     keys: Tensor  # [n] positions in the data that the client joined with
@@ -41,11 +52,12 @@ class Examples:
     @classmethod
     def of(cls, x: Any, y: Any, rows: Tensor | None = None) -> Examples:
         """Return examples made of all rows, or of some rows, of two tensors or arrays."""
-        inputs, targets = torch.as_tensor(x), torch.as_tensor(y)
-        if inputs.dim() < 1 or targets.dim() < 1 or len(inputs) != len(targets):
-            shapes = f"{list(inputs.shape)} inputs do not match {list(targets.shape)} targets"
+        inputs, targets = make_inputs(x), torch.as_tensor(y)
+        first = list_tensors(inputs)[0]
+        if first.dim() < 1 or targets.dim() < 1 or len(first) != len(targets):
+            shapes = f"{list(first.shape)} inputs do not match {list(targets.shape)} targets"
             raise DataError(f"{shapes}; give one target for each input")
-        chosen = torch.arange(len(inputs)) if rows is None else rows
+        chosen = torch.arange(len(first)) if rows is None else rows
         return cls(inputs, targets, chosen, torch.arange(len(chosen)))
 
     def __len__(self) -> int:
@@ -61,14 +73,14 @@ class Examples:
         marked = None if self.marked is None else self.marked[keep]
         return Examples(self.x, self.y, self.rows[keep], self.keys[keep], marked)
 
-    def batch(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def batch(self, positions: Tensor) -> tuple[Any, Tensor]:
         """Return copies of the inputs and targets at some positions."""
         rows = self.rows[positions]
-        return self.x[rows], self.y[rows]
+        return map_tensors(lambda part: part[rows], self.x), self.y[rows]
 
-    def all(self) -> tuple[Tensor, Tensor]:
+    def all(self) -> tuple[Any, Tensor]:
         """Return copies of all inputs and targets, in their order."""
-        return self.x[self.rows], self.targets
+        return map_tensors(lambda part: part[self.rows], self.x), self.targets
 
     @property
     def canaries(self) -> Examples:
@@ -77,6 +89,7 @@ class Examples:
 
 
 Pair = tuple[Any, Any]
+Start = Literal["fresh", "given"]
 
 
 class Description(Protocol):
@@ -91,13 +104,17 @@ class Federation:
     """Clients, a test set and a model.
 
     Args:
-        clients: the training examples (x, y) of each client, by id.
+        clients: the training examples (x, y) of each client, by id. The inputs x are a tensor, or several in a dict or
+            tuple, such as {"tokens": ..., "mask": ...}, which the model gets as arguments of these names.
         test: the server's examples (x, y), on which models are scored.
-        model: a module, or a factory if the module's layers have no ``reset_parameters``. The weights of a module are
-            never used: every run draws w[0] from the seed.
+        model: a module, or a factory if the module's layers have no ``reset_parameters``.
+        start: "fresh" draws w[0] from the seed in every run, and the weights of a module are never used. "given" starts every
+            run from the module's own weights; by this you declare that they are public and never saw clients' data.
         seed: the seed of every draw in runs over this federation.
         held_out: examples of each client that are never trained on, by id.
-        loss: a function of (outputs, targets) that returns the mean over a batch.
+        loss: a function of (outputs, targets) that returns the mean over a batch, or "cross_entropy", "bce_with_logits",
+            "mse" or "huber".
+        augment: changes the batches of clients in training: a function of a batch and of 16 numbers in [0, 1) for each row.
         backdoor: the trigger in some clients' data, to measure how often it works.
         about: the settings that describe this federation in a config file; None if only code can make it.
     """
@@ -113,9 +130,11 @@ class Federation:
         *,
         seed: int = 0,
         held_out: Mapping[ClientId, Examples | Pair] | None = None,
-        loss: Loss = nn.functional.cross_entropy,
+        loss: str | Loss = nn.functional.cross_entropy,
         backdoor: Backdoor | None = None,
         about: Description | None = None,
+        start: Start = "fresh",
+        augment: Augment | None = None,
     ) -> None:
         for what, given in (("clients", clients), ("held_out", held_out or {})):
             if not isinstance(given, Mapping):
@@ -129,9 +148,15 @@ class Federation:
         self.model = model
         check_whole("seed", seed, least=None)
         self.seed = seed
-        self.loss = loss
+        self.loss = find_loss(loss)
         self.backdoor = backdoor
         self.about = about
+        if start not in get_args(Start):
+            raise ModelError(
+                f"start is {start!r}; give 'fresh', or 'given' for a module whose weights are public"
+            )
+        self.start: Start = start
+        self.augment = augment
         self._draw = _Draw.of(self)
         if not self.clients:
             raise DataError("a federation needs at least one client; give clients={'name': (x, y)}")
@@ -139,11 +164,9 @@ class Federation:
             raise DataError(f"held_out names {strangers[0]}, which is not a client; use the ids of clients")
         named = {f"client {c}": e for c, e in self.clients.items()}
         named.update({f"held-out part of {c}": e for c, e in self.held_out.items()})
-        expected = (self.test.x.dtype, list(self.test.x.shape[1:]))
         for what, examples in named.items():
-            for found, wanted in zip((examples.x.dtype, list(examples.x.shape[1:])), expected, strict=True):
-                if found != wanted:
-                    raise DataError(f"{what} holds inputs {found}, the test set {wanted}; make them alike")
+            if (difference := _compare_inputs(examples.x, self.test.x)) is not None:
+                raise DataError(f"{what} holds inputs {difference}; make them alike")
 
     def __repr__(self) -> str:
         sizes = [len(e) for e in self.clients.values()]
@@ -160,7 +183,7 @@ class Federation:
         module = self._draw.copy_module()
         for client in self._list_unlike():
             try:
-                check_fit(copy.deepcopy(module), self.loss, self.clients[client])
+                check_fit(copy.deepcopy(module), self.loss, self.clients[client], self.augment)
             except ModelError as error:
                 raise ModelError(f"client {client}: {error}") from error
         return module
@@ -172,7 +195,8 @@ class Federation:
 
     def explain_unused(self) -> str | None:
         """Return a notice if the model is a module whose own weights, which no run uses, do not look like a fresh draw."""
-        name = find_unlike(self.model, self.seed) if isinstance(self.model, nn.Module) else None
+        is_drawn = isinstance(self.model, nn.Module) and self.start == "fresh"
+        name = find_unlike(self.model, self.seed) if is_drawn else None  # pyright: ignore[reportArgumentType]
         if name is None:
             return None
         return (
@@ -195,7 +219,18 @@ class Federation:
 
     def replace(self, **changes: Any) -> Federation:
         """Return a federation with other values for some of the arguments."""
-        names = ("clients", "test", "model", "seed", "held_out", "loss", "backdoor", "about")
+        names = (
+            "clients",
+            "test",
+            "model",
+            "seed",
+            "held_out",
+            "loss",
+            "backdoor",
+            "about",
+            "start",
+            "augment",
+        )
         made = Federation(**{**{name: getattr(self, name) for name in names}, **changes})
         made.share_draw(self)
         return made
@@ -261,6 +296,8 @@ class _Draw:
     seed: int
     loss: Loss
     test: Examples
+    start: Start
+    augment: Augment | None
     module: nn.Module | None = None  # None until it is needed
     # Whether the model was found to be fresh and to fit its data, with this seed or another.
     is_checked: bool = False
@@ -268,51 +305,73 @@ class _Draw:
     @classmethod
     def of(cls, federation: Federation) -> _Draw:
         """Return the draw of a federation, without drawing yet."""
-        return cls(federation.model, federation.seed, federation.loss, federation.test)
+        federated = (federation.loss, federation.test, federation.start, federation.augment)
+        return cls(federation.model, federation.seed, *federated)
 
     def fits(self, federation: Federation) -> bool:
         """Return whether a federation has this model, seed, loss and test set, so that it can share the draw."""
         return federation.seed == self.seed and self.has_parts_of(federation)
 
     def has_parts_of(self, federation: Federation) -> bool:
-        """Return whether a federation has this model, loss and test set."""
-        parts = (federation.model, federation.loss, federation.test)
-        return all(a is b for a, b in zip(parts, (self.model, self.loss, self.test), strict=True))
+        """Return whether a federation has this model, start, loss, augmentation and test set."""
+        names = ("model", "loss", "test", "augment")
+        alike = all(getattr(federation, name) is getattr(self, name) for name in names)
+        return alike and federation.start == self.start
 
     def copy_module(self) -> nn.Module:
         """Return a copy of the model; draw and check it first if that has not been done."""
         if self.module is None:
-            drawn = draw_model(self.model, self.seed, check=not self.is_checked)
-            if not self.is_checked:
-                check_fit(copy.deepcopy(drawn), self.loss, self.test)  # a forward pass may change a module
+            drawn = draw_model(self.model, self.seed, check=not self.is_checked, given=self.start == "given")
+            if not self.is_checked:  # the trial changes statistics
+                check_fit(copy.deepcopy(drawn), self.loss, self.test, self.augment)
             self.module, self.is_checked = drawn, True
         return copy.deepcopy(self.module)
 
 
-def check_fit(module: nn.Module, loss: Loss, examples: Examples) -> None:
-    """Raise ModelError if a model cannot read examples, draws random numbers in its forward pass, or has an unfit loss."""
-    x, y = examples.batch(torch.linspace(0, len(examples) - 1, min(SOME, len(examples))).long())
-    before = torch.default_generator.get_state()
+def check_fit(module: nn.Module, loss: Loss, examples: Examples, augment: Augment | None = None) -> None:
+    """Raise ModelError if a training step on some examples fails, draws without an address or changes a constant buffer.
+
+    The loss is tried too. The module's statistics change.
+    """
+    count = len(examples)
+    some = torch.linspace(0, count - 1, min(SOME, count)).long()
+    if count == 1 and has_batch_norm(module):
+        some = some.repeat(2)
+    x, y = examples.batch(some)
     check_targets(loss, y)
+    constants = {name: value.clone() for name, value in list_carried(module)}
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), watch_layers(prepare_training(module)) as drew:
             warnings.simplefilter("ignore")  # of shapes, which check_loss judges
-            value = loss(module(x[:2]), y[:2])
-            drew = not torch.equal(before, torch.default_generator.get_state())
-            outputs = module(x)
+            first = map_tensors(lambda part: part[:2], x)
+            value = loss(call_model(module, augment_batch(augment, first)), y[:2])
+            outputs = call_model(module, augment_batch(augment, x))
     except Exception as error:
         raise ModelError(
             f"the model and its loss cannot read this data ({' '.join(str(error).split())}); check shapes and types"
         ) from error
-    finally:
-        torch.default_generator.set_state(before)
     if not isinstance(value, Tensor) or value.dim():
         returned = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
         raise ModelError(f"the loss returns {returned}, not one number; use its mean over the batch")
     if drew:
-        raise ModelError("the model's forward pass draws random numbers; remove dropout and the like")
+        raise ModelError(f"{drew[0]} {DRAWS}; use nn.Dropout, the numbers of an augmentation, or remove it")
+    if (name := next(find_changed(module, constants), None)) is not None:
+        raise ModelError(
+            f"buffer {name} changes in training, but it is neither a constant nor a statistic of a normalisation layer, so nobody "
+            "says how the server should combine it; compute it in forward, or use the running statistics of BatchNorm"
+        )
     if isinstance(outputs, Tensor):
         check_loss(loss, outputs, y)
+
+
+def _compare_inputs(x: Inputs, wanted: Inputs) -> str | None:
+    """Return the first difference between the types and shapes of two inputs in words; None if they are alike."""
+    found, expected = describe_inputs(x), describe_inputs(wanted)
+    names = [[name for name, *_ in some] for some in (found, expected)]
+    if names[0] != names[1] or type(x) is not type(wanted):
+        return f"{', '.join(names[0])}, the test set {', '.join(names[1])}"
+    pairs = ((a, b) for one, two in zip(found, expected, strict=True) for a, b in zip(one, two, strict=True))
+    return next((f"{a}, the test set {b}" for a, b in pairs if a != b), None)
 
 
 def _kind(y: Tensor) -> tuple[torch.dtype, torch.Size]:
@@ -322,7 +381,10 @@ def _kind(y: Tensor) -> tuple[torch.dtype, torch.Size]:
 def fingerprint(examples: Examples) -> str:
     """Return the number of examples and a digest of their inputs, targets and keys."""
     total = blake2b(digest_size=8)
-    for part in (*examples.all(), examples.keys):
+    x, y = examples.all()
+    if isinstance(x, dict):
+        total.update(repr([*x]).encode())
+    for part in (*list_tensors(x), y, examples.keys):
         total.update(f"{part.dtype} {list(part.shape)}".encode())
         total.update(part.contiguous().flatten().view(torch.uint8).numpy().tobytes())
     return f"{len(examples)} {total.hexdigest()}"

@@ -5,23 +5,28 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from feduhb.core.draws import augment_batch, draw_at, make_key
 from feduhb.core.flat import flatten, unflatten
+from feduhb.core.inputs import call_model, map_tensors
+from feduhb.core.local import BETAS, EPS, Local, describe_local, move_loss, scale_lr
+from feduhb.core.modules import has_batch_norm, has_dropout, list_trained, prepare_training
 from feduhb.core.seeds import generator
-from feduhb.core.types import ClientId, Local, Updates, Work
+from feduhb.core.types import ClientId, Updates, Work
 from feduhb.data.federation import Examples, Federation
-from feduhb.errors import AnswerError, ConfigError
+from feduhb.errors import AnswerError, ConfigError, DataError
 
 CHUNK = 512  # examples in one pass of a full-batch gradient
 Answer = tuple[ClientId, Tensor, int]  # client, update [P], number of examples
 
 
 class Loop:
-    """Train clients one at a time with `torch.optim.SGD`.
+    """Train clients one at a time with the optimisers of `torch.optim`.
 
     It computes with one thread by default, so that its bits do not depend on the number of cores.
     """
@@ -38,20 +43,23 @@ class Loop:
         check_sizes("loop", threads, block)
         self.threads = threads
         self.federation = federation
-        self.local = local or Local(loss=federation.loss)
+        self.local = local or make_local(federation)
         self.block = block
         self.device = torch.device(device)
-        self._model = federation.fresh_model().to(self.device)
+        self._model = prepare_training(federation.fresh_model().to(self.device))
+        self._loss = move_loss(self.local.loss, self.device)
+        self._batches = Batches.of(self._model, self.local, federation)
 
     @property
     def about(self) -> Mapping[str, Any]:
         """The engine's name and settings, for the records of a run."""
         sizes = {"threads": self.threads, "block": self.block}
         made = {"name": "loop", "device": self.device.type, "precision": get_precision(self._model)}
-        return {**made, **sizes, **describe_local(self.local)}
+        return {**made, **sizes, **describe_local(self.local), **self._batches.about}
 
     def train(self, work: Work, clients: Sequence[ClientId], round: int) -> Iterator[Updates]:
         """Train these clients one after another."""
+        check_work(work, self._model)
         return group_answers((self._answer(work, client, round) for client in clients), self.block)
 
     def _answer(self, work: Work, client: ClientId, round: int) -> Answer:
@@ -73,23 +81,130 @@ class Loop:
     def _descend(
         self, model: nn.Module, examples: Examples, epochs: int, client: ClientId, round: int
     ) -> None:
-        optimizer = torch.optim.SGD(model.parameters(), lr=self.local.lr, weight_decay=self.local.l2)
-        size, seed = self.local.batch_size, self.federation.seed
-        for epoch in range(epochs):
-            for positions in draw_batches(len(examples), size, seed, client, round, epoch):
-                optimizer.zero_grad()
-                self._loss(model, examples, positions).backward()
-                optimizer.step()
+        descent = Descent(self.local, [p for _, p in list_trained(model)])
+        for step in self._batches.draw(len(examples), epochs, self.federation.seed, client, round):
+            with draw_at(step.key):
+                loss = self._compute_loss(model, examples, step.positions)
+            descent.take_step(loss, step.scale)
 
     def _gradient(self, model: nn.Module, examples: Examples) -> Tensor:
         for positions in split_chunks(len(examples)):
-            (self._loss(model, examples, positions) * (len(positions) / len(examples))).backward()
-        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
-        return torch.cat([g.reshape(-1) for g in gradients]) + self.local.l2 * flatten(model)
+            (self._compute_loss(model, examples, positions) * (len(positions) / len(examples))).backward()
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for _, p in list_trained(model)]
+        return torch.cat([g.reshape(-1) for g in gradients]) + self.local.decay * flatten(model)
 
-    def _loss(self, model: nn.Module, examples: Examples, positions: Tensor) -> Tensor:
+    def _compute_loss(self, model: nn.Module, examples: Examples, positions: Tensor) -> Tensor:
         x, y = examples.batch(positions)
-        return self.local.loss(model(x.to(self.device)), y.to(self.device))
+        x = augment_batch(self.local.augment, map_tensors(lambda part: part.to(self.device), x))
+        return self._loss(call_model(model, x), y.to(self.device))
+
+
+def make_local(federation: Federation) -> Local:
+    """Return how clients train by default, with the loss and the augmentation of a federation."""
+    return Local(loss=federation.loss, augment=federation.augment)
+
+
+class Descent:
+    """The steps of one client in one round, by an optimiser of torch that has no state yet."""
+
+    def __init__(self, local: Local, parameters: list[nn.Parameter]) -> None:
+        self.local = local
+        self.parameters = parameters
+        self.start = [p.detach().clone() for p in parameters] if local.proximal else []
+        if local.optimizer == "sgd":
+            self.optimizer = torch.optim.SGD(
+                parameters, lr=local.lr, momentum=local.momentum, weight_decay=local.decay
+            )
+        else:
+            kind = torch.optim.Adam if local.optimizer == "adam" else torch.optim.AdamW
+            self.optimizer = kind(parameters, lr=local.lr, betas=BETAS, eps=EPS, weight_decay=local.decay)
+
+    def take_step(self, loss: Tensor, scale: float) -> None:
+        """Take a step; a parameter that the model does not use keeps its value."""
+        self.optimizer.zero_grad()
+        loss.backward()
+        if self.start:
+            for p, w in zip(self.parameters, self.start, strict=True):
+                if p.grad is not None:
+                    p.grad.add_(p.detach() - w, alpha=self.local.proximal)
+        if self.local.clip_norm is not None:
+            nn.utils.clip_grad_norm_(self.parameters, self.local.clip_norm)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.local.lr * scale
+        self.optimizer.step()
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step of a client in a round."""
+
+    positions: Tensor  # [B] of the examples in its batch
+    key: int  # the hash of the step's address, for its random draws
+    scale: float  # the factor of the learning rate
+
+
+@dataclass(frozen=True, slots=True)
+class Batches:
+    """How clients' examples are divided into batches.
+
+    Under BatchNorm, which cannot normalise one example, a last batch of one joins the batch before it.
+    """
+
+    local: Local
+    joins: bool
+    draws: bool  # whether steps draw random numbers
+    joined: tuple[ClientId, ...] = ()  # the clients whose last batch joins another
+
+    @classmethod
+    def of(cls, model: nn.Module, local: Local, federation: Federation) -> Batches:
+        """Return the batches of a federation; raise DataError if BatchNorm cannot normalise a client's batches."""
+        draws = has_dropout(model) or local.augment is not None
+        if not has_batch_norm(model):
+            return cls(local, joins=False, draws=draws)
+        if local.batch_size == 1:
+            raise ConfigError(
+                "BatchNorm cannot normalise batches of one example; give a batch_size of 2 or more"
+            )
+        counts = {} if federation.is_remote else {c: len(e) for c, e in federation.clients.items()}
+        if alone := [client for client, count in counts.items() if count == 1]:
+            raise DataError(
+                f"client {alone[0]} has one example, and BatchNorm needs two or more in a batch; leave that client out or forget "
+                "it, or use GroupNorm"
+            )
+        joined = tuple(sorted(c for c, count in counts.items() if count % local.batch_size == 1))
+        return cls(local, joins=True, draws=draws, joined=joined)
+
+    @property
+    def about(self) -> Mapping[str, Any]:
+        """The clients whose last batch joins another, for the records of a run."""
+        return {"joined_last_batch": list(self.joined)} if self.joined else {}
+
+    def list_sizes(self, count: int) -> list[int]:
+        """Return the sizes of the batches of one epoch of ``count`` examples."""
+        size = self.local.batch_size
+        sizes = [min(size, count - begin) for begin in range(0, count, size)]
+        if self.joins and len(sizes) > 1 and sizes[-1] == 1:
+            sizes[-2:] = [size + 1]
+        return sizes
+
+    def draw(self, count: int, epochs: int, seed: int, client: ClientId, round: int) -> Iterator[Step]:
+        """Yield the steps of a client in a round."""
+        sizes = self.list_sizes(count)
+        for epoch in range(epochs):
+            parts = draw_order(count, seed, client, round, epoch).split(sizes)
+            for number, positions in enumerate(parts):
+                key = make_key(seed, client, round, epoch, number) if self.draws else 0
+                done, total = epoch * len(sizes) + number, epochs * len(sizes)
+                yield Step(positions, key, scale_lr(self.local.schedule, round, done, total))
+
+
+def check_work(work: Work, model: nn.Module) -> None:
+    """Raise ConfigError for full-batch gradients of a model that trains on batches or draws random numbers."""
+    if work.epochs == 0 and (has_batch_norm(model) or has_dropout(model)):
+        what = "BatchNorm, which depends on batches" if has_batch_norm(model) else "dropout, which is random"
+        raise ConfigError(
+            f"epochs=0 asks for full-batch gradients, but the model has {what}; give epochs of 1 or more"
+        )
 
 
 @contextlib.contextmanager
@@ -100,13 +215,6 @@ def _limit_threads(count: int) -> Generator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def draw_batches(
-    count: int, size: int, seed: int, client: ClientId, round: int, epoch: int
-) -> Iterator[Tensor]:
-    """Return the positions of the examples in each batch of an epoch."""
-    return iter(draw_order(count, seed, client, round, epoch).split(size))
 
 
 def draw_order(count: int, seed: int, client: ClientId, round: int, epoch: int) -> Tensor:
@@ -159,9 +267,3 @@ def check_sizes(engine: str, threads: int, block: int) -> None:
 def get_precision(model: nn.Module) -> str:
     """Return the name of the type of a model's parameters."""
     return str(next(model.parameters()).dtype).removeprefix("torch.")
-
-
-def describe_local(local: Local) -> Mapping[str, Any]:
-    """Return how clients train, for the records of a run."""
-    loss = getattr(local.loss, "__name__", type(local.loss).__name__)
-    return {"batch_size": local.batch_size, "lr": local.lr, "loss": loss, "l2": local.l2}

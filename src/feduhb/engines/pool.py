@@ -14,17 +14,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from feduhb.core.draws import augment_batch, draw_at
 from feduhb.core.flat import channels_last, flatten, unflatten
-from feduhb.core.types import ClientId, Local, Updates, Work
+from feduhb.core.inputs import call_model, map_tensors
+from feduhb.core.local import Local, describe_local
+from feduhb.core.modules import list_trained, prepare_training
+from feduhb.core.types import ClientId, Updates, Work
 from feduhb.data.federation import Examples, Federation
 from feduhb.engines.loop import (
     Answer,
+    Batches,
+    Descent,
     check_sizes,
+    check_work,
     client_errors,
-    describe_local,
-    draw_batches,
     get_precision,
     group_answers,
+    make_local,
     split_chunks,
 )
 from feduhb.engines.points import use_points
@@ -49,11 +55,12 @@ class Pool:
         block: int = 4,
     ) -> None:
         self.federation = federation
-        self.local = local or Local(loss=federation.loss)
+        self.local = local or make_local(federation)
         self.threads = count_cores() if threads is None else threads
         self.block = block
         check_sizes("pool", self.threads, block)
-        self._model = federation.fresh_model()
+        self._model = prepare_training(federation.fresh_model())
+        self._batches = Batches.of(self._model, self.local, federation)
         self._mine = threading.local()
 
     @property
@@ -61,10 +68,11 @@ class Pool:
         """The engine's name and settings, for the records of a run."""
         sizes = {"threads": self.threads, "block": self.block}
         made = {"name": "pool", "device": "cpu", "precision": get_precision(self._model)}
-        return {**made, **sizes, **describe_local(self.local)}
+        return {**made, **sizes, **describe_local(self.local), **self._batches.about}
 
     def train(self, work: Work, clients: Sequence[ClientId], round: int) -> Iterator[Updates]:
         """Train these clients, several at once; return the answers in the order of the clients."""
+        check_work(work, self._model)
         return group_answers(self._answers(work, clients, round), self.block)
 
     def _answers(self, work: Work, clients: Sequence[ClientId], round: int) -> Iterator[Answer]:
@@ -89,12 +97,23 @@ class Pool:
         with client_errors(client, round):
             if work.epochs == 0:
                 return client, self._gradient(model, examples, work.params), len(examples)
-            parameters = list(model.parameters())
-            size, seed = self.local.batch_size, self.federation.seed
-            for epoch in range(work.epochs):
-                for positions in draw_batches(len(examples), size, seed, client, round, epoch):
-                    self._step(model, parameters, examples, positions)
+            self._descend(model, examples, work, client, round)
         return client, work.params - flatten(model), len(examples)
+
+    def _descend(
+        self, model: nn.Module, examples: Examples, work: Work, client: ClientId, round: int
+    ) -> None:
+        parameters = [p for _, p in list_trained(model)]
+        descent = None if self.local.is_plain else Descent(self.local, parameters)
+        for step in self._batches.draw(len(examples), work.epochs, self.federation.seed, client, round):
+            with draw_at(step.key):
+                loss = self._loss(model, examples, step.positions)
+            if descent is None:
+                self._take_plain_step(loss, parameters)
+            else:
+                descent.take_step(loss, step.scale)
+        if descent is not None:
+            descent.optimizer.zero_grad()
 
     def _own_model(self) -> nn.Module:
         """Return the calling thread's own model."""
@@ -102,36 +121,36 @@ class Pool:
             self._mine.model = use_points(postpone_relu(channels_last(copy.deepcopy(self._model))))
         return self._mine.model
 
-    def _step(
-        self, model: nn.Module, parameters: list[nn.Parameter], examples: Examples, positions: Tensor
-    ) -> None:
+    def _take_plain_step(self, loss: Tensor, parameters: list[nn.Parameter]) -> None:
         """w <- w - lr (∇loss + l2 w); a parameter that the model does not use keeps its value."""
-        loss = self._loss(model, examples, positions)
         gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
         with torch.no_grad():
             for w, g in zip(parameters, gradients, strict=True):
                 if g is None:
                     continue
-                if self.local.l2:
-                    w.mul_(1 - self.local.lr * self.local.l2)
+                if self.local.decay:
+                    w.mul_(1 - self.local.lr * self.local.decay)
                 w.sub_(g, alpha=self.local.lr)
 
     def _gradient(self, model: nn.Module, examples: Examples, params: Tensor) -> Tensor:
-        total = self.local.l2 * params
+        total = self.local.decay * params
         for positions in split_chunks(len(examples)):
             share = len(positions) / len(examples)
             loss = self._loss(model, examples, positions) * share
             parts = torch.autograd.grad(
-                loss, list(model.parameters()), allow_unused=True, materialize_grads=True
+                loss, [p for _, p in list_trained(model)], allow_unused=True, materialize_grads=True
             )
             total += torch.cat([part.reshape(-1) for part in parts])
         return total
 
     def _loss(self, model: nn.Module, examples: Examples, positions: Tensor) -> Tensor:
         x, y = examples.batch(positions)
-        if x.dim() == 4:
-            x = x.contiguous(memory_format=torch.channels_last)
-        return self.local.loss(model(x), y)
+        x = map_tensors(_use_channels_last, augment_batch(self.local.augment, x))
+        return self.local.loss(call_model(model, x), y)
+
+
+def _use_channels_last(x: Tensor) -> Tensor:
+    return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
 
 
 def postpone_relu(model: nn.Module) -> nn.Module:

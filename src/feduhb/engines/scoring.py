@@ -4,28 +4,54 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterator
 
 import torch
 from torch import Tensor, nn
 
 from feduhb.core.flat import channels_last, with_params
-from feduhb.core.types import Loss
+from feduhb.core.inputs import Inputs, call_model, count_rows, map_tensors
+from feduhb.core.local import Loss
 from feduhb.data.federation import Examples, Federation
+from feduhb.errors import DataError
 
 CPU_CHUNK = 250  # examples in one forward pass, few enough to stay in the cache
 GPU_CHUNK = 2500
 
 
-def compute_outputs(model: nn.Module, x: Tensor) -> Tensor:
-    """Return the model's outputs for all inputs, on the CPU; compute them on the model's device in full precision."""
-    layout = torch.channels_last if x.dim() == 4 else torch.contiguous_format
+def compute_outputs(model: nn.Module, x: Inputs) -> Tensor:
+    """Return the model's outputs for all inputs, on the CPU; compute them on the model's device in full precision.
+
+    The model computes as it does in use: without dropout, and with the statistics that it has.
+    """
     device = next(model.parameters()).device
+    size = GPU_CHUNK if device.type == "cuda" else CPU_CHUNK
     exact = torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False)
-    with torch.no_grad(), exact if device.type == "cuda" else contextlib.nullcontext():
-        chunks = x.split(GPU_CHUNK if device.type == "cuda" else CPU_CHUNK)
-        parts = (part.to(device).contiguous(memory_format=layout) for part in chunks)
-        return torch.cat([model(part) for part in parts]).cpu()
+    with torch.no_grad(), _in_use(model), exact if device.type == "cuda" else contextlib.nullcontext():
+        return torch.cat([call_model(model, part) for part in _split(x, size, device)]).cpu()
+
+
+def _split(x: Inputs, size: int, device: torch.device) -> Iterator[Inputs]:
+    """Yield inputs in chunks on a device; images are laid out channels-last."""
+    for begin in range(0, max(1, count_rows(x)), size):
+
+        def move(part: Tensor, begin: int = begin) -> Tensor:
+            layout = torch.channels_last if part.dim() == 4 else torch.contiguous_format
+            return part[begin : begin + size].to(device).contiguous(memory_format=layout)
+
+        yield map_tensors(move, x)
+
+
+@contextlib.contextmanager
+def _in_use(model: nn.Module) -> Generator[None]:
+    """Put a model into evaluation mode inside the block; restore the mode of every layer afterwards."""
+    modes = [(layer, layer.training) for layer in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for layer, mode in modes:
+            layer.training = mode
 
 
 def compute_accuracy(outputs: Tensor, y: Tensor) -> float:
@@ -57,7 +83,7 @@ def make_evaluator(federation: Federation, device: str = "cpu") -> Callable[[Ten
     triggered = stamp_test_set(federation)
     x, y = federation.test.all()
     stamped = None if triggered is None else triggered[0].to(device)
-    x = x.to(device)
+    x = map_tensors(lambda part: part.to(device), x)
 
     def evaluate(params: Tensor) -> dict[str, float]:
         model = channels_last(with_params(module, params.cpu())).to(device)
@@ -79,5 +105,9 @@ def stamp_test_set(federation: Federation) -> tuple[Tensor, Tensor] | None:
     if federation.backdoor is None:
         return None
     x, y = federation.test.all()
+    if not isinstance(x, Tensor):
+        raise DataError(
+            "a backdoor is a trigger in images, but the inputs are several tensors; leave backdoor out"
+        )
     others = y != federation.backdoor.target
     return federation.backdoor.stamp(x[others]), torch.full_like(y[others], federation.backdoor.target)

@@ -15,7 +15,8 @@ from typing import Any, Literal, TypeVar, get_args, get_type_hints
 import tomli_w
 
 from feduhb.core.checks import check_whole
-from feduhb.core.types import Local, Loss
+from feduhb.core.local import Local
+from feduhb.data.federation import Federation
 from feduhb.data.load import FederationSettings
 from feduhb.errors import ConfigError
 from feduhb.stopping import DynamicStop
@@ -23,6 +24,8 @@ from feduhb.stopping import DynamicStop
 KeepHistory = bool | Literal["float16"]
 C = TypeVar("C")
 FORBID = {"extra": "forbid"}  # pydantic refuses unknown keys
+# Settings of [train] that are written only if they are used, so that runs of earlier versions can be continued.
+ADDED = ("optimizer", "momentum", "weight_decay", "clip_norm", "schedule", "proximal")
 UNKNOWN = "unexpected_keyword_argument"  # pydantic's name for that error
 
 
@@ -39,12 +42,19 @@ class TrainSettings:
     clients_per_round: int | None = None  # None: everyone
     engine: str = "auto"
     keep_history: KeepHistory = False  # "float16" takes half the space
+    optimizer: str = "sgd"
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    clip_norm: float | None = None
+    schedule: str = "constant"
+    proximal: float = 0.0
 
     __pydantic_config__ = FORBID
 
-    def local(self, loss: Loss) -> Local:
-        """Return how a client trains."""
-        return Local(batch_size=self.batch_size, lr=self.lr, loss=loss, l2=self.l2)
+    def local(self, federation: Federation) -> Local:
+        """Return how a client of a federation trains."""
+        own = {name: getattr(self, name) for name in ("batch_size", "lr", "l2", *ADDED)}
+        return Local(**own, loss=federation.loss, augment=federation.augment)
 
     def __post_init__(self) -> None:
         check_whole("rounds", self.rounds)
@@ -167,8 +177,11 @@ def _find_dataclass(hint: Any) -> Any:
 
 
 def to_toml(config: Config) -> str:
-    """Return a config as TOML, without the settings that are None."""
-    return tomli_w.dumps(_drop_none(asdict(config)))
+    """Return a config as TOML, without the settings that are None, and without unused ones that were added later."""
+    values = asdict(config)
+    unused = [name for name in ADDED if values["train"][name] == getattr(TrainSettings(), name)]
+    values["train"] = {key: value for key, value in values["train"].items() if key not in unused}
+    return tomli_w.dumps(_drop_none(values))
 
 
 def _drop_none(value: Any) -> Any:

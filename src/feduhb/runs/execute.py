@@ -24,6 +24,7 @@ from feduhb.runs.history import HistoryOnDevice, RecordingEngine
 from feduhb.runs.lineage import Erased, Erasure, supersede, write_ancestors
 from feduhb.runs.loop import evaluated, run, shown
 from feduhb.runs.plan import Advice, Plan, Reporter, Show
+from feduhb.runs.statistics import carry_statistics
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,14 +88,14 @@ def _place_history(plan: Plan) -> Method[Any]:
     if history is None:
         return plan.method
     device = torch.device("cuda" if plan.engine.about["device"] == "cuda" else "cpu")
-    on_device = HistoryOnDevice(history, device, tuple(history.rounds))
+    on_device = HistoryOnDevice(history, device, tuple(history.rounds), plan.statistics)
     return bind_history(unbind_history(plan.method), on_device, get_replayed_clients(plan.method))
 
 
 def _start_or_resume(plan: Plan, method: Method[Any]) -> tuple[Any, list[Round]]:
     """Return the state and the rounds to continue from: those of the last checkpoint, or a fresh model and no rounds."""
     device, folder = "cuda" if plan.engine.about["device"] == "cuda" else "cpu", plan.folder
-    fresh = method.init(plan.start.to(device))
+    fresh = carry_statistics(method, plan.statistics).init(plan.start.to(device))
     if "params" not in getattr(fresh, "_fields", ()):
         raise ConfigError(
             f"the state of {method.name} is a {type(fresh).__name__}; make it a NamedTuple of tensors and ints with the field params"
@@ -202,7 +203,7 @@ def _loop(
     rounds, moved = list(records), [record.moved for record in records]
     stream = run(
         method, engine, plan.clients, state, rounds=plan.rounds, stop=plan.stop, first=len(rounds),
-        moved=moved, on_bad=plan.on_bad,
+        moved=moved, on_bad=plan.on_bad, statistics=plan.statistics,
     )  # fmt: skip
     if plan.score is not None:
         stream = evaluated(stream, plan.score)

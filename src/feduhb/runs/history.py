@@ -302,11 +302,15 @@ def _write(path: Path, name: str, value: Tensor) -> None:
 
 @dataclass(frozen=True, slots=True)
 class HistoryOnDevice:
-    """A history as a run reads it: tensors are moved to a device, and rounds that are erased meanwhile are missed."""
+    """A history as a run reads it: tensors are moved to a device, and rounds that are erased meanwhile are missed.
+
+    Methods replay parameters only, so statistics of normalisation layers are cut off.
+    """
 
     history: History
     device: torch.device
     rounds: Sequence[int]  # the complete rounds when the run began, in order
+    statistics: int = 0  # how many numbers at the end of the stored vectors are statistics
 
     @property
     def bytes(self) -> int:
@@ -319,12 +323,14 @@ class HistoryOnDevice:
 
     def params(self, round: int) -> Tensor:
         """Return the model [P] that the round started from."""
-        return self.history.params(round).to(self.device)
+        stored = self.history.params(round)
+        return stored[: len(stored) - self.statistics].to(self.device)
 
     def read(self, round: int, clients: Sequence[ClientId]) -> Iterator[Updates]:
         """Yield the updates of some clients. Their weights stay on the CPU, as those of an engine."""
         for block in self.history.read(round, clients):
-            yield Updates(block.clients, block.values.to(self.device), block.weights)
+            values = block.values[:, : block.values.shape[1] - self.statistics]
+            yield Updates(block.clients, values.to(self.device), block.weights)
 
 
 @dataclass(frozen=True, slots=True)

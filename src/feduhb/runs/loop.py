@@ -19,6 +19,7 @@ from torch import Tensor
 from feduhb.core.types import ClientId, Engine, Method, State, Updates, Work
 from feduhb.errors import AnswerError
 from feduhb.runs.folder import Round
+from feduhb.runs.statistics import carry_statistics
 from feduhb.stopping import StopRule, never
 
 S = TypeVar("S", bound=State)
@@ -40,6 +41,7 @@ def run(
     moved: Sequence[float] = (),
     on_bad: OnBad = "raise",
     max_norm: float = math.inf,
+    statistics: int = 0,
 ) -> Iterator[tuple[S, Round]]:
     """Run rounds ``first`` to ``rounds - 1`` and yield each new state with its record.
 
@@ -53,7 +55,9 @@ def run(
         moved: the movements of the rounds before ``first``.
         on_bad: "raise" raises AnswerError for an answer that is not finite, of the wrong shape, or longer than
             ``max_norm``; "drop" leaves that client out of the round.
+        statistics: how many numbers at the end of the vectors are statistics, which do not count as movement.
     """
+    method = carry_statistics(method, statistics)
     movements = list(moved)
     if movements and stop(movements) is not None:
         return
@@ -71,7 +75,8 @@ def run(
             with contextlib.closing(clock.watch(engine.train(work, asked, t))) as blocks:
                 good = check_answers(blocks, asked, work.params, t, answered, on_bad, max_norm)
                 new = method.tell(state, _require_one(good, asked, t) if work.needed else good)
-        movement = float(torch.linalg.vector_norm(new.params.double() - state.params.double()))
+        size = new.params.numel() - statistics
+        movement = float(torch.linalg.vector_norm(new.params[:size].double() - state.params[:size].double()))
         if not math.isfinite(movement):
             raise AnswerError(f"the model is not finite after round {t}; lower lr, step_size or momentum")
         movements.append(movement)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from typing_extensions import TypedDict
 
 from feduhb.core.aggregate import parse_rule
-from feduhb.core.flat import flatten, with_params
+from feduhb.core.flat import count_statistics, flatten, with_params
 from feduhb.core.types import ClientId, Engine, Method
 from feduhb.data.federation import Federation, restore_keys, select_held
 from feduhb.data.load import build_federation
@@ -26,6 +26,7 @@ from feduhb.runs.config import Config, TrainSettings, parse_config, validate
 from feduhb.runs.folder import HISTORY, Round, RunFolder, explain_end
 from feduhb.runs.history import DiskHistory
 from feduhb.runs.lineage import Ancestor, Erased, check_chain, read_ancestors
+from feduhb.runs.statistics import carry_statistics
 from feduhb.stopping import DynamicStop, StopRule, never
 
 CLIENT_ENGINE = "loop"  # the engine of Flower's clients, each of which trains alone
@@ -83,8 +84,8 @@ class Run:
         return kept if kept and kept.rounds else None
 
     def model(self) -> nn.Module:
-        """Return a module with the weights of this run."""
-        return with_params(self.federation.fresh_model(), self.params.cpu())
+        """Return a module with the weights and statistics of this run, in evaluation mode."""
+        return with_params(self.federation.fresh_model(), self.params.cpu()).eval()
 
     def reseed(self, seed: int) -> Run:
         """Return the run with another seed for the runs that follow it. Its weights and records stay."""
@@ -94,7 +95,7 @@ class Run:
 
     def make_engine(self) -> Engine:
         """Return an engine like the one of this run."""
-        local = self.settings.local(self.federation.loss)
+        local = self.settings.local(self.federation)
         return make_engine(self.engine, self.federation, local, block=self.block)
 
     def __repr__(self) -> str:
@@ -140,8 +141,10 @@ def open_run(
     if chosen.needs_history:
         params = load_params(files.state_path)
     else:  # earlier versions kept the whole state
-        fresh = flatten(remaining.fresh_model())
-        params = load_state(files.state_path, Plain(fresh), chosen.init(fresh))[0].params
+        module = remaining.fresh_model()
+        fresh = flatten(module)
+        whole = carry_statistics(chosen, count_statistics(module)).init(fresh)
+        params = load_state(files.state_path, Plain(fresh), whole)[0].params
     files.check_weights()
     if len(rounds) != result["rounds"]:
         raise RunFolderError(

@@ -1,0 +1,81 @@
+"""The inputs of a model: one tensor, or several in a dict or tuple, such as tokens and their mask.
+
+All tensors have one row for each example. A dict is passed to the model as keyword arguments, a tuple as arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from feduhb.errors import DataError
+
+Inputs = Tensor | tuple[Tensor, ...] | dict[str, Tensor]
+
+
+def make_inputs(x: Any) -> Inputs:
+    """Return tensors or arrays as inputs; raise DataError if they do not have equally many rows."""
+    if isinstance(x, Mapping):
+        found: Inputs = {str(name): torch.as_tensor(part) for name, part in x.items()}
+    elif isinstance(x, tuple) and x and all(hasattr(part, "__array__") for part in x):
+        found = tuple(torch.as_tensor(part) for part in x)
+    else:
+        return torch.as_tensor(x)
+    sizes = {len(part) if part.dim() else -1 for part in list_tensors(found)}
+    if len(sizes) != 1 or -1 in sizes:
+        shapes = ", ".join(str(list(part.shape)) for part in list_tensors(found)) or "none"
+        raise DataError(f"the inputs have the shapes {shapes}; give tensors with one row for each example")
+    return found
+
+
+def list_tensors(x: Inputs) -> list[Tensor]:
+    """Return the tensors of some inputs, in their order."""
+    return [x] if isinstance(x, Tensor) else [*(x.values() if isinstance(x, dict) else x)]
+
+
+def map_tensors(function: Callable[[Tensor], Tensor], x: Inputs) -> Inputs:
+    """Return the inputs with a function applied to every tensor."""
+    if isinstance(x, Tensor):
+        return function(x)
+    if isinstance(x, dict):
+        return {name: function(part) for name, part in x.items()}
+    return tuple(function(part) for part in x)
+
+
+def join_inputs(parts: list[Inputs]) -> Inputs:
+    """Return the rows of several inputs of one form, one after another."""
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    joined = [torch.cat(list(some)) for some in zip(*map(list_tensors, parts), strict=True)]
+    return pack_tensors(joined, first)
+
+
+def pack_tensors(tensors: list[Tensor], like: Inputs) -> Inputs:
+    """Return tensors in the form of other inputs."""
+    if isinstance(like, Tensor):
+        return tensors[0]
+    return dict(zip(like, tensors, strict=True)) if isinstance(like, dict) else tuple(tensors)
+
+
+def count_rows(x: Inputs) -> int:
+    """Return the number of examples."""
+    return len(list_tensors(x)[0])
+
+
+def call_model(model: nn.Module, x: Inputs) -> Tensor:
+    """Return the model's outputs for some inputs."""
+    if isinstance(x, dict):
+        return model(**x)
+    return model(*x) if isinstance(x, tuple) else model(x)
+
+
+def describe_inputs(x: Inputs) -> list[tuple[str, torch.dtype, list[int]]]:
+    """Return the name, type and shape of each tensor, without the number of rows."""
+    names = list(x) if isinstance(x, dict) else map(str, range(len(list_tensors(x))))
+    return [
+        (name, part.dtype, list(part.shape[1:])) for name, part in zip(names, list_tensors(x), strict=True)
+    ]

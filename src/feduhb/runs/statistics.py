@@ -1,0 +1,115 @@
+"""Statistics of normalisation layers, which the server averages beside whatever a method does to the parameters.
+
+A model's vector is [w, b]: P trained parameters, then K statistics. Clients start from both and answer with both.
+
+    b[t+1] = b[t] - Σ (n_c / N) (b[t] - b_c),    b[0] fresh
+
+That is the weighted mean of the statistics of the clients that answered, without momentum, whatever the method and its
+aggregation rule. In a round in which no client answers, such as an estimated round of FedRecover, they stay as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from feduhb.core.types import Method, Updates, Work
+from feduhb.stopping import StopRule
+
+
+def carry_statistics(method: Method[Any], count: int) -> Method[Any]:
+    """Return a method on vectors [P + K] whose last ``count`` numbers are statistics; the method itself if there are none."""
+    return WithStatistics(method, count) if count else method
+
+
+@dataclass(frozen=True, slots=True)
+class WithStatistics(Method[Any]):
+    """A method on the parameters [P], beside which the statistics [K] are averaged.
+
+    A state is the method's own, but its ``params`` hold both.
+    """
+
+    method: Method[Any]
+    count: int  # K
+
+    @property
+    def name(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The method's name."""
+        return self.method.name
+
+    @property
+    def exact(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Whether the method is exact; so are the statistics, which begin afresh."""
+        return self.method.exact
+
+    @property
+    def needs_history(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Whether the method replays a history."""
+        return self.method.needs_history
+
+    @property
+    def samples_clients(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Whether the method takes part in client sampling."""
+        return self.method.samples_clients
+
+    @property
+    def needs(self) -> Literal["sum", "each"]:
+        """What the method needs; the statistics need only a sum."""
+        return self.method.needs
+
+    @property
+    def rounds(self) -> int | None:
+        """The method's own number of rounds."""
+        return self.method.rounds
+
+    def default_stop(self) -> StopRule:
+        """Return the method's stop rule."""
+        return self.method.default_stop()
+
+    def init(self, params: Tensor) -> Any:
+        """Return the method's state at the parameters, with the statistics."""
+        w, b = self._split(params)
+        return self._join(self.method.init(w), b)
+
+    def ask(self, state: Any) -> Work | None:
+        """Return the method's work, to start from the statistics too."""
+        inner, b = self._open(state)
+        work = self.method.ask(inner)
+        return None if work is None else replace(work, params=torch.cat([work.params, b]))
+
+    def tell(self, state: Any, answers: Iterable[Updates]) -> Any:
+        """Return the method's next state, with the mean of the statistics that were answered."""
+        inner, b = self._open(state)
+        mean = _Mean()
+        new = self.method.tell(inner, mean.watch(answers, self.count))
+        return self._join(new, b if mean.total is None else b - mean.total / mean.weight)
+
+    def _split(self, vector: Tensor) -> tuple[Tensor, Tensor]:
+        return vector[: -self.count].clone(), vector[-self.count :].clone()
+
+    def _open(self, state: Any) -> tuple[Any, Tensor]:
+        w, b = self._split(state.params)
+        return state._replace(params=w), b
+
+    def _join(self, state: Any, b: Tensor) -> Any:
+        return state._replace(params=torch.cat([state.params, b]))
+
+
+class _Mean:
+    """The weighted sum of the last numbers of answers, added up client by client as they pass."""
+
+    def __init__(self) -> None:
+        self.total: Tensor | None = None  # [K]
+        self.weight = 0.0
+
+    def watch(self, answers: Iterable[Updates], count: int) -> Iterator[Updates]:
+        """Yield the answers without their last numbers."""
+        for block in answers:
+            for row, n in zip(block.values[:, -count:], block.weights.tolist(), strict=True):
+                self.total = row * n if self.total is None else self.total.add_(row, alpha=n)
+                self.weight += n
+            yield Updates(block.clients, block.values[:, :-count], block.weights)
