@@ -344,6 +344,7 @@ def run_method(
         notice="".join(notices) if show == "lines" else "",
         observe=None if models is None else partial(keep_models, folder=models),
     )
+    del fresh  # a copy, which a large model would miss
     done = execute(plan)
     return Run(
         federation=federation, original=before, settings=settings, method=method, state=done.state, rounds=done.rounds,

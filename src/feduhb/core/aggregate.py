@@ -28,6 +28,8 @@ def weighted_mean(answers: Iterable[Updates]) -> Tensor:
         for row, n in zip(block.values, block.weights.tolist(), strict=True):
             total = row * n if total is None else total.add_(row, alpha=n)
             weight += n
+            del row
+        del block  # its memory is free while the clients work on the next one
     if total is None or weight <= 0:
         raise AggregationError("no client sent an update to average; check which clients take part")
     return total.div_(weight)

@@ -232,6 +232,7 @@ def group_answers(answers: Iterable[Answer], size: int) -> Iterator[Updates]:
     held: list[Answer] = []
     for answer in answers:
         held.append(answer)
+        del answer
         if len(held) == size:
             yield _make_block(held)
             held = []
@@ -241,7 +242,8 @@ def group_answers(answers: Iterable[Answer], size: int) -> Iterator[Updates]:
 
 def _make_block(held: list[Answer]) -> Updates:
     clients, values, counts = zip(*held, strict=True)
-    return Updates(clients, torch.stack(values), torch.tensor(counts, dtype=torch.float64))
+    rows = values[0].unsqueeze(0) if len(values) == 1 else torch.stack(values)
+    return Updates(clients, rows, torch.tensor(counts, dtype=torch.float64))
 
 
 @contextlib.contextmanager

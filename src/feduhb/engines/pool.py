@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import os
-import threading
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -36,6 +36,8 @@ from feduhb.engines.loop import (
 from feduhb.engines.points import use_points
 
 AHEAD = 2  # clients per thread that may wait for earlier ones to be collected; it bounds memory
+BLOCK = 4  # clients
+LARGE = 1 << 26  # bytes of a model from which on memory counts more than a thread that waits
 
 
 class Pool:
@@ -52,16 +54,19 @@ class Pool:
         local: Local | None = None,
         *,
         threads: int | None = None,
-        block: int = 4,
+        block: int | None = None,
     ) -> None:
         self.federation = federation
         self.local = local or make_local(federation)
         self.threads = count_cores() if threads is None else threads
-        self.block = block
-        check_sizes("pool", self.threads, block)
         self._model = prepare_training(federation.fresh_model())
+        is_large = sum(p.nbytes for p in self._model.parameters()) > LARGE
+        self.block = (1 if is_large else BLOCK) if block is None else block
+        self._ahead = self.threads if is_large else AHEAD * self.threads
+        check_sizes("pool", self.threads, self.block)
         self._batches = Batches.of(self._model, self.local, federation)
-        self._mine = threading.local()
+        self._model = use_points(postpone_relu(channels_last(self._model)))
+        self._spare = [self._model]  # models that no thread is using
 
     @property
     def about(self) -> Mapping[str, Any]:
@@ -83,7 +88,7 @@ class Pool:
             try:
                 for client in clients:
                     running.append(pool.submit(self._answer, work, client, round))
-                    if len(running) >= AHEAD * self.threads:
+                    if len(running) >= self._ahead:
                         yield running.popleft().result()
                 while running:
                     yield running.popleft().result()
@@ -92,17 +97,27 @@ class Pool:
 
     def _answer(self, work: Work, client: ClientId, round: int) -> Answer:
         examples = self.federation.clients[client]
-        model = self._own_model()
-        unflatten(work.params, model)
-        with client_errors(client, round):
+        with self._borrow_model() as model, client_errors(client, round):
+            unflatten(work.params, model)
             if work.epochs == 0:
                 return client, self._gradient(model, examples, work.params), len(examples)
             self._descend(model, examples, work, client, round)
-        return client, work.params - flatten(model), len(examples)
+            end = flatten(model)
+        return client, torch.sub(work.params, end, out=end), len(examples)
 
-    def _descend(
-        self, model: nn.Module, examples: Examples, work: Work, client: ClientId, round: int
-    ) -> None:
+    @contextlib.contextmanager
+    def _borrow_model(self) -> Generator[nn.Module]:
+        """Yield a model that no other thread is using."""
+        try:
+            model = self._spare.pop()
+        except IndexError:
+            model = copy.deepcopy(self._model)
+        try:
+            yield model
+        finally:
+            self._spare.append(model)
+
+    def _descend(self, model: nn.Module, examples: Examples, work: Work, client: ClientId, round: int) -> None:
         parameters = [p for _, p in list_trained(model)]
         descent = None if self.local.is_plain else Descent(self.local, parameters)
         for step in self._batches.draw(len(examples), work.epochs, self.federation.seed, client, round):
@@ -114,12 +129,6 @@ class Pool:
                 descent.take_step(loss, step.scale)
         if descent is not None:
             descent.optimizer.zero_grad()
-
-    def _own_model(self) -> nn.Module:
-        """Return the calling thread's own model."""
-        if not hasattr(self._mine, "model"):
-            self._mine.model = use_points(postpone_relu(channels_last(copy.deepcopy(self._model))))
-        return self._mine.model
 
     def _take_plain_step(self, loss: Tensor, parameters: list[nn.Parameter]) -> None:
         """w <- w - lr (∇loss + l2 w); a parameter that the model does not use keeps its value."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator, Iterator
 import torch
 from torch import Tensor, nn
 
-from feduhb.core.flat import channels_last, with_params
+from feduhb.core.flat import channels_last, unflatten
 from feduhb.core.inputs import Inputs, call_model, count_rows, map_tensors
 from feduhb.core.local import Loss
 from feduhb.data.federation import Examples, Federation
@@ -79,14 +79,14 @@ def make_evaluator(federation: Federation, device: str = "cpu") -> Callable[[Ten
     Args:
         device: where to compute; "cuda" keeps the test data there.
     """
-    module = federation.fresh_model()
+    model = channels_last(federation.fresh_model()).to(device)
     triggered = stamp_test_set(federation)
     x, y = federation.test.all()
     stamped = None if triggered is None else triggered[0].to(device)
     x = map_tensors(lambda part: part.to(device), x)
 
     def evaluate(params: Tensor) -> dict[str, float]:
-        model = channels_last(with_params(module, params.cpu())).to(device)
+        unflatten(params, model)
         test_loss, test_accuracy = score_outputs(compute_outputs(model, x), y, federation.loss)
         found = {"test_loss": test_loss, "test_accuracy": test_accuracy}
         if triggered is not None and stamped is not None:

@@ -76,7 +76,9 @@ def run(
                 good = check_answers(blocks, asked, work.params, t, answered, on_bad, max_norm)
                 new = method.tell(state, _require_one(good, asked, t) if work.needed else good)
         size = new.params.numel() - statistics
-        movement = float(torch.linalg.vector_norm(new.params[:size].double() - state.params[:size].double()))
+        step = new.params[:size].to(torch.float64, copy=True).sub_(state.params[:size])
+        movement = float(torch.linalg.vector_norm(step))
+        del step  # a large model takes much memory as float64
         if not math.isfinite(movement):
             raise AnswerError(f"the model is not finite after round {t}; lower lr, step_size or momentum")
         movements.append(movement)
@@ -164,6 +166,8 @@ def check_answers(
             good = block.select([i for i, fault in enumerate(found) if not fault]) if bad else block
             answered.extend(good.clients)
             yield good
+            del good
+        del block  # its memory is free while the clients work on the next one
 
 
 def find_faults(
@@ -177,7 +181,7 @@ def find_faults(
 
 
 def _describe_fault(row: Tensor, weight: float, max_norm: float, max_weight: float) -> str | None:
-    if not torch.isfinite(row).all():
+    if not all(map(math.isfinite, map(float, torch.aminmax(row)))):  # isfinite would take the memory of the row
         return "NaN" if torch.isnan(row).any() else "infinity"
     if not 0 < weight < math.inf:
         return f"a weight of {weight:g} examples"
@@ -203,6 +207,7 @@ class _Clock:
                 if block is None:
                     return
                 yield block
+                del block
         finally:
             if isinstance(blocks, Generator):
                 blocks.close()
