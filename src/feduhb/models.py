@@ -1,11 +1,12 @@
-"""The paper's CNN, a multilayer perceptron, and softmax regression."""
+"""The paper's CNN, a multilayer perceptron, softmax regression, and ResNet-18 for small images."""
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 
-from torch import nn
+from torch import Tensor, nn
 
 from feduhb.errors import ConfigError
 
@@ -37,10 +38,52 @@ def softmax(shape: Sequence[int], classes: int) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), classes))
 
 
+class ResidualBlock(nn.Module):
+    """y = relu(x + f(x)), where f is two 3 x 3 convolutions with normalisation; x is projected if the shape changes."""
+
+    def __init__(self, inside: int, outside: int, stride: int, norm: Callable[[int], nn.Module]) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(
+            nn.Conv2d(inside, outside, 3, stride, 1, bias=False), norm(outside), nn.ReLU(),
+            nn.Conv2d(outside, outside, 3, 1, 1, bias=False), norm(outside),
+        )  # fmt: skip
+        changes = stride > 1 or inside != outside
+        projected = nn.Sequential(nn.Conv2d(inside, outside, 1, stride, bias=False), norm(outside))
+        self.shortcut = projected if changes else nn.Identity()
+        self.relu = nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return y."""
+        return self.relu(self.inner(x) + self.shortcut(x))
+
+
+def resnet18(shape: Sequence[int], classes: int, *, norm: str = "batch", width: int = 64) -> nn.Module:
+    """Return ResNet-18 for small images: a 3 x 3 convolution first, and no pooling before the four stages.
+
+    It has 11,173,962 parameters on CIFAR-10. Reference: He et al., "Deep Residual Learning for Image Recognition", 2016.
+
+    Args:
+        norm: "batch" for BatchNorm, "group" for GroupNorm with groups of 16 channels, which keeps no statistics.
+        width: channels of the first stage.
+    """
+    make = (
+        nn.BatchNorm2d if norm == "batch" else lambda channels: nn.GroupNorm(max(1, channels // 16), channels)
+    )
+    layers: list[nn.Module] = [nn.Conv2d(shape[0], width, 3, 1, 1, bias=False), make(width), nn.ReLU()]
+    inside = width
+    for stage in range(4):
+        for stride in (1 if stage == 0 else 2, 1):
+            layers.append(ResidualBlock(inside, width << stage, stride, make))
+            inside = width << stage
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inside, classes))
+
+
 MODELS: dict[str, Callable[[Sequence[int], int], nn.Module]] = {
     "cnn": paper_cnn,
     "mlp": mlp,
     "softmax": softmax,
+    "resnet18": resnet18,
+    "resnet18-group": functools.partial(resnet18, norm="group"),
 }
 
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from data.wording import refused
 from feduhb.errors import ConfigError
-from feduhb.models import MODELS, make_model, mlp, paper_cnn, softmax
+from feduhb.models import MODELS, make_model, mlp, paper_cnn, resnet18, softmax
 
 MNIST, CIFAR = (1, 28, 28), (3, 32, 32)
 
@@ -78,6 +78,15 @@ def test_by_name(name):
 
 @pytest.mark.parametrize("name", ["resnet", "", "CNN"])
 def test_unknown_name(name):
-    choice = "choose one of cnn, mlp, softmax, or bring your own module with feduhb.Federation"
+    choice = "choose one of cnn, mlp, softmax, resnet18, resnet18-group, or bring your own module with feduhb.Federation"
     with refused(ConfigError, f"there is no model {name!r}; {choice}"):
         make_model(name, MNIST, 10)
+
+
+@pytest.mark.parametrize("norm", ["batch", "group"])
+def test_resnet18_has_its_parameters_and_stages(norm):
+    with torch.device("meta"):
+        model = resnet18((3, 32, 32), 10, norm=norm)
+        assert model(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
+        assert model[:-3](torch.zeros(2, 3, 32, 32)).shape == (2, 512, 4, 4)
+    assert sum(p.numel() for p in model.parameters()) == 11_173_962

@@ -39,9 +39,11 @@ federations = st.builds(
     FederationSettings, data=words, clients=positive, partition=words, per_client=maybe(positive),
     held_out=shares, model=maybe(words), backdoor=maybe(backdoors),
 )  # fmt: skip
+rates = st.floats(0, exclude_min=True, allow_infinity=False)
 trains = st.builds(
-    TrainSettings, rounds=positive, epochs=st.integers(0, 99), batch_size=positive, lr=reals, l2=reals,
-    aggregate=words, clients_per_round=maybe(positive), engine=words,
+    TrainSettings, rounds=positive, epochs=st.integers(1, 99), batch_size=positive, lr=rates, l2=st.just(0.0) | rates,
+    aggregate=words, clients_per_round=maybe(positive), engine=words, momentum=shares, clip_norm=maybe(rates),
+    schedule=st.sampled_from(["constant", "linear", "cosine", "decay:0.5"]), proximal=st.just(0.0) | rates,
 )  # fmt: skip
 stops = st.builds(
     DynamicStop, scale=st.floats(0, 99), window=maybe(st.integers(2, 99)), floor=st.floats(0, 99),

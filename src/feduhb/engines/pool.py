@@ -117,7 +117,9 @@ class Pool:
         finally:
             self._spare.append(model)
 
-    def _descend(self, model: nn.Module, examples: Examples, work: Work, client: ClientId, round: int) -> None:
+    def _descend(
+        self, model: nn.Module, examples: Examples, work: Work, client: ClientId, round: int
+    ) -> None:
         parameters = [p for _, p in list_trained(model)]
         descent = None if self.local.is_plain else Descent(self.local, parameters)
         for step in self._batches.draw(len(examples), work.epochs, self.federation.seed, client, round):

@@ -7,7 +7,7 @@ import json
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_type_hints
@@ -53,14 +53,20 @@ class TrainSettings:
 
     def local(self, federation: Federation) -> Local:
         """Return how a client of a federation trains."""
-        own = {name: getattr(self, name) for name in ("batch_size", "lr", "l2", *ADDED)}
-        return Local(**own, loss=federation.loss, augment=federation.augment)
+        return replace(self._make_local(), loss=federation.loss, augment=federation.augment)
+
+    def _make_local(self) -> Local:
+        return Local(**{name: getattr(self, name) for name in ("batch_size", "lr", "l2", *ADDED)})
 
     def __post_init__(self) -> None:
         check_whole("rounds", self.rounds)
         check_whole("epochs", self.epochs, least=0)
         if self.clients_per_round is not None:
             check_whole("clients_per_round", self.clients_per_round)
+        if not self._make_local().is_plain and self.epochs == 0:
+            raise ConfigError(
+                "epochs=0 asks for full-batch gradients, which take no optimiser; give epochs of 1 or more, or plain sgd"
+            )
         if not (isinstance(self.keep_history, bool) or self.keep_history == "float16"):
             raise ConfigError(f"keep_history is {self.keep_history!r}; give true, false or 'float16'")
 
