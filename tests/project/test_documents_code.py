@@ -65,6 +65,15 @@ def test_the_method_of_the_extending_page(tmp_path, monkeypatch):
         feduhb.open_run("runs/sign")
 
 
+def test_the_models_page(tmp_path, monkeypatch):
+    code = "\n".join(blocks((ROOT / "docs" / "models.md").read_text(), "python"))
+    found = ran(f"```python\n{code}```", tmp_path, monkeypatch)
+    assert found["without"].forgot.clients == ("c03",)
+    assert found["augmented"].augment is found["flip"]
+    head = feduhb.train(found["head"], 1, epochs=1, show=None)
+    assert head.params.numel() == 330  # of the last layer alone
+
+
 def test_the_rule_of_the_extending_page(tmp_path, monkeypatch):
     found = ran(section(EXTENDING, "Adding an aggregation rule"), tmp_path, monkeypatch)
     new, again = found["new"], found["again"]
