@@ -106,7 +106,8 @@ def frozen_backbone() -> nn.Module:
 
 def adapted() -> nn.Module:
     net = Attention().requires_grad_(False)
-    net.query, net.value = Adapter(net.query), Adapter(net.value)
+    for part in ("query", "value"):
+        setattr(net, part, Adapter(getattr(net, part)))
     net.head.requires_grad_(True)
     return net
 
