@@ -61,9 +61,9 @@ class Told(nn.Module):
 
 
 def test_a_model_gets_a_dict_by_names_and_a_tuple_by_places():
-    assert same(call_model(Told(), A), {"tokens": A})  # pyright: ignore[reportArgumentType]
-    assert same(call_model(Told(), {"mask": A, "tokens": B}), FORMS["dict"])  # pyright: ignore[reportArgumentType]
-    assert same(call_model(Told(), (B, A)), FORMS["dict"])  # pyright: ignore[reportArgumentType]
+    assert same(call_model(Told(), A), {"tokens": A})
+    assert same(call_model(Told(), {"mask": A, "tokens": B}), FORMS["dict"])
+    assert same(call_model(Told(), (B, A)), FORMS["dict"])
 
 
 def test_inputs_are_described_without_their_rows():

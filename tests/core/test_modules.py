@@ -81,7 +81,7 @@ def test_a_vector_goes_into_parameters_and_statistics():
     vector = torch.arange(float(flatten(net).numel()))
     unflatten(vector, net)
     assert torch.equal(flatten(net), vector)
-    assert net.head[1].running_var.tolist() == vector[-3:].tolist()  # pyright: ignore[reportIndexIssue]
+    assert net.get_buffer("head.1.running_var").tolist() == vector[-3:].tolist()
 
 
 def test_a_frozen_norm_stays_in_evaluation_and_a_half_frozen_one_gathers():
@@ -99,8 +99,8 @@ def test_a_frozen_norm_stays_in_evaluation_and_a_half_frozen_one_gathers():
 def test_counters_of_batches_are_not_part_of_the_model():
     net = Net()
     vector, digest = flatten(net), digest_carried(net)
-    for layer in (net.body[1], net.head[1]):
-        layer.num_batches_tracked.fill_(99)  # pyright: ignore[reportCallIssue, reportAttributeAccessIssue]
+    for part in ("body", "head"):
+        net.get_buffer(f"{part}.1.num_batches_tracked").fill_(99)
     assert torch.equal(flatten(net), vector)
     assert digest_carried(net) == digest
 

@@ -77,7 +77,8 @@ def test_sgd_has_a_closed_form(engine):
 def test_weight_decay_of_sgd_is_part_of_the_gradient(engine, name):
     """The optimum of f + λ/2 ‖w‖² is a m / (a + λ)."""
     best = A * M / (A + 0.3)
-    close(train(engine, **{name: 0.3}), best + (1 - LR * (A + 0.3)) ** STEPS * (W0 - best))
+    settings: dict[str, Any] = {name: 0.3}
+    close(train(engine, **settings), best + (1 - LR * (A + 0.3)) ** STEPS * (W0 - best))
 
 
 @every_engine
