@@ -191,8 +191,12 @@ def _restore_generators() -> Generator[None]:
 
 
 def find_changed(module: nn.Module, before: dict[str, Tensor]) -> Iterator[str]:
-    """Yield the names of carried tensors that differ from their values before."""
-    return (name for name, value in list_carried(module) if not _is_same(value, before[name]))
+    """Yield the names of carried tensors that differ from their values before, or were not there."""
+    return (
+        name
+        for name, value in list_carried(module)
+        if name not in before or not _is_same(value, before[name])
+    )
 
 
 def _is_same(a: Tensor, b: Tensor) -> bool:
