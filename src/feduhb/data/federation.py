@@ -26,6 +26,7 @@ from feduhb.core.modules import (
     find_changed,
     has_batch_norm,
     list_carried,
+    move_parameters,
     prepare_training,
     watch_layers,
 )
@@ -326,7 +327,7 @@ class _Draw:
         """Return a copy of the model; draw and check it first if that has not been done."""
         if self.module is None:
             drawn = draw_model(self.model, self.seed, check=not self.is_checked, given=self.start == "given")
-            if not self.is_checked:  # the trial changes statistics
+            if not self.is_checked:  # the trial changes the module
                 check_fit(copy.deepcopy(drawn), self.loss, self.test, self.augment)
             self.module, self.is_checked = drawn, True
         return copy.deepcopy(self.module)
@@ -335,7 +336,7 @@ class _Draw:
 def check_fit(module: nn.Module, loss: Loss, examples: Examples, augment: Augment | None = None) -> None:
     """Raise ModelError if a training step on some examples fails, draws without an address or keeps a state of its own.
 
-    The loss is tried too. The module's statistics change.
+    The loss is tried too. The module's parameters and statistics change.
     """
     count = len(examples)
     some = torch.linspace(0, count - 1, min(SOME, count)).long()
@@ -353,6 +354,8 @@ def check_fit(module: nn.Module, loss: Loss, examples: Examples, augment: Augmen
             warnings.simplefilter("ignore")  # of shapes, which check_loss judges
             value = loss(compute(2), y[:2])
             outputs, again = compute(len(y)), compute(len(y))
+            move_parameters(module)  # a buffer may follow the parameters
+            compute(2)
     except Exception as error:
         raise ModelError(
             f"the model and its loss cannot read this data ({' '.join(str(error).split())}); check shapes and types"
