@@ -21,6 +21,7 @@ from feduhb.data.federation import Federation
 from feduhb.data.load import FederationSettings, build_federation
 from feduhb.data.request import Forget, Request, as_request
 from feduhb.engines import EngineMaker, block_of, describe_engine, make_engine, name_engine
+from feduhb.engines.loop import check_work
 from feduhb.engines.scoring import make_evaluator
 from feduhb.errors import ConfigError, HistoryError, RequestError
 from feduhb.methods import METHODS, check_method, rule_of, settings_of
@@ -229,6 +230,7 @@ def compare(
     for method in chosen:  # raise an error before the first method trains
         made = adapt_method(method, run.settings) if isinstance(method, str) else check_method(method)
         prepare_method(made, run, request, remaining)
+        _check_first_work(made, remaining, run.settings)
     found: dict[str, Run] = {}
     for method in chosen:
         plain = method if isinstance(method, str) else method.name
@@ -298,6 +300,7 @@ def run_method(
         federation, before = federation.reseed(seed), before.reseed(seed)
     if folder is not None and folder.exists():  # a resumed run keeps its block, on which its bits depend
         block = upgrade(folder.config()).get("block")
+    _check_first_work(method, federation, settings)
     made = make_engine(engine, federation, settings.local(federation), block=block)
     clients, per_round = _choose_clients(federation, method, settings, refuse_too_few=forgot is None)
     device = "cuda" if made.about["device"] == "cuda" else "cpu"
@@ -351,6 +354,19 @@ def run_method(
         forgot=forgot, earlier=ancestors, folder=None if folder is None else folder.path, engine=engine,
         block=block_of(made), scheduled=rounds, stop=stop, erased=done.erased,
     )  # fmt: skip
+
+
+def _check_first_work(method: Method[Any], federation: Federation, settings: TrainSettings) -> None:
+    """Raise ConfigError for full-batch gradients of a model that has none, before a history is erased.
+
+    A method that replays a history erases it last, and its engine raises the same error in the first round.
+    """
+    if method.needs_history:
+        return
+    model = federation.fresh_model()
+    work = method.ask(method.init(flatten(model)))
+    if work is not None:
+        check_work(work, model, settings.local(federation))
 
 
 def _explain_rounds(run: Run) -> str:

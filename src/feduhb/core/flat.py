@@ -58,6 +58,8 @@ def _copy_given(source: ModelSource) -> nn.Module:
             "a given start needs the module itself, with its weights, and not a factory: model=net, start='given'"
         )
     check_module(source)
+    if bad := [name for name, part in list_parts(source) if not part.isfinite().all()]:
+        raise ModelError(f"{bad[0]} of the given start is not finite; give a module with weights that are")
     return copy.deepcopy(source).cpu()
 
 

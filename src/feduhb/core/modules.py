@@ -190,9 +190,20 @@ def _restore_generators() -> Generator[None]:
             numpy.random.set_state(of_numpy)
 
 
+def move_parameters(module: nn.Module) -> None:
+    """Change the trained parameters a little, in place, as training would."""
+    with torch.no_grad():
+        for _, p in list_trained(module):
+            p.mul_(torch.linspace(1, 1.1, p.numel(), dtype=p.dtype, device=p.device).view(p.shape))
+
+
 def find_changed(module: nn.Module, before: dict[str, Tensor]) -> Iterator[str]:
-    """Yield the names of carried tensors that differ from their values before."""
-    return (name for name, value in list_carried(module) if not _is_same(value, before[name]))
+    """Yield the names of carried tensors that differ from their values before, or were not there."""
+    return (
+        name
+        for name, value in list_carried(module)
+        if name not in before or not _is_same(value, before[name])
+    )
 
 
 def _is_same(a: Tensor, b: Tensor) -> bool:

@@ -26,6 +26,7 @@ from feduhb.core.modules import (
     find_changed,
     has_batch_norm,
     list_carried,
+    move_parameters,
     prepare_training,
     watch_layers,
 )
@@ -156,6 +157,10 @@ class Federation:
                 f"start is {start!r}; give 'fresh', or 'given' for a module whose weights are public"
             )
         self.start: Start = start
+        if augment is not None and not callable(augment):
+            raise DataError(
+                f"augment is {augment!r}; give a function of a batch and of 16 numbers for each row"
+            )
         self.augment = augment
         self._draw = _Draw.of(self)
         if not self.clients:
@@ -322,16 +327,16 @@ class _Draw:
         """Return a copy of the model; draw and check it first if that has not been done."""
         if self.module is None:
             drawn = draw_model(self.model, self.seed, check=not self.is_checked, given=self.start == "given")
-            if not self.is_checked:  # the trial changes statistics
+            if not self.is_checked:  # the trial changes the module
                 check_fit(copy.deepcopy(drawn), self.loss, self.test, self.augment)
             self.module, self.is_checked = drawn, True
         return copy.deepcopy(self.module)
 
 
 def check_fit(module: nn.Module, loss: Loss, examples: Examples, augment: Augment | None = None) -> None:
-    """Raise ModelError if a training step on some examples fails, draws without an address or changes a constant buffer.
+    """Raise ModelError if a training step on some examples fails, draws without an address or keeps a state of its own.
 
-    The loss is tried too. The module's statistics change.
+    The loss is tried too. The module's parameters and statistics change.
     """
     count = len(examples)
     some = torch.linspace(0, count - 1, min(SOME, count)).long()
@@ -340,12 +345,17 @@ def check_fit(module: nn.Module, loss: Loss, examples: Examples, augment: Augmen
     x, y = examples.batch(some)
     check_targets(loss, y)
     constants = {name: value.clone() for name, value in list_carried(module)}
+
+    def compute(rows: int) -> Any:
+        return call_model(module, augment_batch(augment, map_tensors(lambda part: part[:rows].clone(), x)))
+
     try:
         with warnings.catch_warnings(), watch_layers(prepare_training(module)) as drew:
             warnings.simplefilter("ignore")  # of shapes, which check_loss judges
-            first = map_tensors(lambda part: part[:2], x)
-            value = loss(call_model(module, augment_batch(augment, first)), y[:2])
-            outputs = call_model(module, augment_batch(augment, x))
+            value = loss(compute(2), y[:2])
+            outputs, again = compute(len(y)), compute(len(y))
+            move_parameters(module)  # a buffer may follow the parameters
+            compute(2)
     except Exception as error:
         raise ModelError(
             f"the model and its loss cannot read this data ({' '.join(str(error).split())}); check shapes and types"
@@ -360,18 +370,30 @@ def check_fit(module: nn.Module, loss: Loss, examples: Examples, augment: Augmen
             f"buffer {name} changes in training, but it is neither a constant nor a statistic of a normalisation layer, so nobody "
             "says how the server should combine it; compute it in forward, or use the running statistics of BatchNorm"
         )
-    if isinstance(outputs, Tensor):
-        check_loss(loss, outputs, y)
+    if not isinstance(outputs, Tensor):
+        return
+    if outputs.shape != again.shape or not torch.allclose(outputs, again, 1e-4, 1e-6, equal_nan=True):
+        raise ModelError(
+            "the model returns other outputs when it computes the same batch again, so it draws numbers that have no address or "
+            "keeps a state of its own; use nn.Dropout or the numbers of an augmentation, and keep no state in forward"
+        )
+    check_loss(loss, outputs, y)
 
 
 def _compare_inputs(x: Inputs, wanted: Inputs) -> str | None:
     """Return the first difference between the types and shapes of two inputs in words; None if they are alike."""
-    found, expected = describe_inputs(x), describe_inputs(wanted)
-    names = [[name for name, *_ in some] for some in (found, expected)]
-    if names[0] != names[1] or type(x) is not type(wanted):
-        return f"{', '.join(names[0])}, the test set {', '.join(names[1])}"
-    pairs = ((a, b) for one, two in zip(found, expected, strict=True) for a, b in zip(one, two, strict=True))
+    forms = [_describe_form(some) for some in (x, wanted)]
+    if forms[0] != forms[1]:
+        return f"{forms[0]}, the test set {forms[1]}"
+    both = zip(describe_inputs(x), describe_inputs(wanted), strict=True)
+    pairs = ((a, b) for one, two in both for a, b in zip(one, two, strict=True))
     return next((f"{a}, the test set {b}" for a, b in pairs if a != b), None)
+
+
+def _describe_form(x: Inputs) -> str:
+    if isinstance(x, Tensor):
+        return "as one tensor"
+    return f"by the names {', '.join(x)}" if isinstance(x, dict) else f"as a tuple of {len(x)}"
 
 
 def _kind(y: Tensor) -> tuple[torch.dtype, torch.Size]:

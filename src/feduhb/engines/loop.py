@@ -15,7 +15,7 @@ from feduhb.core.draws import augment_batch, draw_at, make_key
 from feduhb.core.flat import flatten, unflatten
 from feduhb.core.inputs import call_model, map_tensors
 from feduhb.core.local import BETAS, EPS, Local, describe_local, move_loss, scale_lr
-from feduhb.core.modules import has_batch_norm, has_dropout, list_trained, prepare_training
+from feduhb.core.modules import has_batch_norm, has_dropout, list_norms, list_trained, prepare_training
 from feduhb.core.seeds import generator
 from feduhb.core.types import ClientId, Updates, Work
 from feduhb.data.federation import Examples, Federation
@@ -59,7 +59,7 @@ class Loop:
 
     def train(self, work: Work, clients: Sequence[ClientId], round: int) -> Iterator[Updates]:
         """Train these clients one after another."""
-        check_work(work, self._model)
+        check_work(work, self._model, self.local)
         return group_answers((self._answer(work, client, round) for client in clients), self.block)
 
     def _answer(self, work: Work, client: ClientId, round: int) -> Answer:
@@ -198,13 +198,21 @@ class Batches:
                 yield Step(positions, key, scale_lr(self.local.schedule, round, done, total))
 
 
-def check_work(work: Work, model: nn.Module) -> None:
-    """Raise ConfigError for full-batch gradients of a model that trains on batches or draws random numbers."""
-    if work.epochs == 0 and (has_batch_norm(model) or has_dropout(model)):
-        what = "BatchNorm, which depends on batches" if has_batch_norm(model) else "dropout, which is random"
-        raise ConfigError(
-            f"epochs=0 asks for full-batch gradients, but the model has {what}; give epochs of 1 or more"
-        )
+def check_work(work: Work, model: nn.Module, local: Local) -> None:
+    """Raise ConfigError for full-batch gradients if training gathers statistics of batches or draws random numbers."""
+    if work.epochs == 0 and (what := _find_batchwise(model, local)) is not None:
+        raise ConfigError(f"epochs=0 asks for full-batch gradients, but {what}; give epochs of 1 or more")
+
+
+def _find_batchwise(model: nn.Module, local: Local) -> str | None:
+    """Return what in training depends on batches or is random, in words."""
+    if has_batch_norm(model):
+        return "the model has BatchNorm, which depends on batches"
+    if norms := list_norms(model):
+        return f"layer {norms[0][0]} of the model gathers statistics of batches"
+    if has_dropout(model):
+        return "the model has dropout, which is random"
+    return None if local.augment is None else "batches are augmented, which is random"
 
 
 @contextlib.contextmanager

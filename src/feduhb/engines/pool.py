@@ -77,7 +77,7 @@ class Pool:
 
     def train(self, work: Work, clients: Sequence[ClientId], round: int) -> Iterator[Updates]:
         """Train these clients, several at once; return the answers in the order of the clients."""
-        check_work(work, self._model)
+        check_work(work, self._model, self.local)
         return group_answers(self._answers(work, clients, round), self.block)
 
     def _answers(self, work: Work, clients: Sequence[ClientId], round: int) -> Iterator[Answer]:
