@@ -126,6 +126,7 @@ class Result(TypedDict):
     # Names and shapes of the parameters, in the flat vector's order.
     layout: NotRequired[list[tuple[str, list[Count]]]]
     came_from: NotRequired[list[str]]  # digests of config.toml of the runs that it came from, nearest first
+    start: NotRequired[str]  # the declaration on a start that was given, in words
 
 
 # Keys that the first versions did not write.
