@@ -153,6 +153,7 @@ class Shape(TypedDict, total=False):
     federation: dict[str, Any]
     train: Required[TrainShape]
     unlearn: UnlearnShape
+    start: dict[str, Any]
     flower: dict[str, Any]
     clients: dict[str, str]
 
@@ -183,6 +184,8 @@ class Tombstone(TypedDict, total=False):
     siblings_sha256: dict[str, str]
     deleted: Required[list[dict[str, Any]]]
     left: Required[list[str]]
+    layout: dict[str, list[int]]  # shapes of the weights by name, in the order of result.json
+    start: dict[str, Any]  # of config.toml
     begun: Required[str]
     finished: Required[str | None]
     versions: Required[dict[str, str]]
