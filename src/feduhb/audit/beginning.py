@@ -29,6 +29,7 @@ GIVEN = "the model brings a start of its own, which may hold what another run le
 KNOWS = "The run's fresh model does well on test data"
 NAMED = 6  # carried tensors that a note names
 UNDRAWN = "Fresh draws of the model were not compared, because its start was given."
+DOUBTED = "The given start may have seen the forgotten data, whatever is declared: see the notes."
 UNJUDGED = "The model's parameters are too small to tell whether fresh draws of it share weights."
 
 
@@ -85,16 +86,12 @@ def explain_start(run: Run, retrain: Run, notes: list[str]) -> str | None:
     return _explain_accuracy(run, accuracy)
 
 
-def explain_given_start(run: Run, candidates: Candidates, notes: list[str]) -> str | None:
+def explain_given_start(run: Run, candidates: Candidates) -> str | None:
     """Return how a given start contradicts the declaration that it never saw clients' data, or None.
 
     Its loss on the forgotten examples must not be smaller than on held-out examples of the same clients, which the loss
     attack tells by its 99 % interval.
-
-    Args:
-        notes: get a note that draws were not compared.
     """
-    notes.append(UNDRAWN)
     start, loss = run.federation.fresh_model(), run.federation.loss
     for part, what in ((candidates, "forgotten examples"), (candidates.canaries, "canaries")):
         if not part.members:

@@ -13,7 +13,7 @@ from feduhb.audit.attacks.before_after import attack_by_change, explain_pair
 from feduhb.audit.attacks.lira import attack_by_lira
 from feduhb.audit.attacks.membership import ALL, CANARIES, REHEARSED, AttackSetup, Candidates, attack_by_loss
 from feduhb.audit.attacks.misr import measure_misr
-from feduhb.audit.beginning import explain_given_start, explain_start, note_start
+from feduhb.audit.beginning import DOUBTED, UNDRAWN, explain_given_start, explain_start, note_start
 from feduhb.audit.client_code import note_client_code
 from feduhb.audit.controls import Controls, ShowRound, Step, name_run
 from feduhb.audit.exactness import Counterfactuals, find_carried, is_fault_of_method
@@ -264,9 +264,12 @@ class RunAudit:
 
     def _explain_start(self) -> str | None:
         """Return why the first weights may hold what another run learned, or None."""
-        if self.run.federation.start == "given":
-            return explain_given_start(self.run, self.candidates, self.notes)
-        return explain_start(self.run, self.models[RETRAIN], self.notes)
+        if self.run.federation.start != "given":
+            return explain_start(self.run, self.models[RETRAIN], self.notes)
+        self.notes.append(UNDRAWN)
+        if (doubt := explain_given_start(self.run, self.candidates)) is not None:
+            self.notes.append(doubt)
+        return doubt and DOUBTED
 
     def conclude(self, notes: tuple[str, ...], started: float) -> Audit:
         """Measure the models; return the audit with its verdict. ``started`` is the time when the steps began."""
