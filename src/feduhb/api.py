@@ -28,10 +28,13 @@ from feduhb.methods import METHODS, check_method, rule_of, settings_of
 from feduhb.methods.replay import bind_history
 from feduhb.runs.checkpoint import keep_models
 from feduhb.runs.config import (  # fmt: skip
+    NOTICE,
     Config,
     KeepHistory,
     TrainSettings,
     UnlearnSettings,
+    describe_start,
+    explain_given,
     identify_run,
     to_toml,
     upgrade,
@@ -114,6 +117,8 @@ def train(
     )  # fmt: skip
     if (unused := federation.explain_unused()) is not None:
         print_notice(unused)
+    if federation.start == "given":
+        print_notice(NOTICE)
     return run_method(
         federation, adapt_method("retrain", settings), settings, rounds=rounds, engine=engine, block=block, out=out,
         resume=resume, checkpoint_every=checkpoint_every, show=show, label="train",
@@ -127,6 +132,10 @@ def train_from(
     if config.unlearn is not None:
         raise ConfigError(
             "this config has an [unlearn] table, so it describes an unlearning; remove that table and train, then use feduhb unlearn"
+        )
+    if config.start is not None:
+        raise ConfigError(
+            "this config has a [start] table, so its model was made in Python; train it there: feduhb.train(federation)"
         )
     federation = build_federation(config.federation or FederationSettings(), config.seed, data)
     return run_method(
@@ -191,6 +200,8 @@ def unlearn(
     chosen = prepare_method(chosen, run, request, remaining)
     if not chosen.needs_history and (shared := _explain_shared_seed(run)):
         print_notice(shared)
+    if erase_history and remaining.start == "given":  # comparisons erase nothing
+        print_notice(NOTICE)
     if keep_history is None:
         keep_history = run.settings.keep_history if out is not None and not chosen.needs_history else False
     maker = run.engine if engine is None else engine
@@ -306,25 +317,27 @@ def run_method(
     device = "cuda" if made.about["device"] == "cuda" else "cpu"
     evaluate = make_evaluator(federation, device) if scored else None
     score = None if evaluate is None else lambda _, params: evaluate(params)
-    keep = settings.keep_history
+    keep, fresh = settings.keep_history, federation.fresh_model()
+    start = describe_start(fresh, given=federation.start == "given") if folder else None
     config = Config(
         seed=federation.seed,
         federation=before.about if isinstance(before.about, FederationSettings) else None,
         train=settings,
         unlearn=None if forgot is None else _describe(method, rounds, stop, forgot),
+        start=start,
         made_by=describe_engine(made),
         block=block_of(made),
         remote=federation.is_remote or None,
         clients=federation.fingerprints() if folder else {},
     )
     why = made.about.get("why")  # set if "auto" chose the engine
-    fresh = federation.fresh_model()
     notices = (notice, f"engine: {made.about['name']} ({why})\n" if why else "")
     plan = Plan(
         label=label,
         method=method,
         start=flatten(fresh),
         statistics=count_statistics(fresh),
+        declaration=explain_given(start),
         layout=tuple((name, tuple(each.shape)) for name, each in list_parts(fresh)),
         engine=made,
         clients=clients,

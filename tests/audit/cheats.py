@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -11,7 +11,9 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from feduhb import FedUHB, Updates
+from feduhb import Federation, FedUHB, Updates
+from feduhb.core.types import Local, Work
+from feduhb.engines.loop import Loop
 from feduhb.methods.feduhb import HeavyBall
 from feduhb.methods.replay import MISSING
 
@@ -265,3 +267,34 @@ def make_cheats(file: str, epochs: int) -> dict[str, FedUHB]:
         WarmStart, InFile, Late, Recognises, Average, OneLayer, Regulariser, RecognisesRoughly, Reordered, ReorderedSlowly
     )  # fmt: skip
     return {one.name: one for one in (*plain, *(kind(epochs=epochs, file=file) for kind in kinds))}
+
+
+class Own(FedUHB):
+    """An honest method that is not of the package."""
+
+    __slots__ = ()
+    name: ClassVar[str] = "own"
+
+
+@dataclass(frozen=True, slots=True)
+class OldStatistics:
+    """An engine whose clients answer, in the first round, with the statistics of the old model in place of their own."""
+
+    honest: Loop
+    old: Tensor  # [K]
+
+    @property
+    def about(self) -> Mapping[str, Any]:
+        return self.honest.about
+
+    def train(self, work: Work, clients: Sequence[str], round: int) -> Iterator[Updates]:
+        for block in self.honest.train(work, clients, round):
+            values = block.values.clone()
+            if round == 0:
+                values[:, -len(self.old) :] = work.params[-len(self.old) :] - self.old
+            yield Updates(block.clients, values, block.weights)
+
+
+def smuggle_statistics(federation: Federation, local: Local, file: str) -> OldStatistics:
+    """Return an engine that smuggles the statistics in a file into the first model."""
+    return OldStatistics(Loop(federation, local), read(file))

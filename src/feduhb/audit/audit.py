@@ -17,11 +17,14 @@ from feduhb.audit.procedure import AuditSettings, RunAudit
 from feduhb.audit.result import FILE, Audit, read_audit
 from feduhb.audit.work import describe_inputs, note_foreign_work, open_work
 from feduhb.core.checks import check_show
+from feduhb.core.flat import flatten
+from feduhb.core.modules import digest_carried
 from feduhb.data.federation import Federation, select_held
 from feduhb.data.request import Request
 from feduhb.engines import EngineMaker
 from feduhb.errors import ConfigError, RequestError, RunFolderError
 from feduhb.methods import is_retrain
+from feduhb.runs.checkpoint import digest_weights
 from feduhb.runs.config import KeepHistory, TrainSettings
 from feduhb.runs.files import disk_errors, lock_folder, sync_folder, write_atomically
 from feduhb.runs.folder import WORK
@@ -279,11 +282,18 @@ def check_control(name: str, given: Run, run: Run) -> None:
 
 
 def _check_training(given: Run, run: Run) -> None:
-    """Raise RunFolderError if the clients of two runs did not train with the same settings; their seeds may differ."""
+    """Raise RunFolderError if two runs have other settings of their clients, or other given starts; their seeds may differ."""
     if _get_local(given) != _get_local(run):
         raise RunFolderError(
             f"{given.folder or given} was trained with other settings than {run.folder or run}; "
             "audit only runs with the same settings together"
+        )
+    starts = [one.federation.fresh_model() for one in (given, run) if one.federation.start == "given"]
+    digests = {(digest_weights(flatten(start)), digest_carried(start)) for start in starts}
+    if len(starts) == 1 or len(digests) > 1:
+        raise RunFolderError(
+            f"{given.folder or given} started from other weights than {run.folder or run}, and at least one of these starts was given; "
+            "audit only runs from the same start together"
         )
 
 

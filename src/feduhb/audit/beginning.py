@@ -8,34 +8,58 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
+from feduhb.audit.attacks.membership import Candidates, score_losses
+from feduhb.audit.controls import perturb
 from feduhb.audit.measures import compute_accuracy, compute_chance, compute_constant_loss
 from feduhb.audit.own_code import GAP, GUESSES
 from feduhb.audit.result import Check
+from feduhb.audit.statistics import compute_roc
 from feduhb.audit.verdict import explain_uselessness
-from feduhb.core.flat import flatten
+from feduhb.core.flat import count_statistics, flatten
 from feduhb.core.fresh import DRAWS, draw_several, find_shared
 from feduhb.core.seeds import generator, seed_for
 from feduhb.engines.scoring import score_model
+from feduhb.runs.config import describe_start, explain_given
 from feduhb.runs.run import Run
+from feduhb.runs.statistics import carry_statistics
 
 BEGINNING = "Given two draws of a fresh model"
+BEGINNING_GIVEN = "Given the start of the run, and this start after noise was added to it"
 GIVEN = "the model brings a start of its own, which may hold what another run learned"
 KNOWS = "The run's fresh model does well on test data"
+NAMED = 6  # carried tensors that a note names
+UNDRAWN = "Fresh draws of the model were not compared, because its start was given."
+DOUBTED = "The given start may have seen the forgotten data, whatever is declared: see the notes."
 UNJUDGED = "The model's parameters are too small to tell whether fresh draws of it share weights."
 
 
 def check_beginning(run: Run) -> Check:
     """Return whether a run's method begins at w[0]: ``init(w0).params`` must equal w0, bit for bit.
 
-    Two draws are tried: the run's own w[0] and another one. A method that begins elsewhere, such as at stored weights,
+    Two draws are tried: the run's own w[0] and another one, or a given start and that start with noise. A method that begins elsewhere, such as at stored weights,
     can give the same weights with and without the forgotten data, so comparing those does not find it.
     """
-    draws = [_begin(run, seed) for seed in (run.seed, seed_for(run.seed, "beginning"))]
+    what = BEGINNING_GIVEN if run.federation.start == "given" else BEGINNING
+    draws = [_begin(run, module) for module in (run.federation.fresh_model(), _draw_other(run))]
     if all(begun.dtype == start.dtype and torch.equal(begun, start) for start, begun in draws):
-        return Check("beginning", f"{BEGINNING}: the method begins there, bit for bit.", True, 0.0)
+        return Check("beginning", f"{what}: the method begins there, bit for bit.", True, 0.0)
     apart = max(_measure_distance(start, begun) for start, begun in draws)
-    says = f"{BEGINNING}: the method begins elsewhere, up to {apart:.2g} apart, so it does not start afresh."
+    says = f"{what}: the method begins elsewhere, up to {apart:.2g} apart, so it does not start afresh."
     return Check("beginning", says, False, apart)
+
+
+def note_start(run: Run) -> list[str]:
+    """Return notes on what a run starts from that was not drawn: a given start, frozen parameters, constant buffers."""
+    start = describe_start(run.federation.fresh_model(), given=run.federation.start == "given")
+    notes = [*filter(None, [explain_given(start)])]
+    if start is not None and start.carried:
+        some, others = ", ".join(start.carried[:NAMED]), len(start.carried) - NAMED
+        more = f" and {others} other{'s'[: others != 1]}" if others > 0 else ""
+        notes.append(
+            f"Carried as given, never drawn: {some}{more} (SHA-256 {start.carried_sha256}). Every world of this audit has them, so it "
+            "cannot find what a training might have left there."
+        )
+    return notes
 
 
 def explain_start(run: Run, retrain: Run, notes: list[str]) -> str | None:
@@ -60,6 +84,25 @@ def explain_start(run: Run, retrain: Run, notes: list[str]) -> str | None:
     if all(_is_useful(draw, run, accuracy) for draw in draw_several(model, run.seed)):
         return f"Every one of {DRAWS} fresh draws of the model does well on test data: {GIVEN}."
     return _explain_accuracy(run, accuracy)
+
+
+def explain_given_start(run: Run, candidates: Candidates) -> str | None:
+    """Return how a given start contradicts the declaration that it never saw clients' data, or None.
+
+    Its loss on the forgotten examples must not be smaller than on held-out examples of the same clients, which the loss
+    attack tells by its 99 % interval.
+    """
+    start, loss = run.federation.fresh_model(), run.federation.loss
+    for part, what in ((candidates, "forgotten examples"), (candidates.canaries, "canaries")):
+        if not part.members:
+            continue
+        found = compute_roc(score_losses(start, part, loss))
+        if found.interval.low > 0.5:
+            return (
+                f"The given start itself knows the {what} better than held-out ones (loss attack, AUC {found.auc:.3f}, 99 % interval "
+                f"{found.interval.low:.3f} to {found.interval.high:.3f}), although it is declared that it never saw clients' data."
+            )
+    return None
 
 
 def _explain_accuracy(run: Run, retrain: float) -> str | None:
@@ -115,10 +158,17 @@ def _compute_loss(model: nn.Module, run: Run) -> float:
     return score_model(model, run.federation.test, run.federation.loss)[0]
 
 
-def _begin(run: Run, seed: int) -> tuple[Tensor, Tensor]:
-    """Return the draw of w[0] with a seed, and the parameters at which the method begins if it is given that draw."""
-    start = flatten(run.federation.reseed(seed).fresh_model())
-    return start, run.method.init(start.clone()).params.detach().cpu()
+def _draw_other(run: Run) -> nn.Module:
+    """Return another start than the run's own."""
+    if run.federation.start == "given":
+        return perturb(run.federation.fresh_model(), run.seed)
+    return run.federation.reseed(seed_for(run.seed, "beginning")).fresh_model()
+
+
+def _begin(run: Run, module: nn.Module) -> tuple[Tensor, Tensor]:
+    """Return a start, and the weights at which the method begins if it is given that start."""
+    start, method = flatten(module), carry_statistics(run.method, count_statistics(module))
+    return start, method.init(start.clone()).params.detach().cpu()
 
 
 def _measure_distance(start: Tensor, begun: Tensor) -> float:

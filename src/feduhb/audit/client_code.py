@@ -1,4 +1,4 @@
-"""Does code outside this package and torch run at the clients, in the model or the loss?"""
+"""Does code outside this package and torch run at the clients, in the model, the loss or the augmentation?"""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ PACKAGES = ("torch", "feduhb")
 
 
 def note_client_code(federation: Federation) -> list[str]:
-    """Return a note if the model or the loss has code of its own, which could hold an old model where no check looks."""
+    """Return a note if the model, the loss or the augmentation has code of its own, which could hold an old model where no check looks."""
     own = {
         "model": not _is_known_module(federation.fresh_model()),
         "loss": not _is_known_loss(federation.loss),
+        "augmentation": federation.augment is not None and not _is_known_loss(federation.augment),
     }
     if not any(own.values()):
         return []

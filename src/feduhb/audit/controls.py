@@ -19,12 +19,15 @@ from feduhb.api import prepare_method, run_method
 from feduhb.audit.apart import run_apart, write_job
 from feduhb.audit.recipes import CannotRebuild
 from feduhb.core.flat import ModelSource, draw_model
+from feduhb.core.inputs import Inputs, list_tensors, pack_tensors
+from feduhb.core.modules import has_batch_norm, list_trained
 from feduhb.core.seeds import generator, seed_for
 from feduhb.core.types import Method
 from feduhb.data.canaries import Canaries, plant_canaries
 from feduhb.data.federation import Examples, Federation
 from feduhb.data.request import Request
 from feduhb.engines import EngineMaker, name_engine
+from feduhb.errors import DataError
 from feduhb.methods import is_built_in, is_retrain, settings_of, values_of
 from feduhb.methods.replay import bind_history, get_history, unbind_history
 from feduhb.methods.retrain import Plain
@@ -98,6 +101,7 @@ def carry_out(
 World = Literal[
     "original", "history", "noise", "rehearsal", "never", "draw", "nudge", "nudge-2", "nudge-3", "bare-other", "bare-same"
 ]  # fmt: skip
+NOISE = 0.1  # added to a given start for another one, as a share of the mean size of each parameter's values
 MODELS = "models"  # a folder in that of a run, for its model after every round
 
 
@@ -358,15 +362,17 @@ def _name_method(method: Method[Any], scheduled: int, stop: StopRule) -> str:
 def rebuild(federation: Federation) -> Federation:
     """Return a federation built only from copies of its clients' examples."""
 
-    def copy(some: dict[str, Examples]) -> dict[str, tuple[Tensor, Tensor]]:
-        return {client: (own.all()[0].clone(), own.targets.clone()) for client, own in some.items()}
+    def copy(some: dict[str, Examples]) -> dict[str, tuple[Inputs, Tensor]]:
+        return {client: own.all() for client, own in some.items()}
 
     clients, held_out = copy(federation.clients), copy(federation.held_out)
     return federation.replace(clients=clients, held_out=held_out, test=federation.test.all(), about=None)
 
 
 def redraw(federation: Federation, world: World) -> Federation:
-    """Return a federation whose fresh model is the one of a world, for a run with the federation's seed."""
+    """Return a federation whose first model is the one of a world, for a run with the federation's seed."""
+    if world == "draw" and federation.start == "given":
+        return federation.replace(model=perturb(federation.fresh_model(), federation.seed), about=None)
     if world == "draw":
         return federation.replace(model=partial(draw_again, federation.model), about=None)
     return federation.reseed(seed_for(federation.seed, "bare")) if world == "bare-other" else federation
@@ -377,18 +383,39 @@ def draw_again(source: ModelSource) -> nn.Module:
     return draw_model(source, int(torch.randint(2**62, ())))
 
 
+def perturb(module: nn.Module, seed: int) -> nn.Module:
+    """Return a module after noise was added to its trained parameters, in place: another start than a given one."""
+    draw = generator(seed, "perturb")
+    with torch.no_grad():
+        for _, p in list_trained(module):
+            size = float(p.abs().mean()) or 1.0
+            p += (NOISE * size * torch.randn(p.shape, generator=draw, dtype=torch.float64)).to(p.dtype)
+    return module
+
+
+def find_floats(x: Inputs) -> int | None:
+    """Return the place of the largest tensor of floating-point inputs; None if there is none."""
+    floats = [
+        (part.numel(), -place) for place, part in enumerate(list_tensors(x)) if part.is_floating_point()
+    ]
+    return -max(floats)[1] if floats else None
+
+
 def nudge(federation: Federation, address: str) -> Federation:
     """Return a federation with one value of one example of each client changed, by 1/65536 of the values' range.
 
     Args:
         address: of the draw that chooses the value.
     """
-    low, high = (float(edge) for edge in federation.test.x.aminmax())
+    which = find_floats(federation.test.x)
+    if which is None:
+        raise DataError("whole numbers cannot change slightly; give inputs of a floating-point type")
+    low, high = (float(edge) for edge in list_tensors(federation.test.x)[which].aminmax())
     step = (high - low) / 2**16
 
-    def change(client: str, examples: Examples) -> tuple[Tensor, Tensor]:
+    def change(client: str, examples: Examples) -> tuple[Inputs, Tensor]:
         x, y = examples.all()
-        values = x.view(-1)
+        values = list_tensors(x)[which].view(-1)
         place = int(torch.randint(len(values), (), generator=generator(federation.seed, address, client)))
         values[place] += step if float(values[place]) + step <= high else -step
         return x, y
@@ -399,25 +426,52 @@ def nudge(federation: Federation, address: str) -> Federation:
 
 def replace_with_noise(federation: Federation, request: Request) -> Federation:
     """Return a federation with noise in place of a request's data; a leaver also gets another number of examples."""
-    low, high = (float(edge) for edge in federation.test.x.aminmax())
+    test = federation.test
 
-    def noise(x: Tensor, count: int, draw: torch.Generator) -> tuple[Tensor, Tensor]:
-        values = torch.rand((count, *x.shape[1:]), generator=draw, dtype=torch.float64) * (high - low) + low
-        labels = torch.randint(0, len(federation.test), (count,), generator=draw)
-        return values.to(x.dtype), federation.test.targets[labels]
+    def noise(count: int, draw: torch.Generator) -> tuple[Inputs, Tensor]:
+        parts = [_draw_noise(part, test, count, draw) for part in list_tensors(test.x)]
+        labels = torch.randint(0, len(test), (count,), generator=draw)
+        return pack_tensors(parts, test.x), test.targets[labels]
 
-    def change(client: str, examples: Examples) -> Examples | tuple[Tensor, Tensor]:
+    def change(client: str, examples: Examples) -> Examples | tuple[Inputs, Tensor]:
         mask = request.mask(client, examples.keys, examples.targets)
         if not mask.any():
             return examples
         draw = generator(federation.seed, "noise", client)
-        x, y = (part.clone() for part in examples.all())
+        x, y = examples.all()
         if client in request.clients:
-            return noise(x, len(x) // 2 or 2, draw)
+            return noise(_choose_size(len(examples), federation), draw)
         classes = request.class_mask(y)
-        x[mask], fresh = noise(x, int(mask.sum()), draw)
+        inputs, fresh = noise(int(mask.sum()), draw)
+        for part, values in zip(list_tensors(x), list_tensors(inputs), strict=True):
+            part[mask] = values
         y[mask] = torch.where(classes[mask], y[mask], fresh) if request.classes else fresh
-        return Examples(x, y, torch.arange(len(x)), examples.keys)
+        return Examples(x, y, torch.arange(len(examples)), examples.keys)
 
     clients = {client: change(client, examples) for client, examples in federation.clients.items()}
     return federation.replace(clients=clients, about=None)
+
+
+def _choose_size(count: int, federation: Federation) -> int:
+    """Return another number of examples for a client of noise: half as many, but enough for BatchNorm."""
+    half = count // 2 or 2
+    if half > 1 or not has_batch_norm(federation.fresh_model()):
+        return half
+    return 3 if count == 2 else 2
+
+
+def _draw_noise(part: Tensor, test: Examples, count: int, draw: torch.Generator) -> Tensor:
+    """Return noise in place of one tensor of inputs, of its type and in the range of its values.
+
+    Whole numbers, such as ids of tokens, stay whole and in that range. A mask gets masks of test examples, in a random
+    order: one at random could hide a whole example, which no model can read.
+    """
+    low, high = part.aminmax()
+    is_binary = not isinstance(test.x, Tensor) and bool(((part == low) | (part == high)).all())
+    if part.dtype == torch.bool or is_binary:
+        return part[test.rows[torch.randint(0, len(test), (count,), generator=draw)]]
+    shape = (count, *part.shape[1:])
+    if not part.is_floating_point():
+        return torch.randint(int(low), int(high) + 1, shape, generator=draw, dtype=part.dtype)
+    least, most = float(low), float(high)
+    return (torch.rand(shape, generator=draw, dtype=torch.float64) * (most - least) + least).to(part.dtype)

@@ -122,10 +122,11 @@ def measure_clients(models: Models, federation: Federation, request: Request) ->
 
 
 def measure_distances(models: Models, federation: Federation) -> dict[str, Distance]:
-    """Return the distances of the audited model and of the original to Retrain."""
+    """Return the distances of the audited model and of the original to Retrain, by the trained parameters and by answers."""
     x = federation.test.all()[0]
     answers = {name: compute_outputs(run.model(), x) for name, run in models.items()}
-    params = {name: run.params.detach().cpu() for name, run in models.items()}
+    count = len(models[RETRAIN].params) - count_statistics(federation.fresh_model())
+    params = {name: run.params.detach().cpu()[:count] for name, run in models.items()}
     return {
         name: compute_distance(params[name], params[RETRAIN], answers[name], answers[RETRAIN])
         for name in (UNLEARNED, ORIGINAL)

@@ -10,15 +10,15 @@ from itertools import combinations
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from feduhb.audit.controls import MODELS, Controls, ShowRound, Step, World, redraw
+from feduhb.audit.controls import MODELS, Controls, ShowRound, Step, World, find_floats, redraw
 from feduhb.audit.measures import compute_accuracy, compute_chance, compute_constant_loss
 from feduhb.audit.result import OF_METHOD, Check
 from feduhb.audit.traces import FEWEST, Trace, Units, draws_are_fresh, find_trace, find_units
 from feduhb.audit.verdict import explain_uselessness
 from feduhb.core.aggregate import is_built_in_rule, unwrap
-from feduhb.core.flat import flatten
+from feduhb.core.flat import flatten, list_parts
 from feduhb.core.seeds import seed_for
 from feduhb.engines import is_built_in_maker, is_built_in_name
 from feduhb.engines.scoring import score_model
@@ -28,7 +28,7 @@ from feduhb.runs.checkpoint import read_models
 from feduhb.runs.folder import RunFolder
 from feduhb.runs.run import Run
 
-DRAW = "From another draw of the fresh model"
+DRAW, DRAW_GIVEN = "From another draw of the fresh model", "From the given start after noise was added to it"
 OWN_SEED = "From the run's own draw, which is not the original's"
 BARE = "In a federation of noise alone"
 NUDGE = "With one value of each client's data changed slightly"
@@ -105,7 +105,7 @@ class OwnCode:
         return read_models(folder / MODELS)
 
     def _skip_draw(self, show: ShowRound) -> None:  # noqa: ARG002
-        self._skip("draw", f"{DRAW}: not checked, because every draw of the fresh model is the same.")
+        self._skip("draw", f"{self._named}: not checked, because every draw of the fresh model is the same.")
 
     def _check_draw(self, world: World, show: ShowRound) -> None:
         """Another w[0], and everything else equal, must give other weights after every round, without traces of the original.
@@ -116,13 +116,14 @@ class OwnCode:
         starts = self._draw("never"), self._draw("draw")
         nearer, done = find_approach(self._read_models("never"), self._read_models("draw"), starts)
         if (says := self._explain_approach(nearer, done, show)) is not None:
-            self._add("draw", f"{DRAW}: {says}, so they do not come from the fresh model.", passed=False)
+            start = "given start" if self._is_given else "fresh model"
+            self._add("draw", f"{self._named}: {says}, so they do not come from the {start}.", passed=False)
         elif (trace := self._find_trace("draw")) is not None:
             self._add("draw", f"{DRAW}: {_describe(trace)}", passed=False)
         elif self._has_own_seed and (trace := self._find_trace("never")) is not None:
             self._add("draw", f"{OWN_SEED}: {_describe(trace)}", passed=False)
         else:
-            says = f"{DRAW}: other weights after every round{self._say_searched('draw')}."
+            says = f"{self._named}: other weights after every round{self._say_searched('draw')}."
             self._add("draw", says, passed=True)
 
     def _explain_approach(self, nearer: float, done: int, show: ShowRound) -> str | None:
@@ -161,7 +162,7 @@ class OwnCode:
 
     def _check_nudge(self, world: World, show: ShowRound) -> None:
         """A slight change of the data must not change the weights by much, unless other slight changes do so too."""
-        if not self.controls.federation.test.x.is_floating_point():
+        if find_floats(self.controls.federation.test.x) is None:
             self._skip("nudge", f"{NUDGE}: not checked, because whole numbers cannot change slightly.")
             return
         self.controls.run_in(world, self.run, show, keep_models=True)
@@ -204,18 +205,23 @@ class OwnCode:
 
     @cached_property
     def _best_guess(self) -> float:
-        """The best test accuracy among untrained models."""
+        """The best test accuracy among untrained models; of a given start, its own."""
         federation = self.controls.federation
-        drawn = (federation.reseed(seed_for(federation.seed, "guess", number)) for number in range(GUESSES))
-        return max(compute_accuracy(one.fresh_model(), [federation.test], federation) or 0.0 for one in drawn)
+        return max(
+            compute_accuracy(one, [federation.test], federation) or 0.0 for one in self._draw_untrained()
+        )
 
     @cached_property
     def _least_loss(self) -> float:
         """The least test loss of an untrained model, or of a model that gives the same answer to everything."""
         federation = self.controls.federation
-        drawn = (federation.reseed(seed_for(federation.seed, "guess", number)) for number in range(GUESSES))
-        losses = (score_model(one.fresh_model(), federation.test, federation.loss)[0] for one in drawn)
+        losses = (score_model(one, federation.test, federation.loss)[0] for one in self._draw_untrained())
         return min(compute_constant_loss(federation), *losses)
+
+    def _draw_untrained(self) -> Iterator[nn.Module]:
+        federation, count = self.controls.federation, 1 if self._is_given else GUESSES
+        drawn = (federation.reseed(seed_for(federation.seed, "guess", number)) for number in range(count))
+        return (one.fresh_model() for one in drawn)
 
     @cached_property
     def _units(self) -> list[Units]:
@@ -233,11 +239,21 @@ class OwnCode:
         return draws_are_fresh(*starts, like, self._units, self.run.seed)
 
     @property
+    def _is_given(self) -> bool:
+        return self.run.federation.start == "given"
+
+    @property
+    def _named(self) -> str:
+        return DRAW_GIVEN if self._is_given else DRAW
+
+    @property
     def _has_own_seed(self) -> bool:
         return self.run.seed != self.controls.train("original").seed
 
     def _explain_unsearched(self, world: World) -> str | None:
         """Return why the models of a world cannot be searched for traces, or None."""
+        if self._is_given:
+            return "the start was given, so every run has its units in the original's order"
         if not self._list_units(world):
             return f"the model has no layer with at least {FEWEST} units that are alike"
         return None if self._is_fresh else "the draws of the fresh model are alike themselves"
@@ -245,7 +261,7 @@ class OwnCode:
     def _say_searched(self, world: World) -> str:
         if self._explain_unsearched(world) is not None:
             return " (not searched for traces)"
-        count = len(list(self.run.federation.fresh_model().parameters()))
+        count = len(list_parts(self.run.federation.fresh_model()))
         searched = {place for units in self._list_units(world) for place, _ in units.parts}
         return f", and no trace of the original's weights in {len(searched)} of {count} parameters"
 

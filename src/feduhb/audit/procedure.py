@@ -13,7 +13,7 @@ from feduhb.audit.attacks.before_after import attack_by_change, explain_pair
 from feduhb.audit.attacks.lira import attack_by_lira
 from feduhb.audit.attacks.membership import ALL, CANARIES, REHEARSED, AttackSetup, Candidates, attack_by_loss
 from feduhb.audit.attacks.misr import measure_misr
-from feduhb.audit.beginning import explain_start
+from feduhb.audit.beginning import DOUBTED, UNDRAWN, explain_given_start, explain_start, note_start
 from feduhb.audit.client_code import note_client_code
 from feduhb.audit.controls import Controls, ShowRound, Step, name_run
 from feduhb.audit.exactness import Counterfactuals, find_carried, is_fault_of_method
@@ -262,13 +262,22 @@ class RunAudit:
         why = self.controls.not_rebuilt.get(name)
         return why and f"The method could not be repeated in a fresh process: {why}."
 
+    def _explain_start(self) -> str | None:
+        """Return why the first weights may hold what another run learned, or None."""
+        if self.run.federation.start != "given":
+            return explain_start(self.run, self.models[RETRAIN], self.notes)
+        self.notes.append(UNDRAWN)
+        if (doubt := explain_given_start(self.run, self.candidates)) is not None:
+            self.notes.append(doubt)
+        return doubt and DOUBTED
+
     def conclude(self, notes: tuple[str, ...], started: float) -> Audit:
         """Measure the models; return the audit with its verdict. ``started`` is the time when the steps began."""
         run, models, how = self.run, self.models, self.how
         federation, request = self.controls.federation, self.controls.request
         exactness = None if self.counterfactuals is None else self.counterfactuals.exactness
         self._note_missing_data()
-        self.notes += note_client_code(run.federation)
+        self.notes += [*note_start(run), *note_client_code(run.federation)]
         backdoor = attack_by_backdoor(models, federation, request, how.margin)
         findings = [finding for _, finding in self.attacks] + ([backdoor[1]] if backdoor else [])
         accuracy = {name: measure_accuracies(model, federation, request) for name, model in models.items()}
@@ -287,7 +296,7 @@ class RunAudit:
         is_copy = is_original[UNLEARNED] and not is_original[RETRAIN]
         verdict = reach_verdict(
             run.method.exact, exactness, findings, waste, copied=is_copy, own_code=not is_ours(run),
-            doubts=[*filter(None, (self._explain_process(), explain_start(run, models[RETRAIN], self.notes)))],
+            doubts=[*filter(None, (self._explain_process(), self._explain_start()))],
         )  # fmt: skip
         return Audit(
             method=run.method.name, exact=run.method.exact, forgot=str(request), seed=run.seed,

@@ -15,6 +15,7 @@ from feduhb.api import run_method
 from feduhb.audit.attacks.lira import Shadows, compute_all_confidences
 from feduhb.audit.attacks.membership import Candidates
 from feduhb.audit.controls import Controls, ShowRound, Step
+from feduhb.core.inputs import Inputs, join_inputs, map_tensors
 from feduhb.core.seeds import generator, seed_for
 from feduhb.core.types import ClientId
 from feduhb.data.federation import Examples, Federation
@@ -133,13 +134,14 @@ def make_shadow_federation(
 ) -> Federation:
     """Return the federation that a shadow trains in."""
 
-    def examples(client: ClientId) -> Examples | tuple[Tensor, Tensor]:
+    def examples(client: ClientId) -> Examples | tuple[Inputs, Tensor]:
         own = federation.clients[client]
         if client not in candidates.members:
             return own
         kept = own.where(~torch.isin(own.keys, candidates.members[client].keys))
-        parts = [kept.all(), tuple(part[dealt[client]] for part in candidates.all(client))]
-        return torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])
+        x, y = candidates.all(client)
+        parts = [kept.all(), (map_tensors(lambda part: part[dealt[client]], x), y[dealt[client]])]
+        return join_inputs([x for x, _ in parts]), torch.cat([y for _, y in parts])
 
     return federation.replace(
         clients={client: examples(client) for client in choose_clients(federation, shadow)},

@@ -9,7 +9,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from feduhb.core.flat import split, with_params
+from feduhb.core.flat import list_parts, split, with_params
+from feduhb.core.inputs import Inputs, map_tensors
 from feduhb.core.seeds import generator
 from feduhb.engines.scoring import compute_outputs
 
@@ -34,8 +35,8 @@ class Units:
     """Units of a model that are alike, such as the channels of a convolution.
 
     Attributes:
-        parts: the parameters that have values of each unit, as positions, with the axis of the units. A unit has one value
-            on that axis, or several in a row, as a flattened channel has.
+        parts: the parameters and statistics that have values of each unit, as positions, with the axis of the units. A
+            unit has one value on that axis, or several in a row, as a flattened channel has.
         of_input: whether these are the inputs of the model, which are alike only in noise.
     """
 
@@ -44,7 +45,7 @@ class Units:
     of_input: bool = False
 
 
-def find_units(module: nn.Module, x: Tensor, *, noise: bool = False) -> list[Units]:
+def find_units(module: nn.Module, x: Inputs, *, noise: bool = False) -> list[Units]:
     """Return the groups of at least `FEWEST` units that are alike: in any other order, the module computes the same.
 
     The outputs of a matrix may be such units, or the columns of an embedding, together with the vectors after it and the
@@ -56,7 +57,7 @@ def find_units(module: nn.Module, x: Tensor, *, noise: bool = False) -> list[Uni
         x: examples; the first few are used.
         noise: whether the inputs are alike too, because they are noise.
     """
-    some = x[:EXAMPLES]
+    some = map_tensors(lambda part: part[:EXAMPLES], x)
     return [units for units in _list_candidates(module, some, noise=noise) if _are_alike(module, some, units)]
 
 
@@ -86,7 +87,7 @@ def find_trace(
         groups: the units, from `find_units`.
         orders: n.
     """
-    names = [name for name, _ in like.named_parameters()]
+    names = [name for name, _ in list_parts(like)]
     drawn = [
         (_draw_orders(group.count, orders, seed, names[group.parts[0][0]]), group.parts) for group in groups
     ]
@@ -119,32 +120,43 @@ def draws_are_fresh(
     return find_trace([one], torch.zeros_like(one), [other], like, groups, seed) is None
 
 
-def _list_candidates(module: nn.Module, x: Tensor, *, noise: bool) -> Iterator[Units]:
+def _list_candidates(module: nn.Module, x: Inputs, *, noise: bool) -> Iterator[Units]:
     """Yield groups of units that may be alike."""
-    shapes = [p.shape for p in module.parameters()]
-    matrices = [place for place, shape in enumerate(shapes) if len(shape) > 1]
+    shapes, order = [part.shape for _, part in list_parts(module)], _order_by_layer(module)
+    matrices = [place for place in order if len(shapes[place]) > 1]
     for here, there in pairwise(matrices):
+        between = order[order.index(here) + 1 : order.index(there)]
         for axis in (0, 1):
             count = shapes[here][axis]
-            vectors = ((place, 0) for place in range(here + 1, there) if shapes[place] == (count,))
+            vectors = ((place, 0) for place in between if shapes[place] == (count,))
             if count >= FEWEST and shapes[there][1] % count == 0:
                 yield Units(count, ((here, axis), *vectors, (there, 1)))
-    if noise and matrices and x.is_floating_point():
+    if noise and matrices and isinstance(x, Tensor) and x.is_floating_point():
         count = shapes[matrices[0]][1]
         if count >= FEWEST and x[0].numel() == count:
             yield Units(count, ((matrices[0], 1),), of_input=True)
 
 
-def _are_alike(module: nn.Module, x: Tensor, units: Units) -> bool:
+def _order_by_layer(module: nn.Module) -> list[int]:
+    """Return the places of the parameters and statistics in the order of their layers; all statistics have the last places."""
+    layers = {name: number for number, (name, _) in enumerate(module.named_modules())}
+    owners = [layers[name.rpartition(".")[0]] for name, _ in list_parts(module)]
+    return sorted(range(len(owners)), key=lambda place: owners[place])
+
+
+def _are_alike(module: nn.Module, x: Inputs, units: Units) -> bool:
     """Return whether a module with random weights computes the same in other orders of its units."""
     draw = generator(0, "units")
-    parts = [torch.randn(p.shape, generator=draw) / _fan_in(p) ** 0.5 for p in module.parameters()]
+    parts = [torch.randn(p.shape, generator=draw) / _fan_in(p) ** 0.5 for _, p in list_parts(module)]
+    for place, (name, _) in enumerate(list_parts(module)):
+        if name.rpartition(".")[2] == "running_var":
+            parts[place] = 0.5 + parts[place].abs()
 
     def compute(order: Tensor, places: Sequence[tuple[int, int]], *, of_input: bool) -> Tensor:
         found = list(parts)
         for place, axis in places:
             found[place] = _reorder(found[place], axis, order)
-        given = x.flatten(1)[:, order].view(x.shape) if of_input else x
+        given = x.flatten(1)[:, order].view(x.shape) if of_input and isinstance(x, Tensor) else x
         weights = torch.cat([part.reshape(-1) for part in found])
         like = next(module.parameters())
         return compute_outputs(with_params(module, weights.to(like.dtype)), given).double()

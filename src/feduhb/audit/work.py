@@ -22,6 +22,7 @@ from typing import Any
 from feduhb.audit.controls import name_run
 from feduhb.core.aggregate import unwrap
 from feduhb.core.flat import flatten
+from feduhb.core.modules import digest_carried
 from feduhb.data.federation import Examples, Federation, fingerprint
 from feduhb.engines import name_engine
 from feduhb.errors import FeduhbError, RunFolderError
@@ -213,11 +214,12 @@ def _describe_run(run: Run) -> dict[str, Any]:
         run.engine,
         run.federation.model,
         run.federation.loss,
+        run.federation.augment,
         *values_of(run.method).values(),
     ]
     return {
         "weights": digest_weights(run.params),
-        "start": [repr(model), digest_weights(flatten(model))],
+        "start": [repr(model), digest_weights(flatten(model)), run.federation.start, digest_carried(model)],
         "seed": run.seed,
         "procedure": name_run(run),
         "engine": name_engine(run.engine),

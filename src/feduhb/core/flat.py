@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from feduhb.core.modules import check_module, format_layer, list_norms, list_statistics, list_trained
 from feduhb.core.seeds import fixed_draws
@@ -36,7 +37,7 @@ def draw_model(source: ModelSource, seed: int, *, check: bool = True, given: boo
     with fixed_draws(seed, "init"):
         module = _reset_module(source) if is_module else source()
         for _, layer in list_norms(module):
-            layer.reset_running_stats()
+            _NormBase.reset_running_stats(layer)  # a class of its own could bring old statistics there
         if not check:
             return module
         if not is_module:

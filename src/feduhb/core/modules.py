@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import random
 import sys
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from hashlib import sha256
 
 import torch
@@ -67,10 +67,13 @@ def list_carried(module: nn.Module) -> list[tuple[str, Tensor]]:
 def digest_carried(module: nn.Module) -> str | None:
     """Return the SHA-256 of everything that is carried, with names and shapes; None if nothing is."""
     carried = sorted(list_carried(module), key=lambda pair: pair[0])
-    if not carried:
-        return None
+    return digest_named(carried) if carried else None
+
+
+def digest_named(tensors: Iterable[tuple[str, Tensor]]) -> str:
+    """Return the SHA-256 of tensors with their names, types and shapes, in the order given."""
     total = sha256()
-    for name, value in carried:
+    for name, value in tensors:
         total.update(f"{name} {value.dtype} {list(value.shape)}".encode())
         total.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return total.hexdigest()

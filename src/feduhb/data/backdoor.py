@@ -39,8 +39,9 @@ class Backdoor:
 
     def stamp(self, x: Tensor) -> Tensor:
         """Return copies of images [n, c, h, w] with the trigger on them."""
-        if x.dim() != 4:
-            raise ConfigError(f"a backdoor needs images [n, c, h, w], not {list(x.shape)}; train without one")
+        if not isinstance(x, Tensor) or x.dim() != 4:
+            found = str(list(x.shape)) if isinstance(x, Tensor) else "several tensors"
+            raise ConfigError(f"a backdoor needs images [n, c, h, w], not {found}; train without one")
         if self.size > min(x.shape[-2:]):
             raise ConfigError(
                 f"the backdoor's size is {self.size}, but images are {x.shape[-2]} x {x.shape[-1]}; give fewer pixels, such as 4"

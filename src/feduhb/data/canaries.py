@@ -61,19 +61,20 @@ def plant_canaries(federation: Federation, canaries: Canaries, among: Forget | N
         if client not in canaries.clients:
             return examples
         x, y = examples.all()
-        allowed = torch.ones(len(x), dtype=torch.bool)
+        count = len(examples)
+        allowed = torch.ones(count, dtype=torch.bool)
         if request is not None and part == "trained":
             allowed = request.mask(client, examples.keys, examples.targets)
-        free = allowed & ~federation.backdoor.detect(x) if federation.backdoor and len(x) else allowed
+        free = allowed & ~federation.backdoor.detect(x) if federation.backdoor and count else allowed
         draw = generator(federation.seed, "canaries", client, part)
-        order = torch.randperm(len(x), generator=draw)
+        order = torch.randperm(count, generator=draw)
         chosen = order[free[order]][: math.floor(canaries.share * int(allowed.sum()) + 0.5)]
-        marked = torch.zeros(len(x), dtype=torch.bool)
+        marked = torch.zeros(count, dtype=torch.bool)
         marked[chosen] = True
         steps = torch.randint(1, len(labels), (len(chosen),), generator=draw)  # from the right label
         wrong = y.clone()
         wrong[chosen] = labels[(torch.searchsorted(labels, y[chosen]) + steps) % len(labels)]
-        return Examples(x, wrong, torch.arange(len(x)), examples.keys, marked)
+        return Examples(x, wrong, torch.arange(count), examples.keys, marked)
 
     return federation.replace(
         clients={c: plant(c, examples, "trained") for c, examples in federation.clients.items()},

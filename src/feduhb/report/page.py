@@ -97,6 +97,7 @@ def render_report(views: Sequence[RunView]) -> str:
         betas={} if sweep is None else chart_sweep(sweep),
         floor=words.describe_floor(views) if charts["backdoor"] else "",
         approximate=words.name_approximate(views),
+        starts=words.explain_starts(views),
         views=views,
     )
 
@@ -182,6 +183,7 @@ def _get_templates() -> Environment:
         "colour": follow_scheme,
         "number": words.format_number,
         "request": words.format_request,
+        "carried": words.list_carried,
         "settings": words.join_settings,
     }
     return made

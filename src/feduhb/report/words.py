@@ -149,6 +149,7 @@ def list_settings(views: Sequence[RunView]) -> list[str]:
         *([f"forget {'; '.join(asked)}"] if asked else []),
         f"rounds {main.result['scheduled_rounds']}, epochs {' / '.join(epochs)}, seed {' / '.join(seeds)}",
         " / ".join(dict.fromkeys(map(_describe_model, views))),
+        *dict.fromkeys(start for view in views if (start := describe_start(view))),
     ]
 
 
@@ -177,6 +178,25 @@ def _describe_data(view: RunView) -> str:
 def _describe_model(view: RunView) -> str:
     name = printable(str(_get(view, "federation").get("model", "")))
     return f"{name} model of {view.result['parameters']:,} parameters".strip()
+
+
+def describe_start(view: RunView) -> str:
+    """Describe a start that was given, with its digest; an empty string if the first weights were drawn."""
+    start = _get(view, "start")
+    return f"given start, SHA-256 {printable(str(start.get('sha256')))[:12]}…" if start.get("given") else ""
+
+
+def list_carried(view: RunView) -> str:
+    """Name the frozen parameters and constant buffers, or count them if there are many; an empty string if there are none."""
+    found = _get(view, "start").get("carried")
+    names = [printable(str(name)) for name in found] if isinstance(found, list) else []
+    shown, rest = ", ".join(names[:NAMED_AT_MOST]), len(names) - NAMED_AT_MOST
+    return shown + (f" and {rest} more" if rest > 0 else "")
+
+
+def explain_starts(views: Sequence[RunView]) -> list[str]:
+    """Return what was declared about starts that were given, each once."""
+    return [*dict.fromkeys(printable(said) for view in views if (said := view.result.get("start")))]
 
 
 def _count_rounds(view: RunView) -> str:
@@ -229,6 +249,7 @@ def list_notes(views: Sequence[RunView]) -> list[str]:
     found = [text.format("; ".join(dict.fromkeys(values))) for values, text in checks if len(set(values)) > 1]
     if len(views) > 1 and set(data) == {"None"}:
         found.append("The clients' data came from Python code: no folder shows whether it was the same.")
+    found += explain_starts(views)
     return [*found, *(note for note in [*map(warn_of_other_weights, views), name_approximate(views)] if note)]
 
 

@@ -272,7 +272,7 @@ def summarize(plan: Plan, params: torch.Tensor, records: Sequence[Round]) -> Res
     counted = plan.everyone is not None or plan.method.needs_history
     full = (plan.per_round or len(everyone)) * len(records) if counted else 0
     replayed = get_history(plan.method)
-    return {
+    found: Result = {
         "method": plan.method.name,
         "exact": plan.method.exact,
         "needs": plan.method.needs,
@@ -300,3 +300,4 @@ def summarize(plan: Plan, params: torch.Tensor, records: Sequence[Round]) -> Res
         "layout": [(name, [*shape]) for name, shape in plan.layout],
         "came_from": [one.digest for one in plan.ancestors],
     }
+    return found if plan.declaration is None else {**found, "start": plan.declaration}

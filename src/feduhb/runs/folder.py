@@ -126,6 +126,7 @@ class Result(TypedDict):
     # Names and shapes of the parameters, in the flat vector's order.
     layout: NotRequired[list[tuple[str, list[Count]]]]
     came_from: NotRequired[list[str]]  # digests of config.toml of the runs that it came from, nearest first
+    start: NotRequired[str]  # the declaration on a start that was given, in words
 
 
 # Keys that the first versions did not write.
@@ -152,6 +153,7 @@ class Shape(TypedDict, total=False):
     federation: dict[str, Any]
     train: Required[TrainShape]
     unlearn: UnlearnShape
+    start: dict[str, Any]
     flower: dict[str, Any]
     clients: dict[str, str]
 
@@ -182,6 +184,8 @@ class Tombstone(TypedDict, total=False):
     siblings_sha256: dict[str, str]
     deleted: Required[list[dict[str, Any]]]
     left: Required[list[str]]
+    layout: dict[str, list[int]]  # shapes of the weights by name, in the order of result.json
+    start: dict[str, Any]  # of config.toml
     begun: Required[str]
     finished: Required[str | None]
     versions: Required[dict[str, str]]

@@ -49,6 +49,7 @@ class Plan:
     label: str  # for the progress bar
     method: Method[Any]  # with its history bound, if it needs one
     start: Tensor  # [P] the fresh model
+    declaration: str | None = None  # on a start that was given, for result.json
     statistics: int = 0  # how many numbers at its end are statistics of normalisation layers
     engine: Engine
     clients: Participants  # all clients that take part, or a function that samples them for a round

@@ -202,6 +202,8 @@ class Retirement:
             },
             "deleted": [],
             "left": [],
+            "layout": _read_layout(old),
+            "start": config.get("start", {}),
             "begun": now(),
             "finished": None,
             "versions": versions(),
@@ -418,6 +420,13 @@ def _read_weights(files: RunFolder) -> str | None:
     with contextlib.suppress(RunFolderError):
         return files.result()["weights_sha256"]
     return None
+
+
+def _read_layout(files: RunFolder) -> dict[str, list[int]]:
+    """Return the shapes of a run's weights by name; none if it has not finished, or the result is damaged."""
+    with contextlib.suppress(RunFolderError):
+        return dict(files.result().get("layout", []))
+    return {}
 
 
 def list_files(folder: Path, patterns: Iterable[str]) -> list[Path]:

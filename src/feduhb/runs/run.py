@@ -22,7 +22,14 @@ from feduhb.errors import ConfigError, RunFolderError
 from feduhb.methods import check_method, list_settings, make_method
 from feduhb.methods.retrain import Plain
 from feduhb.runs.checkpoint import load_params, load_state
-from feduhb.runs.config import Config, TrainSettings, parse_config, validate
+from feduhb.runs.config import (
+    Config,
+    TrainSettings,
+    check_start,
+    describe_start,
+    parse_config,
+    validate,
+)
 from feduhb.runs.folder import HISTORY, Round, RunFolder, explain_end
 from feduhb.runs.history import DiskHistory
 from feduhb.runs.lineage import Ancestor, Erased, check_chain, read_ancestors
@@ -137,11 +144,13 @@ def open_run(
         _check_clients(files, rounds, remaining)
     else:
         _check_fingerprints(files, remaining, config)
+    module = remaining.fresh_model()
+    if config.start is not None or not strategy:
+        check_start(files.path, config.start, describe_start(module, given=remaining.start == "given"))
     chosen = _find_method(files, config, strategy) if method is None else check_method(method)
     if chosen.needs_history:
         params = load_params(files.state_path)
     else:  # earlier versions kept the whole state
-        module = remaining.fresh_model()
         fresh = flatten(module)
         whole = carry_statistics(chosen, count_statistics(module)).init(fresh)
         params = load_state(files.state_path, Plain(fresh), whole)[0].params

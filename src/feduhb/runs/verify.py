@@ -1,8 +1,9 @@
 """Check whether the weights in a file are those that a run ended with, by their SHA-256 in result.json.
 
-The digest is that of the bytes of all parameters, little-endian, one after the other in the order of
-``module.parameters()``. A safetensors file does not keep that order, so result.json records it as the layout. Runs of
-earlier versions did not. For these, orders are tried: equal digests cannot be an accident, whatever the order.
+The digest is that of the bytes of all trained parameters, little-endian, one after the other in the order of
+``module.parameters()``, then of the statistics of normalisation layers. A safetensors file does not keep that order, so
+result.json records it as the layout. Runs of earlier versions did not. For these, orders are tried: equal digests cannot
+be an accident, whatever the order. Frozen parameters and constant buffers have a digest of their own in config.toml.
 """
 
 from __future__ import annotations
@@ -20,9 +21,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from feduhb.core.modules import COUNTER, STATISTICS, digest_named
 from feduhb.errors import ModelError, RunFolderError
 from feduhb.models import MODELS, make_model
 from feduhb.runs.audits import KeptAudit, read_kept_audits
+from feduhb.runs.config import StartSettings, validate
 from feduhb.runs.files import check_regular, open_regular
 from feduhb.runs.folder import RunFolder
 
@@ -52,6 +55,7 @@ class _Record:
     parameters: int | None  # None: a retired run does not record it
     layout: Sequence[tuple[str, Sequence[int]]]  # empty in earlier versions
     dtype: torch.dtype | None  # None: the run's own weights are not there any more
+    start: StartSettings  # what the run carries beside these weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +81,7 @@ def verify_weights(model: str | Path, run: str | Path) -> Verification:
     found, difference = _compare(file, record)
     same = difference is None
     short = f"SHA-256 {record.digest[:12]}..."
-    says = f"{model} holds the weights that {run} ended with ({short})"
+    says = f"{model} holds the weights that {run} ended with ({short}){_name_others(file, record)}"
     if difference is not None:
         says = f"{model} does not hold the weights that {run} ended with ({short}): {difference}"
     audit = next(iter(read_kept_audits(Path(run))), None)
@@ -88,16 +92,18 @@ def verify_weights(model: str | Path, run: str | Path) -> Verification:
 def _read_record(files: RunFolder) -> _Record:
     tombstone = files.tombstone()
     if tombstone is not None:
-        digest, result = tombstone["weights_sha256"], {}
+        digest, parameters, start = tombstone["weights_sha256"], None, tombstone.get("start", {})
+        layout = [*tombstone.get("layout", {}).items()]
     else:
-        files.config()  # raises an error if there is no run
+        start = files.config().get("start", {})  # raises an error if there is no run
         result = files.result()
-        digest = result["weights_sha256"]
+        digest, parameters, layout = result["weights_sha256"], result["parameters"], result.get("layout", [])
     if not digest:
         raise RunFolderError(
             f"{files.path} was retired before it had ended, so it has no weights to compare with"
         )
-    return _Record(digest, result.get("parameters"), result.get("layout", []), _read_dtype(files.state_path))
+    settings = validate(StartSettings, start, f"[start] of {files.path}")
+    return _Record(digest, parameters, layout, _read_dtype(files.state_path), settings)
 
 
 def _read_dtype(path: Path) -> torch.dtype | None:
@@ -126,14 +132,15 @@ def _compare(file: _File, record: _Record) -> tuple[str, str | None]:
             return "", f"{other[0]} has the shape {[*tensors[other[0]].shape]}, not {[*shapes[other[0]]]}"
         orders = [names]
     else:
-        names, orders = [*tensors], [*_list_orders(file)]
+        names = [name for name in tensors if not _is_counter(name)]
+        orders = [*_list_orders(file, names)]
     count = sum(tensors[name].numel() for name in names)
     if record.parameters is not None and count != record.parameters:
         return "", f"it has {count:,} parameters, not {record.parameters:,}"
     digests = [digest_tensors(tensors[name] for name in order) for order in orders]
     found = record.digest if record.digest in digests else digests[0]
     if found != record.digest:
-        if (kind := _find_other_type(file, record)) is not None:
+        if (kind := _find_other_type([tensors[name] for name in names], record)) is not None:
             return found, kind
         if not (record.layout or file.has_order or _is_built_in(names)):
             raise ModelError(
@@ -141,14 +148,45 @@ def _compare(file: _File, record: _Record) -> tuple[str, str | None]:
                 f"give a file that does: {SAVE}"
             )
         return found, f"their SHA-256 is {found[:12]}..."
-    if extra := [name for name in tensors if name not in names and not _is_tied(name, names, tensors)]:
+    known = {*names, *record.start.carried}
+    strange = [name for name in tensors if name not in known and not _is_counter(name)]
+    if extra := [name for name in strange if not _is_tied(name, names, tensors)]:
         return found, f"it also holds {', '.join(extra)}, which the run does not have; the rest is the same"
+    if _has_carried(file, record) and _digest_carried(file, record) != record.start.carried_sha256:
+        some = ", ".join(record.start.carried[:3])
+        return found, f"its frozen parameters or constant buffers ({some}) are others; the rest is the same"
     return found, None
 
 
-def _find_other_type(file: _File, record: _Record) -> str | None:
+def _is_counter(name: str) -> bool:
+    """Whether a tensor of a state_dict counts batches, which has no effect."""
+    return name.rpartition(".")[2] == COUNTER
+
+
+def _has_carried(file: _File, record: _Record) -> bool:
+    """Whether a file holds everything that a run carries beside its weights; a state_dict lacks buffers that are not persistent."""
+    return bool(record.start.carried) and {*record.start.carried} <= {*file.tensors}
+
+
+def _digest_carried(file: _File, record: _Record) -> str:
+    return digest_named((name, file.tensors[name]) for name in record.start.carried)
+
+
+def _name_others(file: _File, record: _Record) -> str:
+    """Return what a file holds beside the weights, in words, and whether it was compared."""
+    counters = [name for name in file.tensors if _is_counter(name)]
+    carried = [name for name in record.start.carried if name in file.tensors]
+    if _has_carried(file, record):
+        compared, skipped = carried, counters
+    else:
+        compared, skipped = [], counters + carried
+    said = f", and what the run carries: {', '.join(compared)}" if compared else ""
+    return said + (f"; not compared: {', '.join(skipped)}" if skipped else "")
+
+
+def _find_other_type(tensors: Sequence[Tensor], record: _Record) -> str | None:
     """Return that the weights have another type than those of the run; None if they have the same."""
-    kinds = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in file.tensors.values()})
+    kinds = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in tensors})
     wanted = None if record.dtype is None else str(record.dtype).removeprefix("torch.")
     if kinds == [wanted] or (wanted is None and kinds == ["float32"]):
         return None
@@ -171,11 +209,11 @@ def digest_tensors(tensors: Iterable[Tensor]) -> str:
     return total.hexdigest()
 
 
-def _list_orders(file: _File) -> Iterator[list[str]]:
-    """Yield the orders that the parameters of a run without a layout may have had, the likeliest first."""
-    names = [*file.tensors]
+def _list_orders(file: _File, names: list[str]) -> Iterator[list[str]]:
+    """Yield the orders that the weights of a run without a layout may have had, the likeliest first."""
+    statistics = [name for name in names if name.rpartition(".")[2] in STATISTICS]
     if file.has_order:
-        yield names
+        yield [name for name in names if name not in statistics] + statistics
     yield from (order for order in _list_built_in() if {*order} == {*names})
     # As modules in a row have them: by number, and the weight before the bias.
     yield sorted(names, key=lambda name: [_rank(part) for part in name.split(".")])

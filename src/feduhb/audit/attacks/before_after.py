@@ -34,6 +34,8 @@ from feduhb.audit.result import ORIGINAL, RETRAIN, UNLEARNED, Attack, Kept
 from feduhb.audit.statistics import Scores, compare_aucs, compute_roc
 from feduhb.audit.verdict import Finding
 from feduhb.core.flat import flatten, split
+from feduhb.core.inputs import Inputs, call_model
+from feduhb.core.modules import list_trained
 from feduhb.core.types import Loss
 from feduhb.data.federation import Examples
 from feduhb.engines.scoring import CPU_CHUNK
@@ -144,21 +146,22 @@ def _score_pairs(
 
 
 def _compute_slopes(model: nn.Module, direction: Tensor, examples: Examples, loss: Loss) -> Tensor:
-    """Return the derivative of φ along a direction [P] of the weights for each example, [n] in float64."""
-    towards = split(direction, model)
-    chunks = zip(*(part.split(CPU_CHUNK) for part in examples.all()), strict=True)
+    """Return the derivative of φ along a direction [P] of the trained parameters for each example, [n] in float64."""
+    towards = split(direction, model)[: len(list_trained(model))]
+    chunks = (examples.batch(some) for some in torch.arange(len(examples)).split(CPU_CHUNK))
     slopes = [_compute_slope(model, towards, x, y, loss) for x, y in chunks]
     return torch.cat([torch.zeros(0).double(), *slopes])
 
 
-def _compute_slope(model: nn.Module, towards: Sequence[Tensor], x: Tensor, y: Tensor, loss: Loss) -> Tensor:
+def _compute_slope(model: nn.Module, towards: Sequence[Tensor], x: Inputs, y: Tensor, loss: Loss) -> Tensor:
     """Return dφ/dz'J d, with the outputs z, their derivatives J by the weights, and the direction d.
 
-    J d is the derivative of the linear map u -> d'J'u, so that backward passes alone give it for a whole batch.
+    J d is the derivative of the linear map u -> d'J'u, so that backward passes alone give it for a whole batch. The weights
+    are the trained parameters; statistics of normalisation layers are constants here.
     """
-    weights = list(model.parameters())
+    weights = [p for _, p in list_trained(model)]
     with torch.enable_grad():
-        z = model(x)
+        z = call_model(model, x)
         u = torch.zeros_like(z, requires_grad=True)
         try:
             pulled = torch.autograd.grad(z, weights, u, create_graph=True, materialize_grads=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +13,7 @@ from torch.nn.functional import cross_entropy
 from feduhb.audit.result import RETRAIN, UNLEARNED, Attack, Roc
 from feduhb.audit.statistics import Scores, compare_aucs, compute_power, compute_roc
 from feduhb.audit.verdict import Finding, judge_membership
+from feduhb.core.inputs import join_inputs
 from feduhb.core.types import ClientId, Loss
 from feduhb.data.federation import Examples, Federation
 from feduhb.data.request import Request
@@ -52,10 +54,10 @@ class Candidates:
         """The numbers of members and others of each client."""
         return [(len(members), len(self.others[c])) for c, members in self.members.items()]
 
-    def all(self, client: ClientId) -> tuple[Tensor, Tensor]:
+    def all(self, client: ClientId) -> tuple[Any, Tensor]:
         """Return a client's examples, members first."""
         both = (self.members[client].all(), self.others[client].all())
-        return torch.cat([x for x, _ in both]), torch.cat([y for _, y in both])
+        return join_inputs([x for x, _ in both]), torch.cat([y for _, y in both])
 
     def mark_canaries(self, client: ClientId) -> Tensor:
         """Return for each of a client's examples [n] whether it is a canary."""

@@ -15,6 +15,7 @@ from torch import Tensor
 from feduhb.audit.attacks.membership import Models
 from feduhb.audit.result import ORIGINAL, Misr, MisrRates
 from feduhb.core.checks import check_whole
+from feduhb.core.inputs import join_inputs
 from feduhb.core.seeds import generator, seed_for
 from feduhb.data.federation import Federation
 from feduhb.data.request import Request
@@ -40,7 +41,7 @@ Turns = NDArray[np.int64]  # [n]
 
 def measure_misr(models: Models, federation: Federation, request: Request, notes: list[str]) -> Misr | None:
     """Return MISR on the real data; None, with a note, if there is too little data."""
-    gone = torch.cat([examples.all()[0] for examples in federation.forgotten(request).values()])
+    gone = join_inputs([examples.all()[0] for examples in federation.forgotten(request).values()])
     test = federation.test.all()[0]
     modules = {name: run.model() for name, run in models.items()}
     logits = {
