@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from feduhb.core.draws import augment_batch, draw_at, make_key
 from feduhb.core.flat import flatten, unflatten
 from feduhb.core.inputs import call_model, map_tensors
-from feduhb.core.local import BETAS, EPS, Local, describe_local, move_loss, scale_lr
-from feduhb.core.modules import has_batch_norm, has_dropout, list_trained, prepare_training
+from feduhb.core.local import BETAS, EPS, Local, Loss, describe_local, move_loss, scale_lr
+from feduhb.core.loss import WeightedEntropy
+from feduhb.core.modules import has_batch_norm, has_dropout, list_norms, list_trained, prepare_training
 from feduhb.core.seeds import generator
 from feduhb.core.types import ClientId, Updates, Work
 from feduhb.data.federation import Examples, Federation
@@ -59,7 +60,7 @@ class Loop:
 
     def train(self, work: Work, clients: Sequence[ClientId], round: int) -> Iterator[Updates]:
         """Train these clients one after another."""
-        check_work(work, self._model)
+        check_work(work, self._model, self.local)
         return group_answers((self._answer(work, client, round) for client in clients), self.block)
 
     def _answer(self, work: Work, client: ClientId, round: int) -> Answer:
@@ -88,8 +89,8 @@ class Loop:
             descent.take_step(loss, step.scale)
 
     def _gradient(self, model: nn.Module, examples: Examples) -> Tensor:
-        for positions in split_chunks(len(examples)):
-            (self._compute_loss(model, examples, positions) * (len(positions) / len(examples))).backward()
+        for positions, share in weigh_chunks(self.local.loss, examples):
+            (self._compute_loss(model, examples, positions) * share).backward()
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for _, p in list_trained(model)]
         return torch.cat([g.reshape(-1) for g in gradients]) + self.local.decay * flatten(model)
 
@@ -181,11 +182,7 @@ class Batches:
 
     def list_sizes(self, count: int) -> list[int]:
         """Return the sizes of the batches of one epoch of ``count`` examples."""
-        size = self.local.batch_size
-        sizes = [min(size, count - begin) for begin in range(0, count, size)]
-        if self.joins and len(sizes) > 1 and sizes[-1] == 1:
-            sizes[-2:] = [size + 1]
-        return sizes
+        return list_sizes(count, self.local.batch_size, joins=self.joins)
 
     def draw(self, count: int, epochs: int, seed: int, client: ClientId, round: int) -> Iterator[Step]:
         """Yield the steps of a client in a round."""
@@ -198,13 +195,29 @@ class Batches:
                 yield Step(positions, key, scale_lr(self.local.schedule, round, done, total))
 
 
-def check_work(work: Work, model: nn.Module) -> None:
-    """Raise ConfigError for full-batch gradients of a model that trains on batches or draws random numbers."""
-    if work.epochs == 0 and (has_batch_norm(model) or has_dropout(model)):
-        what = "BatchNorm, which depends on batches" if has_batch_norm(model) else "dropout, which is random"
-        raise ConfigError(
-            f"epochs=0 asks for full-batch gradients, but the model has {what}; give epochs of 1 or more"
-        )
+def list_sizes(count: int, size: int, *, joins: bool) -> list[int]:
+    """Return the sizes of the batches of ``count`` examples; a last batch of one ``joins`` the batch before it, or not."""
+    sizes = [min(size, count - begin) for begin in range(0, count, size)]
+    if joins and len(sizes) > 1 and sizes[-1] == 1:
+        sizes[-2:] = [size + 1]
+    return sizes
+
+
+def check_work(work: Work, model: nn.Module, local: Local) -> None:
+    """Raise ConfigError for full-batch gradients if training gathers statistics of batches or draws random numbers."""
+    if work.epochs == 0 and (what := _find_batchwise(model, local)) is not None:
+        raise ConfigError(f"epochs=0 asks for full-batch gradients, but {what}; give epochs of 1 or more")
+
+
+def _find_batchwise(model: nn.Module, local: Local) -> str | None:
+    """Return what in training depends on batches or is random, in words."""
+    if has_batch_norm(model):
+        return "the model has BatchNorm, which depends on batches"
+    if norms := list_norms(model):
+        return f"layer {norms[0][0]} of the model gathers statistics of batches"
+    if has_dropout(model):
+        return "the model has dropout, which is random"
+    return None if local.augment is None else "batches are augmented, which is random"
 
 
 @contextlib.contextmanager
@@ -225,6 +238,18 @@ def draw_order(count: int, seed: int, client: ClientId, round: int, epoch: int) 
 def split_chunks(count: int) -> Iterator[Tensor]:
     """Return the positions of the examples in each chunk of a full pass, in order."""
     return iter(torch.arange(count).split(CHUNK))
+
+
+def weigh_chunks(loss: Loss, examples: Examples) -> Iterator[tuple[Tensor, float]]:
+    """Yield the positions of each chunk of a full pass, and the share of its loss in the loss of all examples."""
+    targets = examples.targets
+    entropy = WeightedEntropy.of(loss, targets)
+    weights = None if entropy is None else entropy.weigh(targets).double().reshape(len(targets), -1).sum(1)
+    for positions in split_chunks(len(examples)):
+        if weights is None:
+            yield positions, len(positions) / len(examples)
+        elif weights[positions].any():
+            yield positions, float(weights[positions].sum() / weights.sum())
 
 
 def group_answers(answers: Iterable[Answer], size: int) -> Iterator[Updates]:
@@ -265,5 +290,5 @@ def check_sizes(engine: str, threads: int, block: int) -> None:
 
 
 def get_precision(model: nn.Module) -> str:
-    """Return the name of the type of a model's parameters."""
-    return str(next(model.parameters()).dtype).removeprefix("torch.")
+    """Return the name of the type of a model's trained parameters."""
+    return str(list_trained(model)[0][1].dtype).removeprefix("torch.")

@@ -31,7 +31,7 @@ from feduhb.engines.loop import (
     get_precision,
     group_answers,
     make_local,
-    split_chunks,
+    weigh_chunks,
 )
 from feduhb.engines.points import use_points
 
@@ -72,7 +72,7 @@ class Pool:
 
     def train(self, work: Work, clients: Sequence[ClientId], round: int) -> Iterator[Updates]:
         """Train these clients, several at once; return the answers in the order of the clients."""
-        check_work(work, self._model)
+        check_work(work, self._model, self.local)
         return group_answers(self._answers(work, clients, round), self.block)
 
     def _answers(self, work: Work, clients: Sequence[ClientId], round: int) -> Iterator[Answer]:
@@ -134,8 +134,7 @@ class Pool:
 
     def _gradient(self, model: nn.Module, examples: Examples, params: Tensor) -> Tensor:
         total = self.local.decay * params
-        for positions in split_chunks(len(examples)):
-            share = len(positions) / len(examples)
+        for positions, share in weigh_chunks(self.local.loss, examples):
             loss = self._loss(model, examples, positions) * share
             parts = torch.autograd.grad(
                 loss, [p for _, p in list_trained(model)], allow_unused=True, materialize_grads=True
