@@ -5,6 +5,9 @@ import itertools
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import settings as limits
+from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
@@ -122,7 +125,7 @@ def shift_and_flip(x, numbers):
     """Flip some images and move each by up to two places."""
     flipped = torch.where((numbers[:, 0] < 0.5).view(-1, 1, 1, 1), x.flip(-1), x)
     wide = functional.pad(flipped, (2, 2, 0, 0))
-    places = (numbers[:, 1] * 5).long().view(-1, 1, 1, 1) + torch.arange(x.shape[-1])
+    places = (numbers[:, 1] * 5).long().view(-1, 1, 1, 1) + torch.arange(x.shape[-1], device=x.device)
     return wide.gather(-1, places.expand_as(x))
 
 
@@ -229,6 +232,35 @@ def test_every_kind_trains_alike_on_every_engine(kind, engine):
     assert made.about.get("joined_last_batch") == Loop(federation, make_local(kind)).about.get(
         "joined_last_batch"
     )
+
+
+@pytest.mark.parametrize("norm", [False, True])
+@limits(max_examples=8, deadline=None, derandomize=True)
+@given(
+    sizes=st.lists(st.integers(2, 20), min_size=1, max_size=4),
+    batch_size=st.integers(2, 9),
+    epochs=st.integers(1, 3),
+    block=st.integers(1, 4),
+    optimizer=st.sampled_from([{"momentum": 0.9}, {"optimizer": "adam"}, {"optimizer": "adamw"}, {}]),
+    weight_decay=st.sampled_from([0.0, 0.1]),
+    clip_norm=st.sampled_from([None, 0.3]),
+    schedule=st.sampled_from(["constant", "linear", "cosine", "decay:0.5"]),
+    proximal=st.sampled_from([0.0, 0.2]),
+)
+def test_any_optimiser_equals_the_loop_on_ragged_federations(
+    norm, sizes, batch_size, epochs, block, optimizer, **others
+):
+    DRAW.manual_seed(1)
+    data = {f"c{i}": (draw(size, 5), draw_labels(size)) for i, size in enumerate(sizes)}
+    layers = nn.Linear(5, 6, bias=False), nn.BatchNorm1d(6) if norm else nn.Tanh(), nn.Dropout(0.2)
+    model = nn.Sequential(*layers, nn.Linear(6, 3)).double()
+    federation = feduhb.Federation(data, (draw(4, 5), draw_labels(4)), model, seed=3)
+    local = feduhb.Local(batch_size=batch_size, lr=0.05, **optimizer, **others)
+    slow, fast = (
+        train_all(engine, federation, epochs)
+        for engine in (Loop(federation, local), Stacked(federation, local, device="cpu", block=block))
+    )
+    torch.testing.assert_close(fast, slow, rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize("kind", ["resnet, momentum, decay", "adamw, clipping, schedule", "two inputs", "dropout"])  # fmt: skip
@@ -383,3 +415,17 @@ def test_a_gpu_trains_every_kind_like_the_loop(kind):
     federation = make_federation(kind)
     engine = Stacked(federation, make_local(kind), device="cuda", block=3)
     torch.testing.assert_close(train_all(engine, federation), train_on_loop(kind), rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("kind", ["resnet", "dropout of channels"])
+def test_runs_on_the_stacked_engine_end_at_the_weights_of_the_loop(kind):
+    """Over rounds, with the server's average of statistics; and without a client."""
+    runs = [
+        feduhb.train(
+            make_federation(kind), 2, epochs=1, batch_size=BATCH, lr=0.05, optimizer="adamw", clip_norm=1.0, engine=engine
+        )
+        for engine in ("loop", "stacked")
+    ]  # fmt: skip
+    torch.testing.assert_close(runs[0].params, runs[1].params, rtol=0, atol=1e-9)
+    runs = [feduhb.unlearn(run, "cat", method="retrain", rounds=2) for run in runs]
+    torch.testing.assert_close(runs[0].params, runs[1].params, rtol=0, atol=1e-9)

@@ -44,7 +44,8 @@ MOST = {"cpu": 16, "cuda": 128}  # clients in a block; more would not train any 
 class Stacked:
     """Train the clients of a block together, each with its own batches, order and parameters.
 
-    A model that is a chain of known layers runs layer by layer. Any other model is mapped over clients by `torch.func`.
+    A model that is a chain of known layers and trains by plain SGD runs layer by layer. Any other model is mapped over
+    clients by `torch.func`.
 
     Args:
         device: "cuda" or "cpu"; by default "cuda" if there is a GPU.
@@ -145,14 +146,15 @@ class Stacked:
             here = torch.arange(begin, begin + schedule.size) < torch.tensor(still).unsqueeze(1)
             factor = here / torch.tensor(weights[: len(still)], dtype=self._dtype).unsqueeze(1)
             x, y = store.gather(rows.to(self.device))
-            total[: len(still)] += mapped.gradients(start, x, y, factor.to(self.device))
+            factor = factor.to(self.device)
+            total[: len(still)] += mapped.gradients(start, x, y, factor, factor)[0]
         return total
 
     def _weigh(self, client: ClientId) -> float:
-        """Return the sum of the weights of a client's examples in its loss."""
+        """Return the sum of the weights of a client's examples in its loss; 1 if all of them are 0."""
         targets = self.federation.clients[client].targets
         entropy = WeightedEntropy.of(self.local.loss, targets)
-        return float(len(targets) if entropy is None else entropy.weigh(targets).double().sum())
+        return float(len(targets) if entropy is None else entropy.weigh(targets).double().sum()) or 1.0
 
     def _get_runner(self) -> Runner:
         if self._runner is None:

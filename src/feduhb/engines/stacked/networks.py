@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager, nullcontext
 
 import torch
@@ -121,7 +121,8 @@ class MappedNetwork:
         """
         own = {name: w[: len(share)] for name, w in self.weights.items()}
         statistics = {name: value[: len(share)] for name, value in self.statistics.items()}
-        gradients, found = self.differentiate(own, statistics, x, y, share, keys)
+        factor = weigh_shares(self.local.loss, y, share)
+        gradients, found = self._differentiate(0, own, statistics, x, y, share, factor, keys)
         used = {name: w for name, w in own.items() if name not in self.idle}
         if self.optimizer is None:
             descent = Descent(self.local.lr, self.local.decay, on)
@@ -137,37 +138,43 @@ class MappedNetwork:
         stacked = (*self.weights.values(), *self.statistics.values())
         return torch.cat([part.flatten(1) for part in stacked], dim=1)
 
-    def gradients(self, params: Tensor, x: Inputs, y: Tensor, factor: Tensor) -> Tensor:
-        """Return the gradients [C, P] of each client's Σ factor · loss at the same parameters [P]."""
-        weights, statistics = self._split(params)
-        found, _ = torch.func.vmap(self._gradient, in_dims=(None, None, 0, 0, 0, 0, None))(
-            weights, statistics, x, y, factor, factor, None
-        )
-        return torch.cat([found[name].flatten(1) for name in self.weights], dim=1)
+    def gradients(
+        self, params: Tensor, x: Inputs, y: Tensor, share: Tensor, factor: Tensor, keys: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the gradients of each client's Σ factor · loss at the same parameters [P], and its new statistics.
 
-    def differentiate(
+        Both are flat, one row for each client.
+        """
+        weights, statistics = self._split(params)
+        found = self._differentiate(None, weights, statistics, x, y, share, factor, keys)
+        gradients, gathered = ([part.flatten(1) for part in parts.values()] for parts in found)
+        return torch.cat(gradients, dim=1), torch.cat([share[:, :0], *gathered], dim=1)
+
+    def _differentiate(
         self,
+        axis: int | None,
         weights: dict[str, Tensor],
         statistics: dict[str, Tensor],
         x: Inputs,
         y: Tensor,
         share: Tensor,
+        factor: Tensor,
         keys: Tensor | None,
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Return the gradients of each client's loss at its own weights [C, ...], and its new statistics."""
-        factor = weigh_shares(self.local.loss, y, share)
-        in_dims = (0, 0, 0, 0, 0, 0, None if keys is None else 0)
-        gradient = torch.func.vmap(self._gradient, in_dims=in_dims, randomness="error")
-        return gradient(weights, statistics, x, y, share, factor, keys)
+        """Return the gradients of each client's loss and its new statistics, by name.
+
+        Args:
+            axis: 0 if each client has its own weights and statistics, None if all share them.
+        """
+        in_dims = (axis, axis, 0, 0, 0, 0, None if keys is None else 0)
+        gradient = torch.func.grad(self._loss, has_aux=True)
+        mapped = torch.func.vmap(gradient, in_dims=in_dims, randomness="error")
+        return mapped(weights, statistics, x, y, share, factor, keys)
 
     def _split(self, params: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Return views of the parameters [P] by name: the weights, and the statistics."""
         parts = dict(zip((*self.weights, *self.statistics), split(params, self.module), strict=True))
         return {name: parts.pop(name) for name in self.weights}, parts
-
-    @property
-    def _gradient(self) -> Callable[..., tuple[dict[str, Tensor], dict[str, Tensor]]]:
-        return torch.func.grad(self._loss, has_aux=True)
 
     def _loss(
         self,

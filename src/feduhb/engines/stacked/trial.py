@@ -21,12 +21,13 @@ from feduhb.core.modules import has_batch_norm, list_statistics, list_trained
 from feduhb.core.types import ClientId
 from feduhb.data.federation import Examples
 from feduhb.engines.stacked.data import sample_examples, sample_targets
-from feduhb.engines.stacked.networks import MappedNetwork, compute_losses, ignore_slow_maps
+from feduhb.engines.stacked.networks import MappedNetwork, compute_losses, ignore_slow_maps, weigh_shares
 from feduhb.engines.stacked.norms import mask_norms
 from feduhb.errors import ConfigError
 
 FEW = 8  # examples for the module
 KEY = 1  # of the random draws
+TOLERANCE = 1e-3  # of gradients and statistics, relative
 VALUES = 4096  # targets for the loss, at most
 NUMBERS = 1 << 24  # numbers in their outputs, at most
 CHUNK, PART = 256, 1 << 20  # the same two limits for one batch
@@ -70,56 +71,94 @@ def _compute_outputs(module: nn.Module, local: Local, x: Inputs) -> Tensor:
     """Return the outputs of a module in training; its statistics stay as they are."""
     kept = [(value, value.clone()) for _, value in list_statistics(module)]
     try:
-        with draw_at(KEY):  # a module may change its inputs
-            return call_model(module, augment_batch(local.augment, map_tensors(torch.clone, x)))
+        return _call(module, local, x)
     finally:
         for value, before in kept:
             value.copy_(before)
 
 
 def _compare_gradients(module: nn.Module, local: Local, x: Inputs, y: Tensor) -> tuple[frozenset[str], int]:
-    """Compare the gradients and statistics of a small batch [B, ...]; return the unused parameters, and `Trial.outputs`."""
-    trained = list_trained(module)
+    """Compare the gradients and statistics of a small batch [B, ...]; return the unused parameters, and `Trial.outputs`.
+
+    BatchNorm of a few examples can enlarge rounding a thousand times in each layer. It is tried in float64, if the module
+    and its loss can compute in that.
+    """
+    statistics = bool(list_statistics(module))
+    tolerance = TOLERANCE
+    if statistics and (wide := _widen(module, local, x, y)) is not None:
+        module, local, x, y = wide
+    elif statistics:
+        tolerance = 50 * TOLERANCE
+    plain = copy.deepcopy(module) if statistics else module
+    gradients, idle, inner = _differentiate(plain, local, x, y)
+    masked = mask_norms(copy.deepcopy(module)) if statistics else module
+    mapped = MappedNetwork(
+        masked, replace(local, optimizer="sgd", momentum=0.0), 0, torch.device("cpu"), idle
+    )
+    share = torch.full((1, len(y) + 1), 1 / len(y), dtype=gradients.dtype)
+    share[0, -1] = 0  # one more example, as padding
+    more_x = map_tensors(lambda part: torch.cat([part, part[:1]]).unsqueeze(0), x)
+    more_y = torch.cat([y, y[:1]]).unsqueeze(0)
+    factor = weigh_shares(local.loss, more_y, share)
+    with _mapping_errors():
+        found = mapped.gradients(flatten(module), more_x, more_y, share, factor, torch.tensor([KEY]))
+    expected = gradients, flatten(plain)[len(gradients) :]
+    for one, (other,) in zip(expected, found, strict=True):
+        if one.isfinite().all() and not (other - one).norm() <= tolerance * one.norm():
+            raise ConfigError(NO_MEAN)
+    return idle, inner
+
+
+def _differentiate(
+    module: nn.Module, local: Local, x: Inputs, y: Tensor
+) -> tuple[Tensor, frozenset[str], int]:
+    """Return the flat gradient of a batch [B, ...], the unused parameters and `Trial.outputs`; statistics change."""
+    names, own = zip(*list_trained(module), strict=True)
     counted: list[int] = []
-    plain = copy.deepcopy(module) if list_statistics(module) else module
     hooks = [
         layer.register_forward_hook(lambda _layer, _in, out: counted.append(_numbers(out)))
-        for layer in plain.modules()
+        for layer in module.modules()
         if not list(layer.children())
     ]
     try:
-        with draw_at(KEY):
-            outputs = call_model(plain, augment_batch(local.augment, map_tensors(torch.clone, x)))
-        own = [p for _, p in list_trained(plain)]
-        found = torch.autograd.grad(local.loss(outputs, y), own, allow_unused=True)
+        loss = local.loss(_call(module, local, x), y)
+        found = torch.autograd.grad(loss, own, allow_unused=True)
     finally:
         for hook in hooks:
             hook.remove()
-    idle = frozenset(name for (name, _), g in zip(trained, found, strict=True) if g is None)
-    gradients = [torch.zeros_like(p) if g is None else g for (_, p), g in zip(trained, found, strict=True)]
-    masked = mask_norms(copy.deepcopy(module)) if plain is not module else module
-    stacked = _map_gradients(MappedNetwork(masked, local, 1, torch.device("cpu"), idle), x, y)
-    for expected, mapped in ((gradients, stacked[0]), ([v for _, v in list_statistics(plain)], stacked[1])):
-        if not expected:
-            continue
-        one, other = (torch.cat([part.flatten() for part in parts]) for parts in (expected, mapped))
-        if one.isfinite().all() and not (one - other).norm() <= 1e-3 * one.norm():
-            raise ConfigError(NO_MEAN)
-    return idle, sum(counted) // len(y)
+    idle = frozenset(name for name, g in zip(names, found, strict=True) if g is None)
+    parts = (torch.zeros_like(p) if g is None else g for p, g in zip(own, found, strict=True))
+    return torch.cat([part.flatten() for part in parts]), idle, sum(counted) // len(y)
 
 
-def _map_gradients(network: MappedNetwork, x: Inputs, y: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-    """Return the gradients and the new statistics of a batch [B, ...] to which one more example is added, as padding."""
-    network.begin(flatten(network.module))
-    share = torch.full((1, len(y) + 1), 1 / len(y), dtype=next(iter(network.weights.values())).dtype)
-    share[0, -1] = 0
-    more_x = map_tensors(lambda part: torch.cat([part, part[:1]]).unsqueeze(0), x)
-    more_y = torch.cat([y, y[:1]]).unsqueeze(0)
-    with _mapping_errors():
-        gradients, statistics = network.differentiate(
-            network.weights, network.statistics, more_x, more_y, share, torch.tensor([KEY])
-        )
-    return [gradients[name] for name in network.weights], [statistics[name] for name in network.statistics]
+def _widen(
+    module: nn.Module, local: Local, x: Inputs, y: Tensor
+) -> tuple[nn.Module, Local, Inputs, Tensor] | None:
+    """Return a copy of everything in float64; None if the module or the loss cannot compute in that."""
+
+    def widen(part: Tensor) -> Tensor:
+        return part.double() if part.is_floating_point() else part
+
+    wide = copy.deepcopy(module).double()
+    loss = local.loss
+    if isinstance(loss, nn.Module):
+        loss = copy.deepcopy(loss).double()
+    elif isinstance(loss, functools.partial):
+        settings = {key: widen(v) if isinstance(v, Tensor) else v for key, v in loss.keywords.items()}
+        loss = functools.partial(loss.func, *loss.args, **settings)
+    found = wide, replace(local, loss=loss), map_tensors(widen, x), widen(y)
+    try:
+        with torch.no_grad():
+            loss(_compute_outputs(wide, found[1], found[2]), found[3])
+    except Exception:
+        return None
+    return found
+
+
+def _call(module: nn.Module, local: Local, x: Inputs) -> Tensor:
+    """Return the outputs of a module in training."""
+    with draw_at(KEY):  # a module may change its inputs
+        return call_model(module, augment_batch(local.augment, map_tensors(torch.clone, x)))
 
 
 def check_mean(loss: Loss, outputs: Tensor, targets: Tensor) -> None:
