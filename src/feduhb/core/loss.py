@@ -1,4 +1,4 @@
-"""Can a loss train on these targets? It is tried on a few examples before anything trains."""
+"""Losses: can one train on these targets, which is tried on a few examples, and which weight has each target?"""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import functools
 import warnings
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +16,56 @@ from feduhb.core.seeds import generator
 from feduhb.errors import ModelError
 
 SOME = 16  # examples on which a loss is tried
+IGNORED = -100  # the target that cross-entropy leaves out by default
 DRAWS = 8  # random outputs, none of which changes the loss if it does not depend on them
+
+
+@dataclass(frozen=True, slots=True)
+class WeightedEntropy:
+    """Cross-entropy whose mean over a batch is weighted by classes: Σ w_y loss / Σ w_y over the targets that count."""
+
+    weight: Tensor | None  # [K] of each class
+    ignored: int  # the target that does not count
+    smoothing: float
+
+    @classmethod
+    def of(cls, loss: Loss, targets: Tensor) -> WeightedEntropy | None:
+        """Return a loss in this form if it weighs classes or leaves one out; None if it does not."""
+        if targets.is_floating_point():  # probabilities: the mean is over examples
+            return None
+        if isinstance(loss, functools.partial) and loss.func is nn.functional.cross_entropy and not loss.args:
+            found = dict(loss.keywords)
+        elif type(loss) is nn.CrossEntropyLoss:
+            found = {
+                name: getattr(loss, name)
+                for name in ("weight", "ignore_index", "label_smoothing", "reduction")
+            }
+        else:
+            return None
+        made = cls(
+            found.pop("weight", None), found.pop("ignore_index", IGNORED), found.pop("label_smoothing", 0.0)
+        )
+        is_mean = found.pop("reduction", "mean") == "mean" and not found
+        return made if is_mean and (made.weight is not None or made.ignored != IGNORED) else None
+
+    def weigh(self, targets: Tensor) -> Tensor:
+        """Return the weight of each target in the mean."""
+        labels = targets.long()
+        counts = labels != self.ignored
+        if self.weight is None:
+            return counts.to(torch.get_default_dtype())
+        return self.weight.to(targets.device)[labels.where(counts, 0)] * counts
+
+    def sum(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return Σ w_y loss over a batch."""
+        return nn.functional.cross_entropy(
+            outputs,
+            targets,
+            self.weight,
+            ignore_index=self.ignored,
+            label_smoothing=self.smoothing,
+            reduction="sum",
+        )
 
 
 def check_targets(loss: Loss, y: Tensor) -> None:

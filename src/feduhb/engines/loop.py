@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from feduhb.core.draws import augment_batch, draw_at, make_key
 from feduhb.core.flat import flatten, unflatten
 from feduhb.core.inputs import call_model, map_tensors
-from feduhb.core.local import BETAS, EPS, Local, describe_local, move_loss, scale_lr
+from feduhb.core.local import BETAS, EPS, Local, Loss, describe_local, move_loss, scale_lr
+from feduhb.core.loss import WeightedEntropy
 from feduhb.core.modules import has_batch_norm, has_dropout, list_norms, list_trained, prepare_training
 from feduhb.core.seeds import generator
 from feduhb.core.types import ClientId, Updates, Work
@@ -88,8 +89,8 @@ class Loop:
             descent.take_step(loss, step.scale)
 
     def _gradient(self, model: nn.Module, examples: Examples) -> Tensor:
-        for positions in split_chunks(len(examples)):
-            (self._compute_loss(model, examples, positions) * (len(positions) / len(examples))).backward()
+        for positions, share in weigh_chunks(self.local.loss, examples):
+            (self._compute_loss(model, examples, positions) * share).backward()
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for _, p in list_trained(model)]
         return torch.cat([g.reshape(-1) for g in gradients]) + self.local.decay * flatten(model)
 
@@ -181,11 +182,7 @@ class Batches:
 
     def list_sizes(self, count: int) -> list[int]:
         """Return the sizes of the batches of one epoch of ``count`` examples."""
-        size = self.local.batch_size
-        sizes = [min(size, count - begin) for begin in range(0, count, size)]
-        if self.joins and len(sizes) > 1 and sizes[-1] == 1:
-            sizes[-2:] = [size + 1]
-        return sizes
+        return list_sizes(count, self.local.batch_size, joins=self.joins)
 
     def draw(self, count: int, epochs: int, seed: int, client: ClientId, round: int) -> Iterator[Step]:
         """Yield the steps of a client in a round."""
@@ -196,6 +193,14 @@ class Batches:
                 key = make_key(seed, client, round, epoch, number) if self.draws else 0
                 done, total = epoch * len(sizes) + number, epochs * len(sizes)
                 yield Step(positions, key, scale_lr(self.local.schedule, round, done, total))
+
+
+def list_sizes(count: int, size: int, *, joins: bool) -> list[int]:
+    """Return the sizes of the batches of ``count`` examples; a last batch of one ``joins`` the batch before it, or not."""
+    sizes = [min(size, count - begin) for begin in range(0, count, size)]
+    if joins and len(sizes) > 1 and sizes[-1] == 1:
+        sizes[-2:] = [size + 1]
+    return sizes
 
 
 def check_work(work: Work, model: nn.Module, local: Local) -> None:
@@ -233,6 +238,18 @@ def draw_order(count: int, seed: int, client: ClientId, round: int, epoch: int) 
 def split_chunks(count: int) -> Iterator[Tensor]:
     """Return the positions of the examples in each chunk of a full pass, in order."""
     return iter(torch.arange(count).split(CHUNK))
+
+
+def weigh_chunks(loss: Loss, examples: Examples) -> Iterator[tuple[Tensor, float]]:
+    """Yield the positions of each chunk of a full pass, and the share of its loss in the loss of all examples."""
+    targets = examples.targets
+    entropy = WeightedEntropy.of(loss, targets)
+    weights = None if entropy is None else entropy.weigh(targets).double().reshape(len(targets), -1).sum(1)
+    for positions in split_chunks(len(examples)):
+        if weights is None:
+            yield positions, len(positions) / len(examples)
+        elif weights[positions].any():
+            yield positions, float(weights[positions].sum() / weights.sum())
 
 
 def group_answers(answers: Iterable[Answer], size: int) -> Iterator[Updates]:
@@ -275,5 +292,5 @@ def check_sizes(engine: str, threads: int, block: int) -> None:
 
 
 def get_precision(model: nn.Module) -> str:
-    """Return the name of the type of a model's parameters."""
-    return str(next(model.parameters()).dtype).removeprefix("torch.")
+    """Return the name of the type of a model's trained parameters."""
+    return str(list_trained(model)[0][1].dtype).removeprefix("torch.")

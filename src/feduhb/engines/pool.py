@@ -31,7 +31,7 @@ from feduhb.engines.loop import (
     get_precision,
     group_answers,
     make_local,
-    split_chunks,
+    weigh_chunks,
 )
 from feduhb.engines.points import use_points
 
@@ -145,8 +145,7 @@ class Pool:
 
     def _gradient(self, model: nn.Module, examples: Examples, params: Tensor) -> Tensor:
         total = self.local.decay * params
-        for positions in split_chunks(len(examples)):
-            share = len(positions) / len(examples)
+        for positions, share in weigh_chunks(self.local.loss, examples):
             loss = self._loss(model, examples, positions) * share
             parts = torch.autograd.grad(
                 loss, [p for _, p in list_trained(model)], allow_unused=True, materialize_grads=True

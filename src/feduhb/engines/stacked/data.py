@@ -5,10 +5,12 @@ from __future__ import annotations
 import itertools
 from bisect import bisect_right
 from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from feduhb.core.inputs import Inputs, count_rows, join_inputs, list_tensors, map_tensors
 from feduhb.core.types import ClientId
 from feduhb.data.federation import Examples
 from feduhb.engines.loop import client_errors
@@ -25,14 +27,19 @@ class ExampleStore:
         length = 0
         for key, examples in whole.items():
             begins[key] = length
-            length += len(examples.x)
-        self.x = _join([examples.x for examples in whole.values()]).to(device).contiguous()
+            length += count_rows(examples.x)
+        everything = join_inputs([examples.x for examples in whole.values()])
+        self.x: Any = map_tensors(lambda part: part.to(device).contiguous(), everything)
         self.y = _join([examples.y for examples in whole.values()]).to(device).contiguous()
         self.rows = {
             c: _positive_rows(e) + begins[_key(e)] for c, e in clients.items()
         }  # positions, on the CPU
         self._made_of = {client: (examples, _versions(examples)) for client, examples in clients.items()}
         self._checked: set[ClientId] = set()
+
+    def gather(self, rows: Tensor) -> tuple[Inputs, Tensor]:
+        """Return the inputs and targets at positions [C, B]."""
+        return map_tensors(lambda part: part[rows], self.x), self.y[rows]
 
     def holds(self, clients: Mapping[ClientId, Examples]) -> bool:
         """Return whether these examples are stored and unchanged. A change in place by NumPy is not noticed."""
@@ -47,7 +54,7 @@ class ExampleStore:
         if client in self._checked:
             return
         examples, _ = self._made_of[client]
-        size = len(examples.x)
+        size = count_rows(examples.x)
         low, high = map(int, torch.aminmax(examples.rows))
         if low < -size or high >= size:
             bad = low if low < -size else high
@@ -62,7 +69,7 @@ class ExampleStore:
     def bytes(clients: Mapping[ClientId, Examples]) -> int:
         """Return the size of a store of these clients."""
         whole = {_key(examples): examples for examples in clients.values()}
-        return sum(e.x.nbytes + e.y.nbytes for e in whole.values())
+        return sum(part.nbytes for e in whole.values() for part in _list_parts(e))
 
 
 def are_tensors_shared(clients: Mapping[ClientId, Examples]) -> bool:
@@ -73,25 +80,29 @@ def are_tensors_shared(clients: Mapping[ClientId, Examples]) -> bool:
 
 def _key(examples: Examples) -> Hashable:
     """Return a key that is equal for two clients if their tensors read the same memory in the same way."""
-    return tuple((t.data_ptr(), t.dtype, t.shape, t.stride()) for t in (examples.x, examples.y))
+    return tuple((t.data_ptr(), t.dtype, t.shape, t.stride()) for t in _list_parts(examples))
+
+
+def _list_parts(examples: Examples) -> list[Tensor]:
+    return [*list_tensors(examples.x), examples.y]
 
 
 def _versions(examples: Examples) -> tuple[int, ...]:
     """Return how often each tensor was changed in place."""
-    parts = (examples.x, examples.y, examples.rows)
+    parts = (*_list_parts(examples), examples.rows)
     return tuple(0 if part.is_inference() else part._version for part in parts)
 
 
 def _positive_rows(examples: Examples) -> Tensor:
     """Return a client's rows counted from its first: -1 is the last row of the client, not of the store."""
-    return torch.where(examples.rows < 0, examples.rows + len(examples.x), examples.rows)
+    return torch.where(examples.rows < 0, examples.rows + count_rows(examples.x), examples.rows)
 
 
 def _join(parts: Sequence[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
-def sample_examples(clients: Mapping[ClientId, Examples], count: int) -> tuple[Tensor, Tensor]:
+def sample_examples(clients: Mapping[ClientId, Examples], count: int) -> tuple[Any, Tensor]:
     """Return the inputs and targets of ``count`` examples, evenly spaced over all clients."""
     everyone = list(clients.values())
     ends = list(itertools.accumulate(map(len, everyone)))
@@ -101,7 +112,7 @@ def sample_examples(clients: Mapping[ClientId, Examples], count: int) -> tuple[T
         who = bisect_right(ends, place)
         found.append(everyone[who].batch(torch.tensor([place - (ends[who] - len(everyone[who]))])))
     x, y = zip(*found, strict=True)
-    return torch.cat(x), torch.cat(y)
+    return join_inputs(list(x)), torch.cat(y)
 
 
 def sample_targets(clients: Mapping[ClientId, Examples], most: int) -> Tensor:

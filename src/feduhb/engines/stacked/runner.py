@@ -14,10 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from feduhb.core.types import ClientId
-from feduhb.engines.loop import draw_order
+from feduhb.core.draws import make_key
+from feduhb.core.inputs import Inputs as ModelInputs
+from feduhb.core.local import scale_lr
+from feduhb.core.types import ClientId, Local
+from feduhb.engines.loop import draw_order, list_sizes
 from feduhb.engines.stacked.data import ExampleStore
-from feduhb.engines.stacked.networks import Network
+from feduhb.engines.stacked.networks import MappedNetwork, Network
+from feduhb.engines.stacked.optimizers import RATES, list_rates
 from feduhb.engines.triton import HAS_TRITON
 from feduhb.engines.triton.elementwise import gather_batches
 
@@ -64,18 +68,32 @@ class Schedule:
     counts: tuple[int, ...]  # [C] examples
     size: int  # B
     epochs: int
+    batch_size: int
+    joins: bool  # whether a last batch of one joins the batch before it
 
     @classmethod
-    def of(cls, clients: Sequence[ClientId], counts: Sequence[int], batch_size: int, epochs: int) -> Schedule:
+    def of(
+        cls,
+        clients: Sequence[ClientId],
+        counts: Sequence[int],
+        batch_size: int,
+        epochs: int,
+        *,
+        joins: bool = False,
+    ) -> Schedule:
         """Return the schedule of these clients; clients with equally many examples keep their order."""
         pairs = sorted(zip(clients, counts, strict=True), key=lambda pair: -pair[1])
         names, sizes = zip(*pairs, strict=True)
-        return cls(names, sizes, min(batch_size, max(sizes)), epochs)
+        return cls(names, sizes, min(batch_size + joins, max(sizes)), epochs, batch_size, joins)
+
+    def list_sizes(self, count: int) -> list[int]:
+        """Return the sizes of the batches in one epoch of ``count`` examples."""
+        return list_sizes(count, self.batch_size, joins=self.joins)
 
     @property
     def epoch_steps(self) -> tuple[int, ...]:
         """The number of steps in one epoch of each client [C]."""
-        return tuple(-(-count // self.size) for count in self.counts)
+        return tuple(len(self.list_sizes(count)) for count in self.counts)
 
     @property
     def totals(self) -> tuple[int, ...]:
@@ -85,11 +103,28 @@ class Schedule:
     def shares(self, dtype: torch.dtype) -> Tensor:
         """Return the weight of each example in the mean of its batch [C, T, B]: 1 / batch size, and 0 for padding."""
         found = torch.zeros(len(self.clients), self.totals[0], self.size, dtype=dtype)
-        for row, (count, steps) in enumerate(zip(self.counts, self.epoch_steps, strict=True)):
-            epoch = torch.zeros(steps * self.size, dtype=dtype)
-            epoch[:count] = 1
-            epoch = epoch.view(steps, self.size)
-            found[row, : steps * self.epochs] = (epoch / epoch.sum(1, keepdim=True)).repeat(self.epochs, 1)
+        for row, count in enumerate(self.counts):
+            sizes = torch.tensor(self.list_sizes(count)).unsqueeze(1)
+            epoch = (torch.arange(self.size) < sizes).to(dtype) / sizes
+            found[row, : len(sizes) * self.epochs] = epoch.repeat(self.epochs, 1)
+        return found
+
+    def keys(self, seed: int, round: int) -> Tensor:
+        """Return the keys of the random draws in each step [C, T] int64."""
+        found = torch.zeros(len(self.clients), self.totals[0], dtype=torch.long)
+        for row, (client, steps) in enumerate(zip(self.clients, self.epoch_steps, strict=True)):
+            places = itertools.product(range(self.epochs), range(steps))
+            keys = [make_key(seed, client, round, epoch, step) for epoch, step in places]
+            found[row, : len(keys)] = torch.tensor(keys)
+        return found
+
+    def rates(self, local: Local, round: int) -> Tensor:
+        """Return what the optimiser needs in each step [C, T, RATES]; 0 where a client has finished."""
+        found = torch.zeros(len(self.clients), self.totals[0], RATES, dtype=torch.float64)
+        for row, total in enumerate(self.totals):
+            scales = (scale_lr(local.schedule, round, step, total) for step in range(total))
+            rates = [list_rates(local, scale, step) for step, scale in enumerate(scales, start=1)]
+            found[row, :total] = torch.tensor(rates, dtype=torch.float64)
         return found
 
     def count_ready_steps(self, epoch: int) -> int:
@@ -103,11 +138,15 @@ class Schedule:
 
     def draw(self, order: Tensor, rows: Sequence[Tensor], seed: int, round: int, epoch: int) -> None:
         """Write the batches of one epoch into an order [C, T, B]; ``rows`` are positions in the store."""
-        parts = zip(self.clients, self.counts, self.epoch_steps, strict=True)
-        for row, (client, count, steps) in enumerate(parts):
-            begin = epoch * steps * self.size
-            shuffle = draw_order(count, seed, client, round, epoch)
-            order[row].view(-1)[begin : begin + count] = rows[row][shuffle]
+        for row, (client, count) in enumerate(zip(self.clients, self.counts, strict=True)):
+            sizes = self.list_sizes(count)
+            shuffled = rows[row][draw_order(count, seed, client, round, epoch)]
+            begin = epoch * len(sizes) * self.size
+            if len(sizes) == 1 or self.size == self.batch_size:  # no padding between batches
+                order[row].view(-1)[begin : begin + count] = shuffled
+                continue
+            for step, batch in enumerate(shuffled.split(sizes), start=epoch * len(sizes)):
+                order[row, step, : len(batch)] = batch
 
 
 @dataclass
@@ -119,6 +158,8 @@ class Inputs:
     shares: Tensor  # [C, T, B] weight of each example in the mean of its batch
     now: Tensor  # [1] number of the step
     draft: Tensor  # [C, T, B] the order on the host, in pinned memory if there is a GPU
+    keys: Tensor | None = None  # [C, T] of the steps' random draws; None if they draw nothing
+    rates: Tensor | None = None  # [C, T, RATES] of the optimiser; None for plain SGD
     graphs: dict[tuple[int, int], Any] = field(default_factory=dict)  # by the numbers of clients and steps
     memory: Any = None  # shared by the graphs, which run one after another
     written: Schedule | None = None  # the schedule of the shares
@@ -130,11 +171,18 @@ class Inputs:
 
 
 class Runner:
-    """Train the clients of a block on a network that holds up to ``clients`` of them."""
+    """Train the clients of a block on a network that holds up to ``clients`` of them.
 
-    def __init__(self, network: Network, clients: int, dtype: torch.dtype, device: torch.device) -> None:
+    Args:
+        draws: whether the steps draw random numbers.
+    """
+
+    def __init__(
+        self, network: Network, clients: int, dtype: torch.dtype, device: torch.device, *, draws: bool = False
+    ) -> None:
         self.network = network
         self.clients = clients
+        self.draws = draws
         self.dtype = dtype
         self.device = device
         self._inputs: Inputs | None = None
@@ -142,6 +190,7 @@ class Runner:
     def run(self, schedule: Schedule, store: ExampleStore, start: Tensor, seed: int, round: int) -> Tensor:
         """Train from the parameters [P]; return the parameters of each client [C, P] in the order of the schedule."""
         inputs = self._prepare(schedule, store)
+        self._write_settings(inputs, schedule, seed, round)
         rows = [store.rows[client] for client in schedule.clients]
         plan = plan_phases(schedule.totals, WASTE if self.device.type == "cuda" else 0.0)
         if self.device.type == "cuda":
@@ -172,13 +221,21 @@ class Runner:
 
     def _step(self, inputs: Inputs, clients: int) -> None:
         """Take the step with the number ``now``, and increase it."""
-        self.network.step(*self._batches(inputs, clients))
+        x, y, share, on = self._batches(inputs, clients)
+        if isinstance(self.network, MappedNetwork):
+            keys, rates = (
+                None if part is None else part[:clients].index_select(1, inputs.now).squeeze(1)
+                for part in (inputs.keys, inputs.rates)
+            )
+            self.network.step(x, y, share, on, keys, rates)
+        else:
+            self.network.step(x, y, share, on)  # pyright: ignore[reportArgumentType]
         inputs.now += 1
 
-    def _batches(self, inputs: Inputs, clients: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def _batches(self, inputs: Inputs, clients: int) -> tuple[ModelInputs, Tensor, Tensor, Tensor]:
         """Return inputs [C, B, ...], targets [C, B, ...], shares [C, B], and which clients still train [C]."""
         store = inputs.store
-        if store.x.is_cuda and HAS_TRITON and store.y.dim() == 1:
+        if isinstance(store.x, Tensor) and store.x.is_cuda and HAS_TRITON and store.y.dim() == 1:
             last = self.network.batch_last and store.x.dim() == 4
             return gather_batches(
                 inputs.now, inputs.order, inputs.shares, store.x, store.y, clients, batch_last=last
@@ -186,7 +243,7 @@ class Runner:
         rows = inputs.order[:clients].index_select(1, inputs.now).squeeze(1)
         share = inputs.shares[:clients].index_select(1, inputs.now).squeeze(1)
         on = (share.sum(1) > 0).to(share.dtype)
-        return store.x[rows], store.y[rows], share, on
+        return *store.gather(rows), share, on
 
     def _record_graphs(self, inputs: Inputs, clients: int) -> None:
         """Record one step of this many clients as a CUDA graph, and `STRIDE` steps as another, after a warm-up step."""
@@ -217,6 +274,10 @@ class Runner:
                 now=torch.zeros(1, dtype=torch.long, device=self.device),
                 draft=torch.zeros(shape, dtype=torch.long, pin_memory=self.device.type == "cuda"),
             )
+            if self.draws:
+                self._inputs.keys = torch.zeros(shape[:2], dtype=torch.long, device=self.device)
+            if not self.network.local.is_plain:
+                self._inputs.rates = torch.zeros((*shape[:2], RATES), dtype=self.dtype, device=self.device)
         elif self.device.type == "cuda":
             torch.cuda.synchronize(self.device)  # the draft may still be being copied
         inputs = self._inputs
@@ -226,6 +287,15 @@ class Runner:
             inputs.shares[: len(schedule.clients), : schedule.totals[0]] = shares
             inputs.written = schedule
         return inputs
+
+    def _write_settings(self, inputs: Inputs, schedule: Schedule, seed: int, round: int) -> None:
+        """Write the keys and the rates of a round."""
+        if inputs.keys is not None:
+            keys = schedule.keys(seed, round)
+            inputs.keys[: keys.shape[0], : keys.shape[1]] = keys.to(self.device)
+        if inputs.rates is not None:
+            rates = schedule.rates(self.network.local, round).to(self.dtype)
+            inputs.rates[: rates.shape[0], : rates.shape[1]] = rates.to(self.device)
 
 
 def _clip_phases(plan: Sequence[Phase], begin: int, end: int) -> list[Phase]:
