@@ -15,7 +15,7 @@ from feduhb.core.draws import augment_batch, draw_at, make_key
 from feduhb.core.flat import flatten, unflatten
 from feduhb.core.inputs import call_model, map_tensors
 from feduhb.core.local import BETAS, EPS, Local, describe_local, move_loss, scale_lr
-from feduhb.core.modules import has_batch_norm, has_dropout, list_trained, prepare_training
+from feduhb.core.modules import has_batch_norm, has_dropout, list_norms, list_trained, prepare_training
 from feduhb.core.seeds import generator
 from feduhb.core.types import ClientId, Updates, Work
 from feduhb.data.federation import Examples, Federation
@@ -199,9 +199,14 @@ class Batches:
 
 
 def check_work(work: Work, model: nn.Module) -> None:
-    """Raise ConfigError for full-batch gradients of a model that trains on batches or draws random numbers."""
-    if work.epochs == 0 and (has_batch_norm(model) or has_dropout(model)):
-        what = "BatchNorm, which depends on batches" if has_batch_norm(model) else "dropout, which is random"
+    """Raise ConfigError for full-batch gradients of a model that gathers statistics or draws random numbers."""
+    if work.epochs:
+        return
+    what = "dropout, which is random" if has_dropout(model) else None
+    if norms := list_norms(model):
+        gathers = "depends on batches" if has_batch_norm(model) else "gathers statistics in steps"
+        what = f"{type(norms[0][1]).__name__.rstrip('123d')}, which {gathers}"
+    if what is not None:
         raise ConfigError(
             f"epochs=0 asks for full-batch gradients, but the model has {what}; give epochs of 1 or more"
         )
