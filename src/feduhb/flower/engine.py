@@ -83,7 +83,7 @@ class FlowerEngine:
         self._limits = Limits(max_norm, max_examples, max_share, examples or {})
         check_waiting(min_replies, timeout)
         self.layout = wire.Layout.of(like)
-        self._carried = wire.get_carried(like)
+        self._carried = wire.get_carried(like)[1]
         self.roster = roster or Roster(grid, partitions, timeout=timeout)
         self.left_out: dict[int, dict[ClientId, str]] = {}  # reasons by client, by round counted from 0
         self.memory = Memory()

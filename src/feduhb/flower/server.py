@@ -238,8 +238,8 @@ def _describe(
     if train_config:
         flower["train_config"] = {key: _to_toml(value) for key, value in train_config.items()}
     config: dict[str, Any] = {"seed": strategy.seed, "made_by": "flower", "train": train, "flower": flower}
-    if begun.given:
-        config["start"] = begun.describe()
+    if table := begun.describe():
+        config["start"] = table
     if not strategy.unlearns:
         flower |= {} if forgotten is None else {"forget": str(forgotten)}
         flower["settings"] = settings

@@ -10,7 +10,6 @@ have the same, so that no run starts from what another one learned.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,12 +54,12 @@ class Start:
         return Layout.of(self.arrays).flatten(self.arrays)
 
     def describe(self) -> dict[str, Any]:
-        """Return the table [start] of config.toml: the declaration and the digests of a given start; else nothing."""
-        if not self.given:
+        """Return the table [start] of config.toml: what was not drawn, with its digests; empty if everything was drawn."""
+        names, digest = get_carried(self.arrays)
+        if not self.given and digest is None:
             return {}
-        carried = get_carried(self.arrays)
-        found = {"given": True, "sha256": digest_weights(self.params)}
-        return found if carried is None else {**found, "carried_sha256": carried}
+        given = {"given": True, "sha256": digest_weights(self.params)} if self.given else {"given": False}
+        return {**given, "carried": names, **({} if digest is None else {"carried_sha256": digest})}
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +72,7 @@ class _Recorded:
     path: Path
     seed: int
     digest: str | None
+    given: bool  # whether w[0] was given
 
     @classmethod
     def of(cls, folder: RunFolder) -> _Recorded:
@@ -80,7 +80,8 @@ class _Recorded:
         digest = config.get("flower", {}).get("start")
         if digest is None and 0 in history.rounds:
             digest = digest_weights(history.params(0))
-        return cls(folder.path, int(config.get("seed", 0)), digest)
+        given = bool(config.get("start", {}).get("given"))
+        return cls(folder.path, int(config.get("seed", 0)), digest, given)
 
 
 def choose_start(
@@ -120,10 +121,9 @@ def choose_start(
         seed = draw_seed()
     if given:
         start = _copy_given(model, seed, initial)
-        _check_same_start(start.describe(), folder, trained)
+        _check_same_start(start, model, folder, trained)
         return start
-    _check_same_start({}, folder, trained)
-    if initial is not None and recorded is not None and _is_start(initial, recorded):
+    if initial is not None and recorded is not None and not recorded.given and _is_start(initial, recorded):
         return Start(seed, initial)  # earlier versions accepted arrays that another seed had drawn
     source = get_source(initial) if model is None and initial is not None else model
     if source is None:
@@ -137,6 +137,7 @@ def choose_start(
             f"the initial arrays are not the fresh model that seed {seed} draws, so they may hold what another run learned; {DRAW}"
         )
     start = Start(seed, drawn)
+    _check_same_start(start, source, folder, trained)
     if recorded is not None and recorded.digest not in {None, digest_weights(start.params)}:
         raise RunFolderError(
             f"{recorded.path} started from other weights than seed {seed} draws; give the model that it trained. If it was "
@@ -157,30 +158,32 @@ def _copy_given(model: ModelSource | None, seed: int, initial: ArrayRecord | Non
     return start
 
 
-def _check_same_start(own: Mapping[str, Any], *folders: RunFolder | None) -> None:
-    """Raise RunFolderError unless the runs in these folders had the same given start, or all were fresh.
+def _check_same_start(start: Start, source: ModelSource | None, *folders: RunFolder | None) -> None:
+    """Raise RunFolderError unless the runs in these folders had the same given start, frozen parameters and constants.
 
     Args:
-        own: the table [start] of this run.
+        source: draws the constants of another seed, if the start is fresh.
     """
-    for folder in folders:
-        if folder is None or not folder.exists():
+    for folder in (folder for folder in folders if folder is not None and folder.exists()):
+        before = folder.config().get("start", {})
+        if not before and not start.describe():
             continue
-        before: dict[str, Any] = folder.config().get("start", {})
-        if not own and before:
-            raise RunFolderError(
-                f"{folder.path} started from given weights; start from the same module: {GIVEN}"
-            )
-        if own and not before:
+        if bool(before.get("given")) != start.given:
             raise RunFolderError(
                 f"{folder.path} started from a fresh model, so given weights may hold what it learned; leave start='given' out"
+                if start.given
+                else f"{folder.path} started from given weights; start from the same module: {GIVEN}"
             )
-        if other := [key for key in {**own, **before} if own.get(key) != before.get(key)]:
-            parts = "frozen parameters or constants" if other == ["carried_sha256"] else "given weights"
-            raise RunFolderError(
-                f"{folder.path} started from other {parts} than the module has, which may hold what a run learned; give the "
-                "module as it was then"
-            )
+        seed = int(folder.config().get("seed", 0))
+        if source is not None and not start.given and seed != start.seed:
+            start = Start(seed, fresh_arrays(source, seed))
+        own = start.describe()
+        for key, what in (("sha256", "given weights"), ("carried_sha256", "frozen parameters or constants")):
+            if own.get(key) != before.get(key):
+                raise RunFolderError(
+                    f"{folder.path} started from other {what} than this module has, which may hold what a run learned; give "
+                    "the module as it was then"
+                )
 
 
 def warn_of_shared_start(start: Start) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, InitVar, dataclass, field, replace
 from pathlib import Path
+from types import MethodType
 from typing import Any, ClassVar, Literal, NoReturn
 
 from flwr.app import ArrayRecord, ConfigRecord
@@ -30,7 +31,24 @@ from feduhb.stopping import StopRule, never
 
 
 @dataclass(kw_only=True)
-class OwnLoop(Strategy):
+class _Starting:
+    """Lets a strategy take ``start="given"``, although `start` is also the name of the method that runs it."""
+
+    start: InitVar[Literal["fresh", "given"]] = "fresh"
+    given: bool = field(init=False, repr=False)
+
+    def __post_init__(self, start: Any) -> None:
+        if isinstance(start, MethodType):  # `dataclasses.replace` passes the method of the original
+            start = "given" if getattr(start.__self__, "given", False) else "fresh"
+        if start not in ("fresh", "given"):
+            raise ConfigError(
+                f"start is {start!r}; give 'fresh', or 'given' for a module whose weights are public"
+            )
+        self.given = start == "given"
+
+
+@dataclass(kw_only=True)
+class OwnLoop(_Starting, Strategy):
     """A strategy with its own loop: it stops early, resumes, samples by its own seed and asks only remaining clients.
 
     Args:
@@ -82,18 +100,9 @@ class OwnLoop(Strategy):
     partitions: Sequence[ClientId] | None = None
     tell_leavers: bool = True
     evaluate_every: int = 0
-    # Its default is the method below, which has the same name.
-    start: InitVar[Literal["fresh", "given"]]  # pyright: ignore[reportRedeclaration]
-    given: bool = field(init=False, repr=False)
 
     def __post_init__(self, start: Any) -> None:
-        if callable(start):  # left out; a copy by `dataclasses.replace` passes the method of the original
-            start = "given" if getattr(getattr(start, "__self__", None), "given", False) else "fresh"
-        if start not in ("fresh", "given"):
-            raise ConfigError(
-                f"start is {start!r}; give 'fresh', or 'given' for a module whose weights are public"
-            )
-        self.given = start == "given"
+        super().__post_init__(start)
         self.method()
         self.request()
         if self.seed is not None:
@@ -133,7 +142,7 @@ class OwnLoop(Strategy):
         stop: StopRule | Literal["auto"] = getattr(self, "stop", "auto")
         return self.method().default_stop() if stop == "auto" else stop
 
-    def start(
+    def start(  # pyright: ignore[reportIncompatibleVariableOverride]
         self,
         grid: Grid,
         initial_arrays: ArrayRecord | None = None,

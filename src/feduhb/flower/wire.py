@@ -33,7 +33,7 @@ from torch import Tensor, nn
 
 from feduhb.core.flat import ModelSource, check_module, draw_model, flatten, list_parts
 from feduhb.core.local import Augment
-from feduhb.core.modules import COUNTER, STATISTICS, digest_carried, list_trained
+from feduhb.core.modules import COUNTER, STATISTICS, digest_carried, list_carried, list_trained
 from feduhb.core.types import ClientId, Local, Loss, Work
 from feduhb.errors import ModelError
 
@@ -48,7 +48,7 @@ OURS = (
     *("server-round", "client", "round", "seed", "epochs", "batch-size", "lr", "l2", *ADDED),
     *(ANSWER, ROWS, CLASSES, CARRIED),
 )
-DRAWN_FROM, DIGEST = "drawn_from", "carried"
+DRAWN_FROM, FIXED = "drawn_from", "carried"
 LEAVE_OUT = "leave counters of batches (num_batches_tracked) out: they have no effect"
 HEADER = 4096  # bytes that the file header of an array may take
 WIDTHS = (2, 4, 8)  # bytes of a float; both byte orders are read
@@ -202,7 +202,7 @@ def fresh_arrays(model: ModelSource, seed: int = 0, *, given: bool = False) -> A
     arrays = Layout.of_module(module).to_arrays(flatten(module))
     # Never sent; a subclass could not be: Flower sends a record by its class's name.
     vars(arrays)[DRAWN_FROM] = model
-    vars(arrays)[DIGEST] = digest_carried(module)
+    vars(arrays)[FIXED] = sorted(name for name, _ in list_carried(module)), digest_carried(module)
     return arrays
 
 
@@ -211,9 +211,12 @@ def get_source(arrays: ArrayRecord) -> ModelSource | None:
     return vars(arrays).get(DRAWN_FROM)
 
 
-def get_carried(arrays: ArrayRecord) -> str | None:
-    """Return the digest of the frozen parameters and constant buffers of the model that `fresh_arrays` drew; None if it has none."""
-    return vars(arrays).get(DIGEST)
+def get_carried(arrays: ArrayRecord) -> tuple[list[str], str | None]:
+    """Return the names of the frozen parameters and constant buffers beside arrays of `fresh_arrays`, and their digest.
+
+    The digest is None if there are none, or if the arrays were made elsewhere.
+    """
+    return vars(arrays).get(FIXED, ([], None))
 
 
 def check_carried(module: nn.Module, wanted: object) -> None:
