@@ -123,7 +123,8 @@ def make_app(federation: Federation, **options: Any) -> ClientApp:
     def load(context: Context) -> Any:
         return federation.clients[names[int(context.node_config["partition-id"])]]
 
-    return client_app(model=federation.model, data=load, loss=federation.loss, **options)
+    own = {name: getattr(federation, name) for name in ("model", "loss", "start", "augment")}
+    return client_app(data=load, **{**own, **options})
 
 
 def make_grid(

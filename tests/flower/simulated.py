@@ -1,6 +1,7 @@
 """An app for Flower's own simulation: 20 clients of mnist-5k, three of which can send bad answers.
 
-Run as a program, it simulates both cases and writes the results to the given folder.
+Run as a program, it simulates both cases, and a model with BatchNorm and dropout that clients train by AdamW, and writes
+the results to the given folder.
 """
 
 from __future__ import annotations
@@ -17,11 +18,15 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
+from torch import nn
 
 import feduhb
 from feduhb import flower
 
 CLIENTS, SEED, ROUNDS, LEAVERS = 20, 1, 3, ("c00", "c07")
+LOCAL = feduhb.Local(
+    batch_size=50, lr=0.005, optimizer="adamw", weight_decay=0.01, clip_norm=1.0, schedule="cosine"
+)
 CULPRITS = {"c03": "nan", "c04": "shape", "c05": "norm"}
 
 
@@ -29,6 +34,13 @@ CULPRITS = {"c03": "nan", "c04": "shape", "c05": "norm"}
 def load_federation() -> feduhb.Federation:
     """Return the federation of the simulation and of the test."""
     return feduhb.load("mnist-5k", clients=CLIENTS, partition="dirichlet:0.5", seed=SEED)
+
+
+def make_normed() -> nn.Module:
+    """Return a model with statistics and dropout."""
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(784, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 10)
+    )
 
 
 def load_data(context: Context) -> Any:
@@ -55,8 +67,9 @@ client = flower.introduced(ClientApp())
 @client.train()
 def train(message: Message, context: Context) -> Message:
     """Train as our own client app does, and spoil the answer if the message asks for it."""
-    reply = flower.client_app(model=load_federation().model, data=load_data)(message, context)
     config = message.content["config"]
+    model = make_normed if config.get("normed") else load_federation().model
+    reply = flower.client_app(model=model, data=load_data)(message, context)
     how = CULPRITS.get(str(config["client"])) if config.get("spoil") else None
     if how is None:
         return reply
@@ -69,7 +82,7 @@ server = ServerApp()
 
 @server.main()
 def main(grid: Grid, context: Context) -> None:  # noqa: ARG001
-    """Unlearn twice: with honest clients, and with three that are not."""
+    """Unlearn with honest clients, with three that are not, and with the other model."""
     out, told = Path(os.environ["FEDUHB_SIMULATED"]), {}
     arrays = flower.fresh_arrays(load_federation().model, SEED)
     stories = (("honest", ROUNDS, None), ("spoilt", 2, ConfigRecord({"spoil": True})))
@@ -82,6 +95,11 @@ def main(grid: Grid, context: Context) -> None:  # noqa: ARG001
             "asked": outcome.rounds[-1].asked,
             "answered": outcome.rounds[-1].answered,
         }
+    normed = flower.FedUHB(
+        LEAVERS, model=make_normed, local=LOCAL, epochs=1, seed=SEED, stop=feduhb.never, timeout=120
+    )
+    outcome = normed.start(grid, num_rounds=1, train_config=ConfigRecord({"normed": True}))
+    torch.save(outcome.params, out / "normed.pt")
     (out / "told.json").write_text(json.dumps(told))
 
 

@@ -1,5 +1,7 @@
 """Every strategy gives the bits of the in-process run with the same method."""
 
+from typing import Any
+
 import pytest
 import torch
 from flwr.app import ConfigRecord, MetricRecord
@@ -10,7 +12,7 @@ from feduhb import flower
 from feduhb.core.flat import flatten
 from feduhb.core.seeds import sample_clients
 from feduhb.errors import ConfigError
-from feduhb.flower.wire import OURS
+from feduhb.flower.wire import ADDED, CARRIED, OURS
 from feduhb.runs.loop import run
 from feduhb.stopping import StopRule
 from flower.gridding import make_grid
@@ -200,13 +202,40 @@ def test_train_config_cannot_set_what_the_strategy_sends(federation, key):
     assert grid.sent == []
 
 
+def list_said(grid):
+    return {key for _, kind, config in grid.sent if kind == "train" for key in config}
+
+
 def test_a_train_message_holds_our_keys_and_train_config(federation):
     grid = make_grid(federation)
     flower.FedUHB("class:1,cat:0", epochs=1, stop=feduhb.never, **make_settings(federation)).start(
         grid, draw_start(federation), 1, train_config=ConfigRecord({"mine": 1})
     )
-    said = {key for _, kind, config in grid.sent if kind == "train" for key in config}
-    assert said == {*OURS, "mine"}
+    assert list_said(grid) == {*OURS, "mine"} - {*ADDED, CARRIED}
+
+
+def test_settings_that_earlier_clients_do_not_know_are_sent_only_if_they_are_used(federation):
+    """A client that is told nothing trains as before."""
+    used: dict[str, Any] = {
+        "momentum": {"momentum": 0.9, "proximal": 0.1, "clip_norm": 2.0, "schedule": "cosine"},
+        "adamw": {"optimizer": "adamw", "weight_decay": 0.01},
+    }
+    for settings in used.values():
+        grid, local = make_grid(federation), feduhb.Local(batch_size=4, lr=0.05, **settings)
+        there = flower.Train(epochs=1, **make_settings(federation, local=local)).start(
+            grid, draw_start(federation), 2
+        )
+        assert list_said(grid) & {*ADDED} == {key.replace("_", "-") for key in settings}
+        here = feduhb.train(
+            federation, 2, epochs=1, batch_size=4, lr=0.05, engine="loop", show=None, **settings
+        )
+        assert torch.equal(there.params, here.params)
+
+
+def test_an_augmentation_of_the_strategy_is_refused(federation):
+    local = feduhb.Local(augment=lambda x, _: x)
+    with pytest.raises(ConfigError, match=r"give it to client_app\(augment=...\)"):
+        flower.Train(**make_settings(federation, local=local))
 
 
 def test_another_loop_cannot_drive_a_strategy(federation):

@@ -11,9 +11,10 @@ import pytest
 import torch
 
 import feduhb
-from feduhb.core.flat import flatten
+from feduhb.core.flat import count_statistics, flatten
 from feduhb.runs.loop import run
-from flower.simulated import CULPRITS, LEAVERS, ROUNDS, load_federation
+from feduhb.runs.statistics import carry_statistics
+from flower.simulated import CULPRITS, LEAVERS, LOCAL, ROUNDS, load_federation, make_normed
 from golden import slow
 
 pytestmark = pytest.mark.deployment
@@ -66,6 +67,19 @@ def test_twenty_clients_give_what_the_loop_gives_in_process(simulated):
     assert (wanted - start).abs().max() > 1e-3
     found = torch.load(simulated / "honest.pt")
     assert (found - wanted).abs().max() < 1e-5
+
+
+def test_a_model_with_statistics_and_dropout_is_trained_by_adamw(simulated):
+    """Arrays of statistics and the settings of the optimiser pass through Flower's own messages."""
+    remaining = load_federation().replace(model=make_normed).without(list(LEAVERS))
+    module, method = remaining.fresh_model(), feduhb.FedUHB(epochs=1)
+    statistics = count_statistics(module)
+    state = carry_statistics(method, statistics).init(flatten(module))
+    engine = feduhb.Loop(remaining, LOCAL)
+    ((state, _),) = run(method, engine, list(remaining.clients), state, rounds=1, statistics=statistics)
+    found = torch.load(simulated / "normed.pt")
+    assert (found - state.params).abs().max() < 1e-5
+    assert (found[-statistics:] - flatten(module)[-statistics:]).abs().max() > 0.1
 
 
 def test_everything_is_as_it_was(simulated):

@@ -13,7 +13,7 @@ from federations import ragged, small_cnn
 from feduhb import flower
 from feduhb.core.flat import flatten
 from feduhb.errors import ModelError
-from feduhb.flower.wire import Layout, MalformedError, to_line
+from feduhb.flower.wire import Layout, MalformedError, get_carried, to_line
 from toys import quick
 
 WIDE = np.dtype(np.longdouble).itemsize > 8  # it is not everywhere
@@ -77,12 +77,78 @@ def test_shared_weights_travel_once():
     assert list(arrays) == ["a.weight", "a.bias", "b.bias"]
 
 
-def test_statistics_of_the_clients_data_are_refused():
-    arrays = ArrayRecord(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)).state_dict())
+def make_normed():
+    """Return a module whose statistics stand between its parameters in the state dict, with a frozen layer and a table."""
+    module = nn.Sequential(
+        nn.BatchNorm1d(3), nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2), nn.BatchNorm1d(2)
+    )
+    module[1].requires_grad_(False)
+    module[4].requires_grad_(False)
+    module.register_buffer("table", torch.arange(3.0))
+    return module
+
+
+def test_statistics_travel_after_the_parameters_and_carried_parts_never():
+    module = make_normed()
+    layout = Layout.of_module(module)
+    trained = ["0.weight", "0.bias", "2.weight", "2.bias", "3.weight", "3.bias"]
+    gathered = ["0.running_mean", "0.running_var", "2.running_mean", "2.running_var"]
+    assert list(layout.shapes) == trained + gathered
+    assert layout.statistics == 14
+    arrays = flower.fresh_arrays(module, given=True)
+    assert list(arrays) == trained + gathered
+    assert torch.equal(layout.flatten(arrays), flatten(module))
+    names = get_carried(arrays)[0]
+    assert names == ["1.bias", "1.weight", "4.bias", "4.running_mean", "4.running_var", "4.weight", "table"]
+
+
+def test_arrays_in_any_order_have_the_layout_of_the_module():
+    module = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 4), nn.BatchNorm1d(4))
+    state = {name: value for name, value in module.state_dict().items() if value.dim()}  # without counters
+    assert list(state)[2] == "0.running_mean"
+    backwards = dict(sorted(state.items(), key=lambda pair: "running_mean" in pair[0]))
+    for given_ in (state, backwards):
+        layout = Layout.of(ArrayRecord(given_))
+        assert layout == Layout.of_module(module)
+        assert list(layout.shapes) == list(Layout.of_module(module).shapes)
+        assert layout.statistics == 14
+        assert torch.equal(layout.flatten(ArrayRecord(given_)), flatten(module))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            {"0.num_batches_tracked": torch.tensor(0)},
+            "array 0.num_batches_tracked is not a weight; leave counters of batches",
+        ),
+        (
+            {"0.running_var": None},
+            r"the statistics 0.running_mean and 0.running_var do not fit: \[3\] and missing; give both",
+        ),
+        ({"0.running_mean": torch.zeros(2)}, r"do not fit: \[2\] and \[3\]"),
+    ],
+)
+def test_statistics_that_do_not_fit_are_refused(change, words):
+    state = {name: value for name, value in nn.BatchNorm1d(3).state_dict().items() if value.dim()}
+    arrays = {**{f"0.{name}": value for name, value in state.items()}, **change}
+    with pytest.raises(ModelError, match=words):
+        Layout.of(ArrayRecord({name: value for name, value in arrays.items() if value is not None}))
+
+
+def test_a_parameter_with_the_name_of_a_statistic_is_refused():
+    module = nn.Linear(2, 2)
+    module.running_mean = nn.Parameter(torch.zeros(2))
+    with pytest.raises(ModelError, match=r"parameter running_mean has the name of a statistic.*; rename it"):
+        flower.fresh_arrays(module, given=True)
+
+
+def test_a_counter_in_an_answer_is_malformed_and_the_reason_helps():
+    module = nn.BatchNorm1d(2)
     with pytest.raises(
-        ModelError, match=r"array 1.running_mean gathers statistics of the clients' data.*use GroupNorm"
+        MalformedError, match=r"an unknown array 'num_batches_tracked'; leave counters of batches"
     ):
-        Layout.of(arrays)
+        Layout.of_module(module).flatten(ArrayRecord(module.state_dict()))
 
 
 @pytest.mark.parametrize(

@@ -102,6 +102,17 @@ def test_an_answer_that_is_dropped_does_not_count():
     assert record.answered == ("a",)
 
 
+def test_a_variance_of_nothing_does_not_round_to_a_negative_one():
+    """b - Σ n_c (b - b_c) / N would: its rounding is relative to b, which may be large."""
+    method, generator = carry_statistics(Retrain(epochs=1), 1), torch.Generator().manual_seed(0)
+    for _ in range(200):
+        start = torch.cat([torch.zeros(1), torch.rand(1, generator=generator) * 1e6])
+        weights = torch.randint(1, 999, (7,), generator=generator).double()
+        changes = start[None].expand(7, 2).clone()  # every client has a variance of 0
+        answers = Updates(tuple("abcdefg"), changes, weights)
+        assert method.tell(method.init(start), [answers]).params[1] == 0
+
+
 class Stepped(NamedTuple):
     """A model and the number of rounds done."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,11 +14,13 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, 
 from flwr.clientapp import ClientApp
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
-from torch import nn
+from torch import Tensor, nn
 
 from feduhb.core.flat import ModelSource, draw_model, unflatten
-from feduhb.core.types import Local, Loss, Work
-from feduhb.data.federation import Examples, Federation
+from feduhb.core.inputs import Inputs, list_tensors
+from feduhb.core.local import Augment, find_loss
+from feduhb.core.types import Loss, Work
+from feduhb.data.federation import Examples, Federation, Start
 from feduhb.data.request import Request
 from feduhb.engines.loop import Loop
 from feduhb.engines.scoring import score_model
@@ -38,7 +40,9 @@ def client_app(
     data: Loader,
     *,
     held_out: Loader | None = None,
-    loss: Loss = nn.functional.cross_entropy,
+    loss: str | Loss = nn.functional.cross_entropy,
+    start: Start = "fresh",
+    augment: Augment | None = None,
     cache: Place | None = None,
     on_leave: OnLeave | None = None,
     device: str = "cpu",
@@ -50,18 +54,23 @@ def client_app(
     thread the updates equal those of an in-process run, bit for bit.
 
     Args:
-        model: the module that all clients share, or a factory; its weights come with each message.
+        model: the module that all clients share, or a factory; its weights come with each message. Frozen parameters and
+            constant buffers do not: they are the client's own, and must be those of the server's module.
         data: takes the Flower context and returns this client's (x, y), or (x, y, keys) if requests name its rows by
-            keys of its own instead of positions.
+            keys of its own instead of positions. The inputs x are a tensor, or several in a dict or tuple.
         held_out: takes the Flower context and returns (x, y) for evaluation, never trained on; None evaluates on the
             training data.
-        loss: of (outputs, targets), the mean over a batch.
+        loss: of (outputs, targets), the mean over a batch, or a name, as for `feduhb.Federation`.
+        start: "given" if the server's runs start from the weights of the module; this is also how a module with frozen
+            parameters is used.
+        augment: changes the batches in training, as for `feduhb.Federation`.
         cache: a folder for the loaded tensors, or a function that takes the context and returns one; each partition
             has its own folder in it. It is deleted when the client is told to leave.
         on_leave: called with the context when the client is told to leave, to delete everything else that it keeps.
         device, threads: to train with.
     """
-    handlers = _Handlers(model, ClientCache(data, cache), held_out, loss, device, threads)
+    kept = ClientCache(data, cache)
+    handlers = _Handlers(model, kept, held_out, find_loss(loss), start, augment, device, threads)
     app = ClientApp()
     app.train()(handlers.train)
     app.evaluate()(handlers.evaluate)
@@ -102,6 +111,8 @@ class _Handlers:
     cache: ClientCache
     held_out: Loader | None
     loss: Loss
+    start: Start
+    augment: Augment | None
     device: str
     threads: int
 
@@ -121,15 +132,12 @@ class _Handlers:
             raise DataError("no example of this client remains; forget the whole client instead")
         client, seed = str(config.get("client", "client")), int(config.get("seed", 0))
         turn = int(config.get("round", config.get("server-round", 1) - 1))
-        own = Federation({client: examples}, examples, self.model, seed=seed, loss=self.loss)
-        standard = Local()
-        local = Local(
-            batch_size=int(config.get("batch-size", standard.batch_size)),
-            lr=float(config.get("lr", standard.lr)),
-            l2=float(config.get("l2", standard.l2)),
-            loss=self.loss,
-        )
-        layout = Layout.of_module(own.fresh_model())
+        own = Federation(
+            {client: examples}, examples, self.model, seed=seed, loss=self.loss, start=self.start, augment=self.augment
+        )  # fmt: skip
+        module, local = own.fresh_model(), wire.read_local(config, self.loss, self.augment)
+        wire.check_carried(module, config.get(wire.CARRIED))
+        layout = Layout.of_module(module)
         work = Work(layout.flatten(_read_arrays(message)), int(config.get("epochs", 1)))
         (block,) = Loop(own, local, device=self.device, threads=self.threads).train(work, [client], turn)
         update = block.values[0]
@@ -139,12 +147,14 @@ class _Handlers:
         return _reply(message, {wire.UPDATE if wants_update else wire.ARRAYS: answer, wire.METRICS: metrics})
 
     def evaluate(self, message: Message, context: Context) -> Message:
-        """Score the model of a message on the held-out data."""
+        """Score the model of a message on the held-out data, as it computes in use: without dropout or augmentation."""
+        config = _read_config(message)
         if self.held_out is None:
-            examples = self._load(_read_config(message), context)
+            examples = self._load(config, context)
         else:
             examples = to_examples(self.held_out(context))
-        module = draw_model(self.model, 0)
+        module = draw_model(self.model, int(config.get("seed", 0)), given=self.start == "given")
+        wire.check_carried(module, config.get(wire.CARRIED))
         unflatten(Layout.of_module(module).flatten(_read_arrays(message)), module)
         loss, accuracy = score_model(module, examples, self.loss)
         scores: dict[str, MetricRecordValues] = {wire.EXAMPLES: len(examples), "loss": loss}
@@ -273,13 +283,32 @@ def _read_examples(path: Path) -> Examples | None:
         return None
     try:
         held = load_file(path)
-        found = Examples.of(held["x"], held["y"])
+        found = Examples.of(_unpack_inputs(held), held["y"])
         return Examples(found.x, found.y, found.rows, held["keys"])
-    except (SafetensorError, OSError, KeyError) as error:
+    except (SafetensorError, OSError, KeyError, ValueError) as error:
         raise DataError(f"{path} is damaged; delete it, and the data is loaded again") from error
 
 
 def _write_examples(folder: Path, examples: Examples) -> None:
     x, y = examples.all()
-    tensors = {"x": x.contiguous(), "y": y.contiguous(), "keys": examples.keys}
-    write_atomically(folder / TENSORS, save(tensors))
+    tensors = {**_name_inputs(x), "y": y, "keys": examples.keys}
+    write_atomically(folder / TENSORS, save({name: part.contiguous() for name, part in tensors.items()}))
+
+
+def _name_inputs(x: Inputs) -> dict[str, Tensor]:
+    """Return the tensors of some inputs by the names that they have in a file: x, x.0 in a tuple, x.0.tokens in a dict."""
+    if isinstance(x, Tensor):
+        return {"x": x}
+    names = [f".{name}" for name in x] if isinstance(x, dict) else [""] * len(x)
+    return {f"x.{i}{names[i]}": part for i, part in enumerate(list_tensors(x))}
+
+
+def _unpack_inputs(held: Mapping[str, Tensor]) -> Inputs:
+    """Return the inputs in a file."""
+    if "x" in held:
+        return held["x"]
+    names = sorted((name.split(".", 2) for name in held if name.startswith("x.")), key=lambda n: int(n[1]))
+    if not names:
+        raise KeyError("x")
+    tensors = [held[".".join(name)] for name in names]
+    return dict(zip([n[2] for n in names], tensors, strict=True)) if len(names[0]) == 3 else tuple(tensors)

@@ -28,8 +28,7 @@ from feduhb.flower.validation import (
     Limits,
     average_scores,
     bound_weights,
-    find_usual_norm,
-    split_answers,
+    judge_answers,
 )
 
 
@@ -37,7 +36,8 @@ class FlowerEngine:
     """The engine that trains the clients of a Flower federation.
 
     The engine leaves out malformed answers (wrong names or shapes, unexpected records, NaN, infinity, a norm far above
-    the others', an absurd number of examples) and clients that do not answer. It bounds the weight of a client that claims
+    the others', of the update or of the change of a statistic, a negative variance, an absurd number of examples) and
+    clients that do not answer. It bounds the weight of a client that claims
     too many examples. ``left_out`` and ``bounded`` hold the reasons by client. All answers of a round are held in
     memory, because each is judged by the others.
 
@@ -45,8 +45,9 @@ class FlowerEngine:
 
     Args:
         grid: the federation.
-        like: arrays of the model that the clients hold; only their names and shapes are used.
-        local: batch size, learning rate and l2 for the clients; the loss is their own.
+        like: arrays of the model that the clients hold. Their names and shapes are used, and, if `fresh_arrays` made them,
+            the digest of the model's frozen parameters and constant buffers, with which clients compare their own.
+        local: how the clients train; the loss and the augmentation are their own.
         seed: the seed of the clients' batches.
         forget: clients that never get work; rows and classes that clients must drop. A request that names
             clients is resolved once, when the engine is made; this waits until clients are connected.
@@ -82,6 +83,7 @@ class FlowerEngine:
         self._limits = Limits(max_norm, max_examples, max_share, examples or {})
         check_waiting(min_replies, timeout)
         self.layout = wire.Layout.of(like)
+        self._carried = wire.get_carried(like)[1]
         self.roster = roster or Roster(grid, partitions, timeout=timeout)
         self.left_out: dict[int, dict[ClientId, str]] = {}  # reasons by client, by round counted from 0
         self.memory = Memory()
@@ -103,7 +105,8 @@ class FlowerEngine:
     def about(self) -> Mapping[str, Any]:
         """The engine's name, precision and settings, for the records of a run."""
         precision = str(self.layout.dtype).removeprefix("torch.")
-        local = {key: value for key, value in describe_local(self._local).items() if key != "loss"}
+        described = describe_local(self._local)
+        local = {key: value for key, value in described.items() if key not in {"loss", "augment"}}
         own = {"name": "flower", "device": "remote", "precision": precision, "flwr": version("flwr")}
         return {**own, **local}
 
@@ -127,17 +130,17 @@ class FlowerEngine:
         needed = self._count_needed(work, len(clients))
         self._wait(clients, needed)
         answers: dict[ClientId, Answer] = {}
-        usual = before = self.memory.lengths.get(work.epochs)
+        usual = before = self.memory.get_usual(work.epochs)
         for _ in range(2):
             missing = [client for client in clients if client not in answers]
             answers.update(self._ask(work, missing, round))
-            usual = find_usual_norm((u for u, _ in answers.values()), before, is_first=round == 0)
-            answers, faulty = split_answers(answers, work.params, self._limits, usual)
+            answers, faulty, usual = judge_answers(
+                answers, work.params.cpu(), self.layout, self._limits, before, is_first=round == 0
+            )
             self.left_out[round].update(faulty)
             if len(answers) >= needed:
                 break
-        if usual is not None:
-            self.memory.lengths[work.epochs] = usual
+        self.memory.set_usual(work.epochs, usual)
         reasons = {self.roster.format_client(c): why for c, why in sorted(self.left_out[round].items())}
         for name, why in reasons.items():
             log.warning("round %s: %s is left out: %s; look at its SuperNode's log", round + 1, name, why)
@@ -169,8 +172,12 @@ class FlowerEngine:
     def score(self, params: Tensor) -> dict[str, float]:
         """Let the remaining clients score a model; return the mean of each score, weighted by examples."""
         arrays = self.layout.to_arrays(params)
+        # The seed, because a factory may draw constant buffers.
+        own = {} if self._carried is None else {"seed": self._seed, wire.CARRIED: self._carried}
         messages = {
-            client: Message(_make_content(arrays, self._list_forgotten(client)), node, wire.EVALUATE, ttl=self._timeout)
+            client: Message(
+                _make_content(arrays, {**own, **self._list_forgotten(client)}), node, wire.EVALUATE, ttl=self._timeout
+            )
             for client, node in self.clients().items()
         }  # fmt: skip
         answers, silent = exchange(self._grid, messages, self._timeout, wire.read_scores)
@@ -195,6 +202,8 @@ class FlowerEngine:
         messages: dict[ClientId, Message] = {}
         for client in (client for client in clients if client in connected):
             own = wire.describe_work(work, self._local, client, round, self._seed)
+            if self._carried is not None:
+                own[wire.CARRIED] = self._carried
             content = _make_content(arrays, {**self._config, **own, **self._list_forgotten(client)})
             messages[client] = Message(
                 content, connected[client], wire.TRAIN, ttl=self._timeout, group_id=str(round + 1)

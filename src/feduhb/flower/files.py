@@ -13,6 +13,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt
 
 from feduhb.core.types import ClientId
+from feduhb.flower.validation import Usual
 from feduhb.runs.files import read_bytes, write_atomically
 
 Text = Annotated[str, Field(max_length=1_000_000)]
@@ -39,13 +40,30 @@ class Memory(BaseModel):
     """What a run remembers of its clients' answers, so that later answers can be compared; the content of limits.json.
 
     ``examples`` and ``scored`` hold the number of examples in each client's first answer, to train and to score.
-    ``lengths`` holds the longest median of the updates' norms in a round, by the epochs of the work.
+    ``lengths`` holds the longest median of the updates' norms in a round, by the epochs of the work, and ``statistics``
+    the same of the change of each array of statistics.
     """
 
     examples: dict[ClientId, Count] = Field(default_factory=dict)
     scored: dict[ClientId, Count] = Field(default_factory=dict)
     lengths: dict[NonNegativeInt, Count] = Field(default_factory=dict)
+    statistics: dict[NonNegativeInt, dict[Text, Count]] = Field(default_factory=dict)
     bounded: Reasons = Field(default_factory=dict)
+
+    def get_usual(self, epochs: int) -> Usual:
+        """Return what is usual in answers to work of some epochs."""
+        return Usual(self.lengths.get(epochs), self.statistics.get(epochs, {}))
+
+    def set_usual(self, epochs: int, usual: Usual) -> None:
+        """Remember what is usual in answers to work of some epochs, as far as it is known."""
+        if usual.update is not None:
+            self.lengths[epochs] = usual.update
+        if usual.statistics:
+            self.statistics[epochs] = dict(usual.statistics)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the content of limits.json; a model without statistics has none."""
+        return self.model_dump(exclude=None if self.statistics else {"statistics"})
 
 
 def write_file(path: Path, values: Mapping[Any, Any]) -> None:

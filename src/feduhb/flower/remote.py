@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NoReturn
 
 import torch
+from flwr.app import ArrayRecord
 from flwr.serverapp import Grid
 from torch import Tensor, nn
 
 from feduhb.core.flat import ModelSource
 from feduhb.core.seeds import draw_seed
 from feduhb.core.types import ClientId, Engine, Local, Loss
-from feduhb.data.federation import Examples, Federation, Pair
+from feduhb.data.federation import Examples, Federation, Pair, Start
 from feduhb.data.request import Forget, Request, as_request
 from feduhb.errors import DataError, RequestError
 from feduhb.flower.engine import FlowerEngine, check_waiting
@@ -78,7 +79,7 @@ class Remote(Federation):
     def engine(self, federation: Federation, local: Local) -> Engine:
         """Return the engine for a run over this federation or over what remains of it; pass it as ``engine=federation.engine``."""
         forgot = federation.forgot if isinstance(federation, Remote) else None
-        arrays, forgotten = fresh_arrays(self.model, federation.seed), Forgotten.of(forgot, self.roster.names)
+        arrays, forgotten = self._make_arrays(federation.seed), Forgotten.of(forgot, self.roster.names)
         return FlowerEngine(
             self.roster.grid,
             arrays,
@@ -88,6 +89,9 @@ class Remote(Federation):
             roster=self.roster,
             **self.options,
         )
+
+    def _make_arrays(self, seed: int) -> ArrayRecord:
+        return fresh_arrays(self.model, seed, given=self.start == "given")
 
     def without(self, forget: Forget) -> Remote:
         """Return the federation that remains: it lacks the forgotten clients; rows and classes are dropped by the clients."""
@@ -127,6 +131,8 @@ class Remote(Federation):
             "seed",
             "loss",
             "about",
+            "start",
+            "augment",
             "roster",
             "options",
             "forgot",
@@ -143,7 +149,8 @@ def connected(
     model: ModelSource,
     *,
     seed: int | None = None,
-    loss: Loss = nn.functional.cross_entropy,
+    loss: str | Loss = nn.functional.cross_entropy,
+    start: Start = "fresh",
     forget: Forget | None = None,
     partitions: Sequence[ClientId] | None = None,
     min_clients: int | None = None,
@@ -163,7 +170,7 @@ def connected(
 
     Args:
         test: the server's own (x, y) to score models on.
-        model, loss: as for `feduhb.Federation`; clients train with the loss of their own app.
+        model, loss, start: as for `feduhb.Federation`; clients train with the loss and the augmentation of their own app.
         seed: the seed of all runs. None lets every run draw its own, as the strategies do; FedEraser and FedRecover keep
             the training's.
         forget: what earlier requests have forgotten, so that later runs do not bring it back.
@@ -182,6 +189,6 @@ def connected(
     }  # fmt: skip
     found = Remote(
         dict.fromkeys(here, place), held, model, seed=draw_seed() if seed is None else seed, draws_seeds=seed is None,
-        loss=loss, roster=roster, options=limits,
+        loss=loss, start=start, roster=roster, options=limits,
     )  # fmt: skip
     return found if forget is None else found.without(forget)

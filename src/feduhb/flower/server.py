@@ -15,6 +15,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 from torch import Tensor
 
+from feduhb.core.local import describe_local
 from feduhb.core.seeds import sample_clients
 from feduhb.core.types import ClientId, Method
 from feduhb.data.request import Request
@@ -24,13 +25,13 @@ from feduhb.flower.files import ONLY_FIRST, ONLY_WORDS, Memory, Names, Reasons, 
 from feduhb.flower.messages import log
 from feduhb.flower.names import clean_name
 from feduhb.flower.roster import Forgotten, Roster, read_request, read_total, resolve_request
-from feduhb.flower.start import choose_start, warn_of_shared_seed
+from feduhb.flower.start import Start, choose_start, warn_of_shared_seed, warn_of_shared_start
 from feduhb.flower.wire import Layout
 from feduhb.methods import settings_of
 from feduhb.methods.replay import bind_history, get_replayed_clients
 from feduhb.methods.retrain import Plain
 from feduhb.runs.checkpoint import digest_weights, load_params
-from feduhb.runs.config import identify_run
+from feduhb.runs.config import ADDED, identify_run
 from feduhb.runs.execute import Finished, execute, finish_replay
 from feduhb.runs.files import find_json
 from feduhb.runs.folder import (
@@ -95,8 +96,11 @@ def serve(
     folder = None if strategy.checkpoint is None else RunFolder(Path(strategy.checkpoint))
     trained = None if strategy.trained is None else RunFolder(Path(strategy.trained))
     forgets = strategy.request() is not None or trained is not None
-    begun = choose_start(method, strategy.model, strategy.seed, initial, folder, trained, forgets=forgets)
+    begun = choose_start(
+        method, strategy.model, strategy.seed, initial, folder, trained, forgets=forgets, given=strategy.given
+    )
     warn_of_shared_seed(method, begun.seed, trained)
+    warn_of_shared_start(begun)
     strategy, start = replace(strategy, seed=begun.seed), begun.params
     roster = Roster(grid, strategy.partitions, timeout=strategy.timeout)
     for known in filter(None, (trained, folder)):
@@ -128,10 +132,11 @@ def serve(
         log.warning("%s", revival)
     ancestors = () if trained is None else (Ancestor.at(trained.path), *read_ancestors(trained.path))
     plan = Plan(
-        label=method.name, method=method, start=start, engine=engine, clients=_choose_clients(method, engine, strategy, begun.seed),
+        label=method.name, method=method, start=start, statistics=engine.layout.statistics, engine=engine,
+        clients=_choose_clients(method, engine, strategy, begun.seed),
         layout=tuple(engine.layout.shapes.items()),
         rounds=scheduled, stop=strategy.stop_rule(), on_bad="drop", score=observer.score, folder=folder,
-        config=_describe(strategy, method, forgotten.total, start, scheduled, train_config or {}),
+        config=_describe(strategy, method, forgotten.total, begun, scheduled, train_config or {}),
         files={REQUEST: forgotten.to_json()}, resume=True,
         history_to_write=DiskHistory(Path(strategy.checkpoint or "") / HISTORY) if strategy.keep_history else None, advice=ADVICE,
         ancestors=ancestors, supersedes=tuple(one.path for one in ancestors if one.is_there),
@@ -210,7 +215,7 @@ def _describe(
     strategy: OwnLoop,
     method: Method[Any],
     forgotten: Request | None,
-    start: Tensor,
+    begun: Start,
     rounds: int,
     train_config: Mapping[str, ConfigRecordValues],
 ) -> str:
@@ -226,12 +231,15 @@ def _describe(
         "engine": "flower",
         "keep_history": strategy.keep_history,
     }
+    train |= {key: value for key, value in describe_local(local).items() if key in ADDED}
     if strategy.clients_per_round is not None:
         train["clients_per_round"] = strategy.clients_per_round
-    flower: dict[str, Any] = {"start": digest_weights(start)}
+    flower: dict[str, Any] = {"start": digest_weights(begun.params)}
     if train_config:
         flower["train_config"] = {key: _to_toml(value) for key, value in train_config.items()}
     config: dict[str, Any] = {"seed": strategy.seed, "made_by": "flower", "train": train, "flower": flower}
+    if table := begun.describe():
+        config["start"] = table
     if not strategy.unlearns:
         flower |= {} if forgotten is None else {"forget": str(forgotten)}
         flower["settings"] = settings
@@ -292,7 +300,7 @@ class _Observer:
         for state, record in rounds:
             if folder is not None:
                 write_file(folder.path / NAMES, engine.roster.names)
-                write_file(folder.path / LIMITS, engine.memory.model_dump())
+                write_file(folder.path / LIMITS, engine.memory.to_json())
                 write_file(folder.path / LEFT_OUT, engine.left_out)
             yield state, record
         engine.check_leavers()

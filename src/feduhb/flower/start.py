@@ -1,8 +1,11 @@
-"""The start of a run over a grid: its seed, and the fresh model that the seed draws.
+"""The start of a run over a grid: its seed, and the fresh model that the seed draws, or a given one.
 
 Every run draws its own seed. If training and unlearning shared it, the remaining clients would send the same first
 updates in both, and the difference of the two first sums would be the update of the forgotten clients. A run that
 replays a history keeps the seed and the start of the training.
+
+A given start is a module's own weights, which the operator declares to be public. All runs that follow one another must
+have the same, so that no run starts from what another one learned.
 """
 
 from __future__ import annotations
@@ -21,26 +24,42 @@ from feduhb.core.seeds import draw_seed
 from feduhb.core.types import Method
 from feduhb.errors import ConfigError, ModelError, RunFolderError
 from feduhb.flower.messages import log
-from feduhb.flower.wire import Layout, MalformedError, fresh_arrays, get_source
+from feduhb.flower.wire import Layout, MalformedError, fresh_arrays, get_carried, get_source
 from feduhb.runs.checkpoint import digest_weights
 from feduhb.runs.folder import HISTORY, RunFolder
 from feduhb.runs.history import DiskHistory
 from feduhb.runs.lineage import explain_shared_seed, read_ancestors
 
+GIVEN = "model=net, start='given'"
+# ALGORITHMS.md, section 7, and docs/flower.md have the measurements.
+SHARED_START = (
+    "this run starts from given weights, which other runs share: a server that has the first sums of two such runs can work "
+    "out much of a forgotten client's update from their difference, though each run draws its own seed; delete the old run "
+    "and its sums (feduhb retire)"
+)
 DRAW = "let the strategy draw the fresh model: strategy = FedUHB(..., model=Net); strategy.start(grid, num_rounds=40)"
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The seed of a run and its fresh model."""
+    """The seed of a run and the model that it starts from."""
 
     seed: int
     arrays: ArrayRecord
+    given: bool = False  # whether these are a module's own weights, declared as public
 
     @property
     def params(self) -> Tensor:
         """The weights w[0], flat [P]."""
         return Layout.of(self.arrays).flatten(self.arrays)
+
+    def describe(self) -> dict[str, Any]:
+        """Return the table [start] of config.toml: what was not drawn, with its digests; empty if everything was drawn."""
+        names, digest = get_carried(self.arrays)
+        if not self.given and digest is None:
+            return {}
+        given = {"given": True, "sha256": digest_weights(self.params)} if self.given else {"given": False}
+        return {**given, "carried": names, **({} if digest is None else {"carried_sha256": digest})}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +72,7 @@ class _Recorded:
     path: Path
     seed: int
     digest: str | None
+    given: bool  # whether w[0] was given
 
     @classmethod
     def of(cls, folder: RunFolder) -> _Recorded:
@@ -60,7 +80,8 @@ class _Recorded:
         digest = config.get("flower", {}).get("start")
         if digest is None and 0 in history.rounds:
             digest = digest_weights(history.params(0))
-        return cls(folder.path, int(config.get("seed", 0)), digest)
+        given = bool(config.get("start", {}).get("given"))
+        return cls(folder.path, int(config.get("seed", 0)), digest, given)
 
 
 def choose_start(
@@ -72,11 +93,13 @@ def choose_start(
     trained: RunFolder | None,
     *,
     forgets: bool = False,
+    given: bool = False,
 ) -> Start:
     """Return the seed and the fresh model of a run; raise an error if the initial arrays are not that model.
 
     Args:
         model: draws the fresh model. None takes the model that drew the initial arrays.
+        given: start from the weights that the model has instead. The runs before must have had the same start.
         seed: None takes the recorded one if the run is resumed or replays a training, and else draws one.
         initial: the arrays that the user gave. They need a seed, and must be the model that it draws.
         folder: the run's own folder.
@@ -90,18 +113,22 @@ def choose_start(
             raise RunFolderError(_explain_other_seed(method, recorded, folder, seed))
         seed = recorded.seed
     elif seed is None:
-        if initial is not None:
+        if initial is not None and not given:
             raise ConfigError(
                 f"the initial arrays were given without a seed, so they cannot be compared with a fresh draw; {DRAW}. "
                 "To repeat a run, also give its seed: FedUHB(..., model=Net, seed=1)"
             )
         seed = draw_seed()
-    if initial is not None and recorded is not None and _is_start(initial, recorded):
+    if given:
+        start = _copy_given(model, seed, initial)
+        _check_same_start(start, model, folder, trained)
+        return start
+    if initial is not None and recorded is not None and not recorded.given and _is_start(initial, recorded):
         return Start(seed, initial)  # earlier versions accepted arrays that another seed had drawn
     source = get_source(initial) if model is None and initial is not None else model
     if source is None:
-        given = "no model is given" if initial is None else "the initial arrays were given without a model"
-        raise ConfigError(f"{given}, so a fresh model cannot be drawn; {DRAW}")
+        missing = "no model is given" if initial is None else "the initial arrays were given without a model"
+        raise ConfigError(f"{missing}, so a fresh model cannot be drawn; {DRAW}")
     drawn = fresh_arrays(source, seed)
     if forgets and not method.needs_history:  # a replay starts at the recorded weights of its training
         _check_draws(source, seed, trained)
@@ -110,12 +137,59 @@ def choose_start(
             f"the initial arrays are not the fresh model that seed {seed} draws, so they may hold what another run learned; {DRAW}"
         )
     start = Start(seed, drawn)
+    _check_same_start(start, source, folder, trained)
     if recorded is not None and recorded.digest not in {None, digest_weights(start.params)}:
         raise RunFolderError(
             f"{recorded.path} started from other weights than seed {seed} draws; give the model that it trained. If it was "
             "started by an earlier version, pass the same arrays again: strategy.start(grid, initial_arrays)"
         )
     return start
+
+
+def _copy_given(model: ModelSource | None, seed: int, initial: ArrayRecord | None) -> Start:
+    """Return the start from a module's own weights; raise an error if other arrays are given."""
+    if model is None:
+        raise ConfigError(
+            f"a given start needs the module with its weights; give it to the strategy: {GIVEN}"
+        )
+    start = Start(seed, fresh_arrays(model, seed, given=True), given=True)
+    if initial is not None and not _are_equal(initial, start.arrays):
+        raise RunFolderError(f"the initial arrays are not the weights of the module; leave them out: {GIVEN}")
+    return start
+
+
+def _check_same_start(start: Start, source: ModelSource | None, *folders: RunFolder | None) -> None:
+    """Raise RunFolderError unless the runs in these folders had the same given start, frozen parameters and constants.
+
+    Args:
+        source: draws the constants of another seed, if the start is fresh.
+    """
+    for folder in (folder for folder in folders if folder is not None and folder.exists()):
+        before = folder.config().get("start", {})
+        if not before and not start.describe():
+            continue
+        if bool(before.get("given")) != start.given:
+            raise RunFolderError(
+                f"{folder.path} started from a fresh model, so given weights may hold what it learned; leave start='given' out"
+                if start.given
+                else f"{folder.path} started from given weights; start from the same module: {GIVEN}"
+            )
+        seed = int(folder.config().get("seed", 0))
+        if source is not None and not start.given and seed != start.seed:
+            start = Start(seed, fresh_arrays(source, seed))
+        own = start.describe()
+        for key, what in (("sha256", "given weights"), ("carried_sha256", "frozen parameters or constants")):
+            if own.get(key) != before.get(key):
+                raise RunFolderError(
+                    f"{folder.path} started from other {what} than this module has, which may hold what a run learned; give "
+                    "the module as it was then"
+                )
+
+
+def warn_of_shared_start(start: Start) -> None:
+    """Warn of what a given start reveals, once per run."""
+    if start.given:
+        log.warning("%s", SHARED_START)
 
 
 def _check_draws(source: ModelSource, seed: int, trained: RunFolder | None) -> None:

@@ -6,8 +6,9 @@ A strategy holds the settings of a method of `feduhb.methods`. `feduhb.flower.se
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import KW_ONLY, InitVar, dataclass, field, replace
 from pathlib import Path
+from types import MethodType
 from typing import Any, ClassVar, Literal, NoReturn
 
 from flwr.app import ArrayRecord, ConfigRecord
@@ -30,7 +31,24 @@ from feduhb.stopping import StopRule, never
 
 
 @dataclass(kw_only=True)
-class OwnLoop(Strategy):
+class _Starting:
+    """Lets a strategy take ``start="given"``, although `start` is also the name of the method that runs it."""
+
+    start: InitVar[Literal["fresh", "given"]] = "fresh"
+    given: bool = field(init=False, repr=False)
+
+    def __post_init__(self, start: Any) -> None:
+        if isinstance(start, MethodType):  # `dataclasses.replace` passes the method of the original
+            start = "given" if getattr(start.__self__, "given", False) else "fresh"
+        if start not in ("fresh", "given"):
+            raise ConfigError(
+                f"start is {start!r}; give 'fresh', or 'given' for a module whose weights are public"
+            )
+        self.given = start == "given"
+
+
+@dataclass(kw_only=True)
+class OwnLoop(_Starting, Strategy):
     """A strategy with its own loop: it stops early, resumes, samples by its own seed and asks only remaining clients.
 
     Args:
@@ -40,14 +58,16 @@ class OwnLoop(Strategy):
             history is erased, and clients that are not connected are found by the names registered there.
         keep_history: keep every model and every update in the checkpoint folder, for FedEraser and FedRecover.
         model: a module, whose weights are not used, or a function that makes one. The strategy draws the fresh model from it.
+        start: "given" starts from the weights of the module instead; by this you declare that they are public and never saw
+            clients' data. Runs that follow one another must have the same start. "fresh" is the default.
         seed: the seed of the fresh model, of batches and of sampling. None draws a new seed from the operating system's
             randomness, which ``checkpoint`` records and a resumed run keeps. FedEraser and FedRecover keep the training's.
-        local: batch size, learning rate and l2 for the clients; the loss is their own.
+        local: how clients train: batch size, learning rate, optimiser and so on; the loss and the augmentation are their own.
         clients_per_round: clients to sample in each round; None asks all connected remaining clients.
         min_clients: remaining clients that must be connected to begin; a simulation waits for all.
         min_replies: sound answers that a round needs; None needs half of the clients asked.
         timeout: seconds that a round waits for answers.
-        max_norm: limit on the norm of an update. None means 1.5 times the root of the number of answers, at least 10,
+        max_norm: limit on the norm of an update, without statistics. None means 1.5 times the root of the number of answers, at least 10,
             times the usual norm: the longest median of a round so far. It needs three answers; fewer are only compared
             with 1,000 times the shorter one and the model.
         max_examples: limit on the examples of an answer; None means 1,000 times the median of the round, at least 100,000.
@@ -81,11 +101,16 @@ class OwnLoop(Strategy):
     tell_leavers: bool = True
     evaluate_every: int = 0
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, start: Any) -> None:
+        super().__post_init__(start)
         self.method()
         self.request()
         if self.seed is not None:
             check_whole("seed", self.seed, least=None)
+        if self.local.augment is not None:
+            raise ConfigError(
+                "clients augment batches by themselves, and a function is not sent; give it to client_app(augment=...)"
+            )
         for name, least in (("clients_per_round", 1), ("min_clients", 1), ("evaluate_every", 0)):
             if (value := getattr(self, name)) is not None:
                 check_whole(name, value, least)
@@ -117,7 +142,7 @@ class OwnLoop(Strategy):
         stop: StopRule | Literal["auto"] = getattr(self, "stop", "auto")
         return self.method().default_stop() if stop == "auto" else stop
 
-    def start(
+    def start(  # pyright: ignore[reportIncompatibleVariableOverride]
         self,
         grid: Grid,
         initial_arrays: ArrayRecord | None = None,
@@ -132,7 +157,7 @@ class OwnLoop(Strategy):
         Args:
             initial_arrays: leave them out: the strategy draws the fresh model from ``model`` and ``seed``. Arrays are
                 accepted only with ``seed``, and must equal that draw: other weights may hold what the forgotten clients
-                taught.
+                taught. With a given start they must equal the module's weights.
             num_rounds: the maximum, unless the method has its own number.
             timeout: replaces the strategy's timeout.
             train_config: additional values to send to the clients with each train message.

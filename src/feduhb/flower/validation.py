@@ -1,4 +1,4 @@
-"""Decide which updates and which scores of a round may be averaged, with which weight, and what is wrong with the others.
+"""Decide which updates, statistics and scores of a round may be averaged, with which weight, and what is wrong with the others.
 
 Answers are compared with each other, so the limits hold as long as most clients are honest. docs/flower.md has the
 measurements that chose the numbers.
@@ -9,12 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from feduhb.core.types import ClientId, Updates
 from feduhb.errors import ConfigError
+from feduhb.flower.wire import Layout
 from feduhb.runs.loop import find_faults
 
 SHARE = 1.5  # over the root of the number of clients: the largest share that one client may have of a round
@@ -25,6 +27,7 @@ ENOUGH = 3  # answers of which a median says something; for fewer only absurd va
 # Times the median of the round: heavier answers are left out, and longer ones if they are few.
 OUTLIER = 1000.0
 FEW, MOST = 1e5, 1e12  # numbers of examples that are always accepted, and never above
+VARIANCE = "running_var"  # the end of the name of an array of variances
 SCORE = 100.0  # scores up to this, or this many times the median of their sizes, are averaged
 SCORES, LETTERS = 100, 100  # limits: scores of a client, letters in the name of a score
 
@@ -59,6 +62,60 @@ class Limits:
                 raise ConfigError(
                     f"examples of {client} is {count!r}; give the number of its examples, 1 or more"
                 )
+
+
+class Usual(NamedTuple):
+    """What is usual in a run, from `find_usual_norm`: the norm of an update, and of the change of each array of statistics."""
+
+    update: float | None = None
+    statistics: Mapping[str, float] = {}
+
+
+def judge_answers(
+    answers: Mapping[ClientId, Answer],
+    params: Tensor,
+    layout: Layout,
+    limits: Limits,
+    before: Usual,
+    *,
+    is_first: bool,
+) -> tuple[dict[ClientId, Answer], dict[ClientId, str], Usual]:
+    """Return the answers that may be averaged, what is wrong with each of the others, and what is usual now.
+
+    Parameters and statistics are judged apart, and every array of statistics by itself, because their sizes differ.
+
+    Args:
+        params: the model [P] that the clients started from.
+        before: what was usual before this round.
+        is_first: whether this is the run's first round.
+    """
+    size = params.numel() - layout.statistics
+    own = {client: (update[:size], examples) for client, (update, examples) in answers.items()}
+    length = find_usual_norm((update for update, _ in own.values()), before.update, is_first=is_first)
+    faults = split_answers(own, params[:size], limits, length)[1]
+    changes = {client: layout.split_statistics(update) for client, (update, _) in answers.items()}
+    usual = dict(before.statistics)
+    for name, start in layout.split_statistics(params).items():
+        parts = {client: change[name] for client, change in changes.items()}
+        norm = find_usual_norm(parts.values(), usual.get(name), is_first=is_first)
+        if norm is not None:
+            usual[name] = norm
+        longest = _limit_norm(parts.values(), start, norm)
+        for client, part in parts.items():
+            if client not in faults and (fault := _find_odd_statistics(name, start, part, longest)):
+                faults[client] = f"it answered with {fault}"
+    sound = {client: answer for client, answer in answers.items() if client not in faults}
+    return sound, faults, Usual(length, usual)
+
+
+def _find_odd_statistics(name: str, start: Tensor, change: Tensor, longest: float) -> str | None:
+    """Return what is wrong with a client's array of statistics: not finite, far from the others', or a negative variance."""
+    norm = _norm(change)
+    if not math.isfinite(norm):
+        return f"{'NaN' if math.isnan(norm) else 'infinity'} in {name}"
+    if name.endswith(VARIANCE) and bool((change > start.to(change)).any()):
+        return f"a negative variance in {name}"
+    return f"a change of {name} of norm {norm:.3g}, above the limit {longest:.3g}" if norm > longest else None
 
 
 def split_answers(

@@ -4,6 +4,10 @@ A train message holds "arrays" (the model to start from) and "config". The answe
 either "arrays" (the trained model, as Flower's own strategies expect) or "update" (the model to start from minus the
 trained one, or the gradient). Our client answers with the update if the config asks for it. A client that cannot do the
 work answers with "refusal", which holds the reason. An answer with any other record, or with large metrics, is malformed.
+
+Trained parameters travel, and the statistics of normalisation layers after them, under their names in the module.
+Counters of batches, frozen parameters and constant buffers never do: every side has its own copy, and the server sends a
+digest of those that it has.
 """
 
 from __future__ import annotations
@@ -27,17 +31,25 @@ from flwr.app import (
 )
 from torch import Tensor, nn
 
-from feduhb.core.flat import ModelSource, check_module, draw_model, flatten
-from feduhb.core.types import ClientId, Local, Work
+from feduhb.core.flat import ModelSource, check_module, draw_model, flatten, list_parts
+from feduhb.core.local import Augment
+from feduhb.core.modules import COUNTER, STATISTICS, digest_carried, list_carried, list_trained
+from feduhb.core.types import ClientId, Local, Loss, Work
 from feduhb.errors import ModelError
 
 ARRAYS, UPDATE, CONFIG, METRICS, REFUSAL = "arrays", "update", "config", "metrics", "refusal"
 EXAMPLES, ANSWER, DELETED = "num-examples", "answer", "deleted-files"
 TRAIN, EVALUATE, WHO, LEAVE = "train", "evaluate", "query.feduhb_who", "query.feduhb_leave"
 ROWS, CLASSES = "forget-rows", "forget-classes"
-STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
-OURS = ("server-round", "client", "round", "seed", "epochs", "batch-size", "lr", "l2", ANSWER, ROWS, CLASSES)
-DRAWN_FROM = "drawn_from"
+CARRIED = "carried-sha256"
+# Settings of a client's training that are sent only if they are used: earlier versions do not know them.
+ADDED = ("optimizer", "momentum", "weight-decay", "clip-norm", "schedule", "proximal")
+OURS = (
+    *("server-round", "client", "round", "seed", "epochs", "batch-size", "lr", "l2", *ADDED),
+    *(ANSWER, ROWS, CLASSES, CARRIED),
+)
+DRAWN_FROM, FIXED = "drawn_from", "carried"
+LEAVE_OUT = "leave counters of batches (num_batches_tracked) out: they have no effect"
 HEADER = 4096  # bytes that the file header of an array may take
 WIDTHS = (2, 4, 8)  # bytes of a float; both byte orders are read
 # Most metrics of an answer (an example count and 100 scores), letters in all their names.
@@ -50,7 +62,7 @@ class MalformedError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The names and shapes of the arrays that a flat model [P] is cut into, in order."""
+    """The names and shapes of the arrays that a flat model [P] is cut into, in order: parameters, then statistics."""
 
     shapes: Mapping[str, tuple[int, ...]]
     dtype: torch.dtype
@@ -62,11 +74,8 @@ class Layout:
             raise ModelError(
                 "the initial arrays are empty; leave them out, and give the strategy a model to draw: FedUHB(..., model=Net)"
             )
-        if gathered := [name for name in arrays if name.rpartition(".")[2] in STATISTICS]:
-            raise ModelError(
-                f"array {gathered[0]} gathers statistics of the clients' data, which would outlive a forgotten client; "
-                "use GroupNorm or LayerNorm instead of BatchNorm"
-            )
+        if counters := [name for name in arrays if _get_kind(name) == COUNTER]:
+            raise ModelError(f"array {counters[0]} is not a weight; {LEAVE_OUT}")
         kinds = {array.dtype for array in arrays.values()}
         kind = np.dtype(next(iter(kinds)))
         if len(kinds) > 1 or not _is_float(kind):
@@ -74,25 +83,46 @@ class Layout:
                 f"the arrays have the types {sorted(kinds)}; convert the model to one float type"
             )
         dtype = torch.from_numpy(np.empty(0, kind.newbyteorder("="))).dtype
-        return cls({name: tuple(array.shape) for name, array in arrays.items()}, dtype)
+        shapes = {name: tuple(array.shape) for name, array in arrays.items()}
+        return cls({name: shapes[name] for name in _sort_parts(shapes)}, dtype)
 
     @classmethod
     def of_module(cls, module: nn.Module) -> Layout:
-        """Return the layout of a module's parameters."""
-        named = dict(module.named_parameters())
-        return cls({name: tuple(p.shape) for name, p in named.items()}, next(iter(named.values())).dtype)
+        """Return the layout of what training changes in a module."""
+        parts = list_parts(module)
+        if named := [name for name, _ in list_trained(module) if _get_kind(name) in STATISTICS]:
+            raise ModelError(
+                f"parameter {named[0]} has the name of a statistic, and arrays go by their names; rename it"
+            )
+        return cls({name: tuple(part.shape) for name, part in parts}, parts[0][1].dtype)
+
+    @property
+    def statistics(self) -> int:
+        """How many numbers at the end of the flat vector are statistics."""
+        return sum(size for name, size in self.sizes.items() if _get_kind(name) in STATISTICS)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The number of values in each array."""
+        return {name: math.prod(shape) for name, shape in self.shapes.items()}
+
+    def split_statistics(self, values: Tensor) -> dict[str, Tensor]:
+        """Return the statistics in a flat vector [P] by their names."""
+        parts = zip(self.shapes, values.split([*self.sizes.values()]), strict=True)
+        return {name: part for name, part in parts if _get_kind(name) in STATISTICS}
 
     def flatten(self, arrays: ArrayRecord) -> Tensor:
         """Return the arrays of a message as one vector [P]; raise MalformedError unless they have these names and shapes."""
         if missing := sorted({*self.shapes} - {*arrays}):
             raise MalformedError(f"no array {missing[0]}")
         if unknown := sorted({*arrays} - {*self.shapes}):
-            raise MalformedError(f"an unknown array {to_line(repr(unknown[0][:80]), 80)}")
+            hint = f"; {LEAVE_OUT}" if _get_kind(unknown[0]) == COUNTER else ""
+            raise MalformedError(f"an unknown array {to_line(repr(unknown[0][:80]), 80)}{hint}")
         return torch.cat([self._read(name, arrays[name]) for name in self.shapes])
 
     def to_arrays(self, params: Tensor) -> ArrayRecord:
         """Return a flat vector [P] as named arrays."""
-        parts = params.detach().cpu().split([math.prod(shape) for shape in self.shapes.values()])
+        parts = params.detach().cpu().split([*self.sizes.values()])
         named = zip(self.shapes.items(), parts, strict=True)
         return ArrayRecord(
             OrderedDict((name, Array(part.reshape(shape).numpy())) for (name, shape), part in named)
@@ -123,6 +153,29 @@ class Layout:
         return torch.from_numpy(native).reshape(-1).to(self.dtype)
 
 
+def _get_kind(name: str) -> str:
+    """Return the last part of an array's name, by which statistics and counters are known."""
+    return name.rpartition(".")[2]
+
+
+def _sort_parts(shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
+    """Return names in the order of `feduhb.core.flat.list_parts`: parameters, then each layer's mean and variance.
+
+    Raise ModelError if a mean has no variance of its shape, or a variance no mean.
+    """
+    layers = dict.fromkeys(name.rpartition(".")[0] for name in shapes if _get_kind(name) in STATISTICS)
+    pairs = [tuple(f"{layer}.{key}".removeprefix(".") for key in STATISTICS) for layer in layers]
+    for mean, variance in pairs:
+        if (found := shapes.get(mean)) != (other := shapes.get(variance)):
+            sizes = [list(shape) if shape is not None else "missing" for shape in (found, other)]
+            raise ModelError(
+                f"the statistics {mean} and {variance} do not fit: {sizes[0]} and {sizes[1]}; give both, of the layer's shape"
+            )
+    return [name for name in shapes if _get_kind(name) not in STATISTICS] + [
+        n for pair in pairs for n in pair
+    ]
+
+
 def _is_float(kind: np.dtype[Any]) -> bool:
     return kind.kind == "f" and kind.itemsize in WIDTHS
 
@@ -134,7 +187,7 @@ def to_line(text: object, most: int = 500) -> str:
     return line if len(line) <= most else f"{line[: most - 3]}..."
 
 
-def fresh_arrays(model: ModelSource, seed: int = 0) -> ArrayRecord:
+def fresh_arrays(model: ModelSource, seed: int = 0, *, given: bool = False) -> ArrayRecord:
     """Draw a fresh model, with the weights of `Federation.fresh_model` for the same seed.
 
     A strategy with ``model`` draws its own. These arrays are for an engine, or for a strategy that repeats a run.
@@ -142,12 +195,14 @@ def fresh_arrays(model: ModelSource, seed: int = 0) -> ArrayRecord:
     Args:
         model: a module, whose weights are not used, or a factory; as for `feduhb.Federation`.
         seed: the strategy's seed.
+        given: return the module's own weights and statistics instead, as `Federation(start="given")` does.
     """
-    module = draw_model(model, seed)
+    module = draw_model(model, seed, given=given)
     check_module(module)
     arrays = Layout.of_module(module).to_arrays(flatten(module))
     # Never sent; a subclass could not be: Flower sends a record by its class's name.
     vars(arrays)[DRAWN_FROM] = model
+    vars(arrays)[FIXED] = sorted(name for name, _ in list_carried(module)), digest_carried(module)
     return arrays
 
 
@@ -156,10 +211,32 @@ def get_source(arrays: ArrayRecord) -> ModelSource | None:
     return vars(arrays).get(DRAWN_FROM)
 
 
+def get_carried(arrays: ArrayRecord) -> tuple[list[str], str | None]:
+    """Return the names of the frozen parameters and constant buffers beside arrays of `fresh_arrays`, and their digest.
+
+    The digest is None if there are none, or if the arrays were made elsewhere.
+    """
+    return vars(arrays).get(FIXED, ([], None))
+
+
+def check_carried(module: nn.Module, wanted: object) -> None:
+    """Raise ModelError if a client's module has other frozen parameters or constant buffers than the server's.
+
+    Args:
+        wanted: the digest in the server's message; None if the server sent none.
+    """
+    if wanted is not None and wanted != digest_carried(module):
+        raise ModelError(
+            "the frozen parameters and constant buffers of this client's module are not those of the server's; install the "
+            "same module, with the same weights, on both sides"
+        )
+
+
 def describe_work(
     work: Work, local: Local, client: ClientId, round: int, seed: int
 ) -> dict[str, ConfigRecordValues]:
     """Return the config of a train message: the work of a round for one client."""
+    used = {key: value for key in ADDED if (value := _get_setting(local, key)) != _get_setting(Local(), key)}
     return {
         "server-round": round + 1,  # counted from 1, as Flower's own strategies do
         "client": client,
@@ -170,7 +247,20 @@ def describe_work(
         "lr": local.lr,
         "l2": local.l2,
         ANSWER: UPDATE,
+        **used,
     }
+
+
+def _get_setting(local: Local, key: str) -> Any:
+    return getattr(local, key.replace("-", "_"))
+
+
+def read_local(config: Mapping[str, Any], loss: Loss, augment: Augment | None) -> Local:
+    """Return how a message asks a client to train; what it does not say has its default."""
+    numbers = {"batch-size": int, "lr": float, "l2": float, "momentum": float, "weight-decay": float}
+    kinds = {**numbers, "clip-norm": float, "proximal": float, "optimizer": str, "schedule": str}
+    said = {key.replace("-", "_"): kind(config[key]) for key, kind in kinds.items() if key in config}
+    return Local(**said, loss=loss, augment=augment)
 
 
 def read_example_count(content: RecordDict) -> float:

@@ -2,10 +2,11 @@
 
 A model's vector is [w, b]: P trained parameters, then K statistics. Clients start from both and answer with both.
 
-    b[t+1] = b[t] - Σ (n_c / N) (b[t] - b_c),    b[0] fresh
+    b[t+1] = Σ (n_c / N) b_c,    b_c = b[t] - u_c,    b[0] fresh
 
 That is the weighted mean of the statistics of the clients that answered, without momentum, whatever the method and its
-aggregation rule. In a round in which no client answers, such as an estimated round of FedRecover, they stay as they are.
+aggregation rule. Values are averaged, not their changes, so that rounding makes no variance negative. In a round in which
+no client answers, such as an estimated round of FedRecover, the statistics stay as they are.
 """
 
 from __future__ import annotations
@@ -84,9 +85,9 @@ class WithStatistics(Method[Any]):
     def tell(self, state: Any, answers: Iterable[Updates]) -> Any:
         """Return the method's next state, with the mean of the statistics that were answered."""
         inner, b = self._open(state)
-        mean = _Mean()
-        new = self.method.tell(inner, mean.watch(answers, self.count))
-        return self._join(new, b if mean.total is None else b - mean.total / mean.weight)
+        mean = _Mean(b)
+        new = self.method.tell(inner, mean.watch(answers))
+        return self._join(new, b if mean.total is None else mean.total / mean.weight)
 
     def _split(self, vector: Tensor) -> tuple[Tensor, Tensor]:
         return vector[: -self.count].clone(), vector[-self.count :].clone()
@@ -100,16 +101,19 @@ class WithStatistics(Method[Any]):
 
 
 class _Mean:
-    """The weighted sum of the last numbers of answers, added up client by client as they pass."""
+    """The weighted sum of the statistics in answers, added up client by client as they pass."""
 
-    def __init__(self) -> None:
+    def __init__(self, start: Tensor) -> None:
+        self.start = start  # [K] b[t]
         self.total: Tensor | None = None  # [K]
         self.weight = 0.0
 
-    def watch(self, answers: Iterable[Updates], count: int) -> Iterator[Updates]:
-        """Yield the answers without their last numbers."""
+    def watch(self, answers: Iterable[Updates]) -> Iterator[Updates]:
+        """Yield the answers without their statistics."""
+        count = len(self.start)
         for block in answers:
             for row, n in zip(block.values[:, -count:], block.weights.tolist(), strict=True):
-                self.total = row * n if self.total is None else self.total.add_(row, alpha=n)
+                own = self.start - row
+                self.total = own * n if self.total is None else self.total.add_(own, alpha=n)
                 self.weight += n
             yield Updates(block.clients, block.values[:, :-count], block.weights)
