@@ -145,7 +145,7 @@ def _has_run(place: Path, unread: set[Path]) -> bool:
     try:
         files = RunFolder(place)
         return is_run(place) or files.find_remains() is not None or bool(list_audit_work(place))
-    except OSError:
+    except (OSError, RunFolderError):
         unread.add(place)
         return False
 
@@ -328,21 +328,21 @@ def _describe(one: _Facts, facts: Sequence[_Facts], leavers: Sequence[_Leaver]) 
     later = tuple(place for place in one.later if any(place == other.path for other in facts))
     left = list_left(one.path) if holds or one.is_retired else ()
     return RunStatus(
-        path=one.path, state=_find_state(one), problem=one.problems[0] if one.problems else "", method=method,
+        path=one.path, state=_find_state(one, later), problem=one.problems[0] if one.problems else "", method=method,
         exact=one.result.get("exact"), forgot=str(one.forgot or ""), came_from=_find_parent(one, facts),
         superseded_by=later, ended=str(ended_as.get("finished") or ""), weights_sha256=str(ended_as.get("weights_sha256") or ""),
         holds=tuple(holds.values()), audits=tuple(one.audits), erased=tuple(one.erased), left=tuple(left),
     )  # fmt: skip
 
 
-def _find_state(one: _Facts) -> State:
+def _find_state(one: _Facts, later: Sequence[Path]) -> State:
     if one.problems:
         return "damaged"
     if one.tombstone is not None:
         return "retired" if one.is_retired else "retiring"
     if not one.result:
         return "unfinished"
-    return "superseded" if any(RunFolder(place).exists() for place in one.later) else "finished"
+    return "superseded" if later else "finished"
 
 
 def _find_parent(one: _Facts, facts: Sequence[_Facts]) -> Path | None:
