@@ -13,7 +13,8 @@ import random
 import re
 import shutil
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -47,6 +48,16 @@ ALONE = {
     "flower",
     "train",
 }  # commands that read only what they name
+BASIC = {  # and a flipped bit: truncated, of another shape, not UTF-8, a folder, a link
+    "the first half",
+    "keys renamed",
+    "last line: keys renamed",
+    "other shapes",
+    "not UTF-8",
+    "a folder in its place",
+    "a file in its place",
+    "a link to a copy elsewhere",
+}
 TABLES = {".toml"}
 TREES = {".json", ".jsonl"}
 TENSORS = {".safetensors"}
@@ -64,6 +75,11 @@ class Damage:
     name: str
     do: Do
     plain: bool = False  # only users who are not root notice
+
+    @property
+    def is_basic(self) -> bool:
+        """Whether it is tried with every command that reads the path."""
+        return self.name in BASIC or "flipped" in self.name
 
     @property
     def is_given(self) -> bool:
@@ -353,21 +369,6 @@ def refers_to(command: Command, damage: Damage) -> bool:
     return not (command.is_slow and in_round)
 
 
-def list_cases(scene: Scene, seed: int, flips: int, keys: int) -> list[tuple[Damage, Command]]:
-    """Return damages with the commands to try on them: two, drawn by the seed, for those of a file's content, else all."""
-    found: list[tuple[Damage, Command]] = []
-    places = {name for name, _ in list_of_folder()} | {
-        "a folder in its place",
-        "a hard link to a file elsewhere",
-    }
-    for damage in list_damages(scene, seed, flips, keys):
-        commands = [command for command in scene.commands if refers_to(command, damage)]
-        if damage.name not in places:
-            commands = random.Random(f"{seed} {scene.name} {damage}").sample(commands, min(2, len(commands)))
-        found += [(damage, command) for command in commands]
-    return found
-
-
 class References:
     """What commands do in undamaged scenes, observed once."""
 
@@ -380,6 +381,51 @@ class References:
             with make_scratch() as scratch:
                 self._found[scene.name, command] = observe(self.watch, scene, command, scratch / "runs")
         return self._found[scene.name, command]
+
+    def reads(self, scene: Scene, command: Command, path: Path) -> bool:
+        """Whether a command reads a file of a scene, or a folder, or anything in it.
+
+        Tensors are read by other code than Python's: whoever reads a file beside them counts as their reader.
+        """
+        read, place = self.get(scene, command).ended.read, path.parent if path.suffix in TENSORS else path
+        return any(one == str(place) or one.startswith(f"{place}/") for one in read)
+
+
+def list_cases(
+    references: References, scenes: Iterable[Scene], seed: int, *, more: bool
+) -> list[tuple[Scene, Damage, Command]]:
+    """Return damages with the commands to try on them.
+
+    The kinds of damage in BASIC are tried on every path with every command that reads it, in the first scene that has both.
+    Every other kind is tried once on every kind of file, which has one name in all runs, with commands that take turns.
+
+    Args:
+        more: try several times as many damages, each on every path of every scene with every command that reads it.
+    """
+    found: list[tuple[Scene, Damage, Command]] = []
+    seen: set[tuple[str, ...]] = set()
+    turns: Counter[str] = Counter()
+    for scene in scenes:
+        for damage in list_damages(scene, seed, *((2, 6) if more else (1, 2))):
+            possible = [command for command in scene.commands if refers_to(command, damage)]
+            readers = [c for c in possible if references.reads(scene, c, damage.path)] or possible
+            path, name, how = (
+                re.sub(r"\d+", "N", text) for text in (str(damage.path), damage.path.name, damage.name)
+            )
+            if damage.is_basic or more:
+                keys = [(path, how, str(command)) for command in readers]
+            elif readers:
+                keys, readers = [(name, how)], [readers[turns[name] % len(readers)]]
+                turns[name] += (name, how) not in seen
+            else:
+                continue
+            found += [
+                (scene, damage, command)
+                for key, command in zip(keys, readers, strict=True)
+                if more or key not in seen
+            ]
+            seen.update(keys)
+    return found
 
 
 def try_damage(

@@ -163,7 +163,8 @@ def lock_folder(folder: Path, name: str = ".writing.lock") -> Generator[None]:
         try:
             yield
         finally:
-            lock.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # a lock file that stays locks nothing
+                lock.unlink(missing_ok=True)
 
 
 def sync_folder(folder: Path) -> None:
