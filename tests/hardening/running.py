@@ -246,7 +246,8 @@ def run_command() -> None:
         most = pages * resource.getpagesize() + orders.memory
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
     if orders.alarm:
-        signal.signal(signal.SIGALRM, signal.default_int_handler)
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+        signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
         signal.setitimer(signal.ITIMER_REAL, orders.alarm)
     if orders.gate:
         with Path(orders.gate).open() as gate:
