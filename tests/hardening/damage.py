@@ -25,7 +25,7 @@ import torch
 from safetensors.torch import save
 
 from hardening.foreign import describe_change, look, plant
-from hardening.running import LIMIT, WORK_OF_AUDIT, Watch, Watched, make_scratch
+from hardening.running import LIMIT, STATE, WORK_OF_AUDIT, Watch, Watched, make_scratch
 from hardening.scenes import (
     Command,
     Outcome,
@@ -40,6 +40,7 @@ from hardening.scenes import (
 from hardening.tally import Finding
 
 NESTED = 100_000  # brackets
+SOME = 1 / 3  # of the damages that are not basic
 ALONE = {
     "open_run",
     "verify",
@@ -85,6 +86,11 @@ class Damage:
     def is_given(self) -> bool:
         """Whether the path is a pipe or a link that leads somewhere."""
         return "FIFO" in self.name or ("a link to a" in self.name)
+
+    @property
+    def is_moved(self) -> bool:
+        """Whether a run lies elsewhere, and a link leads there: an erasure must find it, so the copy is not foreign."""
+        return len(self.path.parts) == 1 and "copy" in self.name
 
     @property
     def is_gone(self) -> bool:
@@ -360,8 +366,8 @@ def reshape_tensors(content: bytes) -> Iterator[tuple[str, bytes]]:
 def refers_to(command: Command, damage: Damage) -> bool:
     """Whether a command is worth trying on a damage: some read no other run than those they name, slow ones no tensors of rounds."""
     top = damage.path.parts[0]
-    if str(damage.path) in command.arguments and damage.is_given:
-        return False  # a person who names a pipe or a link means it
+    if str(damage.path) in (*command.arguments, STATE) and damage.is_given:
+        return False  # a person who names a pipe or a link means it; FEDUHB_STATE names the other one
     named = {Path(word).parts[0] for word in command.arguments[1:] if word not in {"", "."}}
     if command.arguments[0] in ALONE and "." not in command.arguments and top not in named:
         return False
@@ -397,7 +403,8 @@ def list_cases(
     """Return damages with the commands to try on them.
 
     The kinds of damage in BASIC are tried on every path with every command that reads it, in the first scene that has both.
-    Every other kind is tried once on every kind of file, which has one name in all runs, with commands that take turns.
+    Every other kind is tried once on every kind of file, which has one name in all runs, with commands that take turns; of
+    these the seed leaves out two thirds.
 
     Args:
         more: try several times as many damages, each on every path of every scene with every command that reads it.
@@ -414,7 +421,7 @@ def list_cases(
             )
             if damage.is_basic or more:
                 keys = [(path, how, str(command)) for command in readers]
-            elif readers:
+            elif readers and random.Random(f"{seed} {name} {how}").random() < SOME:
                 keys, readers = [(name, how)], [readers[turns[name] % len(readers)]]
                 turns[name] += (name, how) not in seen
             else:
@@ -438,11 +445,11 @@ def try_damage(
         place = scene.copy(scratch / "runs")
         target = Path(str(place / damage.path).replace(WORK_OF_AUDIT, name_work(place)))
         damage.do(target, outside)
-        before = look(outside)
+        before = look(outside, damage.is_moved)
         ended = references.watch.feduhb(place, command.arguments, plain=damage.plain, limit=limit)
         case = f"{scene.name}/{damage}"
         found = check_end(ended, str(command), case)
-        if changed := describe_change(before, look(outside)):
+        if changed := describe_change(before, look(outside, damage.is_moved)):
             found.append(Finding("foreign", str(command), case, changed))
         if ended.returncode == 0:
             found += [

@@ -30,7 +30,7 @@ from hardening.tally import KINDS, Finding, Tally, format_table
 
 Case = Callable[[], list[Finding]]
 LIMIT = 60.0  # seconds after which a command counts as hung
-FUZZED, RACES = 150, 10  # configs, and as many command lines; races of each pair
+FUZZED, RACES = 100, 5  # configs, and as many command lines; races of each pair
 MORE = 4  # times as many of these, for --more
 NAMES = ("damage", "links", "kills", "configs", "lines", "races", "modes", "cwd")
 
