@@ -246,7 +246,7 @@ def run_command() -> None:
         most = pages * resource.getpagesize() + orders.memory
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
     if orders.alarm:
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+        signal.signal(signal.SIGINT, feduhb.cli.quit_at_once)  # as the program does before its first import
         signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
         signal.setitimer(signal.ITIMER_REAL, orders.alarm)
     if orders.gate:
