@@ -124,7 +124,7 @@ def run_deployed(source: Path, modes: Sequence[str]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         false_scores = folder / "false-scores"
-        federation = Deployment(folder, members, modules=HERE / "hostile", show=print)
+        federation: Any = Deployment(folder, members, modules=HERE / "hostile", show=print)
         federation.environment |= {
             "PYTHONPATH": os.pathsep.join((str(HERE / "hostile"), str(source))),
             "HOSTILE_SCORES": str(false_scores),
@@ -164,7 +164,7 @@ def run_deployed(source: Path, modes: Sequence[str]) -> dict[str, Any]:
                     def work(settings: dict[str, Any] = settings, out: Path = out) -> dict[str, Any]:
                         run = submit(settings)
                         got = {
-                            "trained": [
+                            "asked": [
                                 name
                                 for name in federation.members
                                 if "train" in federation.list_messages(name, run)

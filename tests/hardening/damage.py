@@ -95,6 +95,8 @@ class Damage:
     @property
     def is_gone(self) -> bool:
         """Whether a run was deleted: its folder, or the config that makes it one."""
+        if len(self.path.parts) == 1 and (self.is_given or self.name == "a file in its place"):
+            return not self.is_moved
         is_run = self.path.name == "config.toml" or len(self.path.parts) == 1
         return is_run and self.name in {"missing", "empty", "a link to nothing"}
 

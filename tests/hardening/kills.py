@@ -172,7 +172,7 @@ def list_stops(scenarios: Sequence[Scenario], seed: int, *, more: bool) -> list[
         for number in map(draw.choice, alike.values()):
             event = scenario.events[number - 1]
             kind = (is_flower, event.split()[0], re.sub(r"\d+", "N", Path(event).name))
-            hows = list_hows(event) if more or kind not in seen else ["kill"]
+            hows: list[How] = list_hows(event) if more or kind not in seen else ["kill"]
             seen.add(kind)
             found += [Stop(scenario, number, how) for how in hows]
     return found
