@@ -21,6 +21,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +35,10 @@ MODES = (
 )  # fmt: skip
 FROM_THE_FIRST = ("10 times", "flip, 3 times", "100000 examples", "flip, 100000 examples")
 RULES = ("weighted_mean", "trimmed_mean:0.2", "median")
-DEPLOYED = (("500 times", 1), ("100000 examples", 1), ("another record", 100))
+SCORES, RETURNS = "false scores", "returns under another name"
+DEPLOYED = (*MODES, SCORES, RETURNS)
+MEGABYTES = 100  # of the record that the hostile client adds
+LEAVER, AGAIN = "client-3", "Client-3 "
 
 
 def run_in_process(since: int) -> dict[str, Any]:
@@ -101,8 +106,9 @@ def _add(runs: list[dict[str, Any]], settings: dict[str, Any], work: Any) -> Non
     )
 
 
-def run_deployed(source: Path) -> dict[str, Any]:
-    """Run some modes with the real programs on loopback."""
+def run_deployed(source: Path, modes: Sequence[str]) -> dict[str, Any]:
+    """Run modes with the real programs on loopback; apps are forked off a process that has imported torch."""
+    from forking import ForkServer
     from loopback import Deployment
 
     found: dict[str, Any] = {"runs": []}
@@ -110,29 +116,66 @@ def run_deployed(source: Path) -> dict[str, Any]:
     members = {
         f"client-{i}": {"partition-id": i, "num-partitions": count, "partition": "iid"} for i in range(count)
     }
+    modules = (
+        "feduhb.flower",
+        "torch._dynamo",
+        *(f"flwr.{name}" for name in ("cli.app", "superlink.cli", "supernode.cli")),
+    )
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        federation = Deployment(folder, members, modules=HERE / "hostile", show=print)
-        federation.environment["PYTHONPATH"] = os.pathsep.join((str(HERE / "hostile"), str(source)))
-        with federation:
-            for mode, megabytes in DEPLOYED:
-                out = folder / f"{len(found['runs'])}.json"
-                settings = {
-                    "clients": count, "rounds": 2, "since": 1, "timeout": 240.0, "partition": "iid", "hostile": mode,
-                    "rule": "weighted_mean", "megabytes": megabytes, "out": str(out),
-                }  # fmt: skip
+        false_scores = folder / "false-scores"
+        federation: Any = Deployment(folder, members, modules=HERE / "hostile", show=print)
+        federation.environment |= {
+            "PYTHONPATH": os.pathsep.join((str(HERE / "hostile"), str(source))),
+            "HOSTILE_SCORES": str(false_scores),
+        }
 
-                def work(settings: dict[str, Any] = settings, out: Path = out) -> dict[str, Any]:
-                    federation.wait_for_run(
-                        federation.submit(
-                            HERE / "hostile" / "app", {"settings": json.dumps(settings).encode().hex()}
-                        )
-                    )
-                    return json.loads(out.read_text())
+        def submit(settings: dict[str, Any]) -> int:
+            run = federation.submit(
+                HERE / "hostile" / "app", {"settings": json.dumps(settings).encode().hex()}
+            )
+            federation.wait_for_run(run)
+            return run
 
-                _add(found["runs"], settings, work)
-                size = sum(file.stat().st_size for file in folder.glob("superlink.db*"))
-                found["runs"][-1] |= {"database_mib": size // 2**20, "out": ""}
+        with ForkServer(*modules, environment=federation.environment) as server:
+            federation.run_flwr = partial(server.run, "flwr.cli.app:app", cwd=federation.folder)
+            server.write_program(folder / "bin" / "flwr-clientapp", "flwr.supernode.cli:flwr_clientapp")
+            server.write_program(folder / "bin" / "flwr-serverapp", "flwr.superlink.cli:flwr_serverapp")
+            federation.environment["PATH"] = f"{folder / 'bin'}{os.pathsep}{federation.environment['PATH']}"
+            with federation:
+                for mode in modes:
+                    out = folder / f"{len(found['runs'])}.json"
+                    settings = {
+                        "clients": count, "rounds": 2, "since": 1, "timeout": 240.0, "partition": "iid", "hostile": mode,
+                        "rule": "weighted_mean", "megabytes": MEGABYTES, "out": str(out),
+                    }  # fmt: skip
+                    if mode == SCORES:
+                        settings["evaluate_every"] = 1
+                        false_scores.touch()
+                    if mode == RETURNS:
+                        settings |= {"clients": count - 1, "rounds": 1}
+                        submit({**settings, "forget": LEAVER, "checkpoint": str(folder / "without")})
+                        settings["trained"] = str(folder / "without")
+                        federation.members[AGAIN] = members[LEAVER]
+                        federation.register(AGAIN)
+                        federation.start_supernode(AGAIN)
+                        federation.wait_for_log(AGAIN, "SuperNode ID:")
+
+                    def work(settings: dict[str, Any] = settings, out: Path = out) -> dict[str, Any]:
+                        run = submit(settings)
+                        got = {
+                            "asked": [
+                                name
+                                for name in federation.members
+                                if "train" in federation.list_messages(name, run)
+                            ]
+                        }
+                        return {**json.loads(out.read_text()), **got}
+
+                    _add(found["runs"], settings, work)
+                    size = sum(file.stat().st_size for file in folder.glob("superlink.db*"))
+                    found["runs"][-1] |= {"database_mib": size // 2**20, "out": ""}
+                    false_scores.unlink(missing_ok=True)
     return found
 
 
@@ -218,6 +261,7 @@ def main() -> None:
     parser.add_argument("--source", type=Path, default=HERE.parent / "src", help="where feduhb is")
     parser.add_argument("--since", type=int, default=SINCE, help="the first hostile round, counted from 0")
     parser.add_argument("--deployment", action="store_true", help="run the real programs on loopback")
+    parser.add_argument("--modes", default=";".join(DEPLOYED), help="of a deployment, separated by ;")
     parser.add_argument("--honest", action="store_true", help="measure honest clients")
     parser.add_argument("--json", type=Path, help="keep the result here")
     given = parser.parse_args()
@@ -237,7 +281,7 @@ def main() -> None:
     found = (
         measure_honest()
         if given.honest
-        else run_deployed(given.source.resolve())
+        else run_deployed(given.source.resolve(), given.modes.split(";"))
         if given.deployment
         else run_in_process(given.since)
     )

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -60,16 +61,15 @@ def train(message: Message, context: Context) -> Message:
 def evaluate(message: Message, context: Context) -> Message:
     """Score the model; the hostile client may send false scores."""
     reply = honest(message, context)
-    is_false = message.content["config"].get("hostile") == "false scores"
-    if is_false or (MODE.get("scores") and context.node_config["partition-id"] == HOSTILE):
+    is_false = MODE.get("scores") or Path(os.environ.get("HOSTILE_SCORES", os.devnull)).is_file()
+    if is_false and context.node_config["partition-id"] == HOSTILE:
         scores = MetricRecord({"num-examples": CLAIM, "accuracy": 1.0, "loss": -1e9})
         return Message(RecordDict({"metrics": scores}), reply_to=message)
     return reply
 
 
-MODE: dict[
-    str, bool
-] = {}  # evaluate messages hold no config of ours, so a run in one process sets the mode here
+# Evaluate messages hold no config of ours: a run in one process sets the mode here, a deployment by the file HOSTILE_SCORES.
+MODE: dict[str, bool] = {}
 
 
 def spoil(content: RecordDict, mode: str, megabytes: int) -> RecordDict:
@@ -103,11 +103,12 @@ def run(grid: Grid, settings: Mapping[str, Any]) -> dict[str, Any]:
         return MetricRecord({"accuracy": score_model(module, federation.test, federation.loss)[1]})
 
     config = {key: settings[key] for key in ("hostile", "since", "megabytes") if key in settings}
-    limits = {"examples": settings["examples"]} if settings.get("examples") else {}
-    strategy = flower.Train(
+    more = {key: settings[key] for key in ("examples", "trained", "checkpoint") if settings.get(key)}
+    make = partial(flower.FedUHB, settings["forget"]) if settings.get("forget") else flower.Train
+    strategy = make(
         model=MODEL, seed=SEED, epochs=EPOCHS, local=LOCAL, timeout=settings["timeout"],
         aggregate=parse_rule(settings["rule"]), evaluate_every=settings.get("evaluate_every", 0),
-        min_clients=settings["clients"], **limits,
+        min_clients=settings["clients"], **more,
     )  # fmt: skip
     outcome = strategy.start(
         grid, num_rounds=settings["rounds"], train_config=ConfigRecord(config), evaluate_fn=measure

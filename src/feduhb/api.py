@@ -46,7 +46,7 @@ from feduhb.runs.lineage import (
     SHARED_SEED,
     Ancestor,
     Erasure,
-    explain_revival,
+    check_revival,
     explain_shared_seed,
     find_histories,
 )
@@ -185,13 +185,9 @@ def unlearn(
     if again := {*request.clients} & {*known}:
         raise RequestError(f"this run has already forgotten {min(again)}; leave it out of the request")
     remaining = run.federation.without(request)
-    if erase_history and (revival := explain_revival(run.folder, run.forgot, request)):
-        if not allow_revival:
-            raise RequestError(
-                f"{revival}. To bring it back all the same: --allow-revival, in Python allow_revival=True"
-            )
-        print_notice(revival)
     total = request if run.forgot is None else run.forgot.merge(request)
+    if erase_history and run.folder is not None:
+        check_revival(run.folder, total, allow=allow_revival, warn=print_notice)
     erasure = _plan_erasure(run, request, total) if erase_history else Erasure()
     chosen = adapt_method(method, run.settings) if isinstance(method, str) else check_method(method)
     if resume and out and chosen.needs_history and RunFolder(Path(out)).is_replayed():

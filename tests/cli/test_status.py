@@ -138,6 +138,11 @@ def test_of_one_client_that_nobody_has_forgotten_yet(runs):
     ]
 
 
+def test_the_run_that_replaced_a_retired_one_takes_the_next_request(runs):
+    invoke("retire", runs / "first", "--unaudited", "a test")
+    assert "feduhb unlearn runs/second --forget c02" in lines(runs, "--of", "c02")
+
+
 def test_of_rows_and_of_a_class(runs):
     unlearn("runs/second", "c02:0-3,class:3", "runs/third")
     found = {one.request: one for one in read_status(runs).leavers}

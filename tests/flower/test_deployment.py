@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from functools import partial
 from types import SimpleNamespace
 
@@ -165,6 +166,7 @@ def test_a_second_erasure_does_not_bring_the_first_leaver_back(hospitals):
     assert record.asked == record.answered == (client_ids(hospitals)[STAYS],)
     for name in (LEAVER, DIES):
         assert "train" not in hospitals.list_messages(name, again)
+    shutil.rmtree(hospitals.folder / "runs" / "unlearned-twice")  # the next requests would bring DIES back
 
 
 @pytest.mark.usefixtures("told")

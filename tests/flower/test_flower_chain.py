@@ -8,7 +8,7 @@ import feduhb
 from federations import ragged
 from feduhb import flower
 from feduhb.core.seeds import sample_clients
-from feduhb.errors import ConfigError, RunFolderError
+from feduhb.errors import ConfigError, RequestError, RunFolderError
 from feduhb.runs.folder import RunFolder
 from feduhb.runs.history import DiskHistory
 from flower.gridding import Killed, make_grid, make_killing_grid
@@ -208,3 +208,18 @@ def test_over_those_connected_a_run_that_forgot_is_opened_again(tmp_path, forget
     assert again.federation.fingerprints() == done.federation.fingerprints()
     feduhb.unlearn(again, "dog", rounds=1, engine=far.engine, out=tmp_path / "c")
     assert list_clients(tmp_path / "a") == list_clients(tmp_path / "b") == set()
+
+
+@pytest.mark.parametrize("strategy", [flower.FedUHB, flower.Train])
+def test_a_training_that_a_later_run_superseded_is_refused_unless_it_is_asked_for(strategy, chain, caplog):
+    asked = {"forget": EARLY} if strategy is flower.FedUHB else {}
+    settings = make_settings(trained=chain / "a", checkpoint=chain / "new", **asked)
+    grid = make_grid(FEDERATION)
+    with pytest.raises(RequestError, match=r"would bring cat back: .*in Python allow_revival=True"):
+        strategy(**settings).start(grid, num_rounds=1)
+    assert grid.list_trained() == set()
+    assert not (chain / "new").exists()
+    assert list_rounds(chain / "a")
+    strategy(**settings, allow_revival=True).start(grid, num_rounds=1)
+    assert RunFolder(chain / "new").is_finished()
+    assert "would bring cat back" in caplog.text

@@ -79,3 +79,9 @@ def test_folders_without_the_files_of_this_version_open(finished, tmp_path):
     spoil(finished, tmp_path, "limits.json", b"{}")
     (tmp_path / "limits.json").unlink()
     assert len(unlearn(tmp_path).rounds) == 1
+
+
+def test_a_checkpoint_folder_that_cannot_be_read_is_one_line(tmp_path):
+    """As a folder of another user, which root may read: the name is too long for the system."""
+    with pytest.raises(RunFolderError, match=r"x cannot be read: File name too long; check its permissions"):
+        unlearn(tmp_path / ("x" * 300))

@@ -1,7 +1,10 @@
 """`feduhb.train` and `feduhb.unlearn` over a grid: the same runs, folders and errors as in process."""
 
+import json
+
 import pytest
 import torch
+from flwr.app import MetricRecord, RecordDict
 
 import feduhb
 from federations import ragged
@@ -100,6 +103,28 @@ def test_a_run_is_resumed(tmp_path):
         feduhb.train(far, 4, engine=far.engine, out=tmp_path / "run", show=stop, **SETTINGS)
     again = feduhb.train(far, 4, engine=far.engine, out=tmp_path / "run", resume=True, **SETTINGS)
     assert torch.equal(again.params, train_here().params)
+
+
+def test_a_resumed_run_remembers_what_its_clients_claimed_first(tmp_path):
+    """The weight of a client that claims more from then on is still bounded by its first claim."""
+
+    def claim_more(content):
+        return RecordDict({**content, "metrics": MetricRecord({"num-examples": 23})})
+
+    def stop(_):
+        raise KeyboardInterrupt
+
+    grid = make_grid(FEDERATION)
+    far = connect(grid)
+    with pytest.raises(KeyboardInterrupt):
+        feduhb.train(far, 2, engine=far.engine, out=tmp_path / "run", show=stop, **SETTINGS)
+    first = json.loads((tmp_path / "run" / "limits.json").read_text())["examples"]["ant"]
+    assert first < 23
+    far = connect(make_grid(FEDERATION, apps={"ant": change_answers(make_app(FEDERATION), claim_more)}))
+    again = feduhb.train(far, 2, engine=far.engine, out=tmp_path / "run", resume=True, **SETTINGS)
+    assert torch.equal(again.params, feduhb.train(FEDERATION, 2, engine="loop", **SETTINGS).params)
+    bounded = json.loads((tmp_path / "run" / "limits.json").read_text())["bounded"]
+    assert "it claims 23 examples" in bounded["1"]["ant"]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import feduhb
 from federations import ragged
 from feduhb import flower
 from feduhb.errors import CheckpointError, ConfigError, HistoryError, RequestError, RunFolderError
-from feduhb.flower import server
+from feduhb.flower import engine
 from feduhb.report import write_report
 from feduhb.runs.checkpoint import digest_weights
 from feduhb.runs.folder import RunFolder
@@ -230,19 +230,19 @@ def test_left_out_clients_are_written_and_read_again(tmp_path):
 def test_a_kill_before_a_checkpoint_loses_no_left_out_client(tmp_path, monkeypatch):
     bad = change_answers(make_app(FEDERATION), lambda _: (_ for _ in ()).throw(RuntimeError("no")))
     grid = make_grid(FEDERATION, apps={"cat": bad})
-    write = server.write_file
+    write = engine.write_file
 
     def killed(path, values):
         write(path, values)
         if path.name == "left_out.json":
             raise Killed
 
-    monkeypatch.setattr(server, "write_file", killed)
+    monkeypatch.setattr(engine, "write_file", killed)
     for _ in range(2):  # the checkpoint is written after left_out.json, so the round is repeated
         with pytest.raises(Killed):
             make_unlearning(tmp_path).start(grid, draw_start(), 2)
     assert RunFolder(tmp_path).rounds() == []
-    monkeypatch.setattr(server, "write_file", write)
+    monkeypatch.setattr(engine, "write_file", write)
     assert set(make_unlearning(tmp_path).start(grid, draw_start(), 2).left_out) == {0, 1}
 
 
@@ -334,7 +334,7 @@ def test_a_killed_replay_ends_with_the_same_weights_and_erases_its_history(strat
     assert torch.equal(finished.params, calm.params)
     assert finished.rounds == again.rounds
     with pytest.raises(RunFolderError, match="holds another request or other settings"):
-        strategy("cat", **place, **make_settings()).start(make_grid(FEDERATION), draw_start())
+        strategy("bee,cat", **place, **make_settings()).start(make_grid(FEDERATION), draw_start())
 
 
 def test_a_replay_killed_while_erasing_its_history_is_finished_without_training(tmp_path, monkeypatch):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hardening.running import STATE, make_scratch
 from hardening.scenes import COMPARE, FEDERATION, Stage, unlearn
-from hardening.tally import Finding, Tally
+from hardening.tally import Finding
 
 NAMES = (
     "queue",
@@ -64,11 +64,3 @@ def try_command(unlearned: Path, arguments: tuple[str, ...]) -> list[Finding]:
                 for line in sorted({*(place / "marker").read_text().splitlines()})
             ]
         return found
-
-
-def check_all(unlearned: Path) -> Tally:
-    """Try every command."""
-    tally = Tally("cwd", len(COMMANDS))
-    for arguments in COMMANDS:
-        tally.add(try_command(unlearned, arguments))
-    return tally

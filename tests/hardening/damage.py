@@ -13,7 +13,8 @@ import random
 import re
 import shutil
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,7 +25,7 @@ import torch
 from safetensors.torch import save
 
 from hardening.foreign import describe_change, look, plant
-from hardening.running import LIMIT, WORK_OF_AUDIT, Watch, Watched, make_scratch
+from hardening.running import LIMIT, STATE, WORK_OF_AUDIT, Watch, Watched, make_scratch
 from hardening.scenes import (
     Command,
     Outcome,
@@ -39,6 +40,7 @@ from hardening.scenes import (
 from hardening.tally import Finding
 
 NESTED = 100_000  # brackets
+SOME = 1 / 3  # of the damages that are not basic
 ALONE = {
     "open_run",
     "verify",
@@ -47,6 +49,16 @@ ALONE = {
     "flower",
     "train",
 }  # commands that read only what they name
+BASIC = {  # and a flipped bit: truncated, of another shape, not UTF-8, a folder, a link
+    "the first half",
+    "keys renamed",
+    "last line: keys renamed",
+    "other shapes",
+    "not UTF-8",
+    "a folder in its place",
+    "a file in its place",
+    "a link to a copy elsewhere",
+}
 TABLES = {".toml"}
 TREES = {".json", ".jsonl"}
 TENSORS = {".safetensors"}
@@ -66,13 +78,25 @@ class Damage:
     plain: bool = False  # only users who are not root notice
 
     @property
+    def is_basic(self) -> bool:
+        """Whether it is tried with every command that reads the path."""
+        return self.name in BASIC or "flipped" in self.name
+
+    @property
     def is_given(self) -> bool:
         """Whether the path is a pipe or a link that leads somewhere."""
         return "FIFO" in self.name or ("a link to a" in self.name)
 
     @property
+    def is_moved(self) -> bool:
+        """Whether a run lies elsewhere, and a link leads there: an erasure must find it, so the copy is not foreign."""
+        return len(self.path.parts) == 1 and "copy" in self.name
+
+    @property
     def is_gone(self) -> bool:
         """Whether a run was deleted: its folder, or the config that makes it one."""
+        if len(self.path.parts) == 1 and (self.is_given or self.name == "a file in its place"):
+            return not self.is_moved
         is_run = self.path.name == "config.toml" or len(self.path.parts) == 1
         return is_run and self.name in {"missing", "empty", "a link to nothing"}
 
@@ -344,28 +368,13 @@ def reshape_tensors(content: bytes) -> Iterator[tuple[str, bytes]]:
 def refers_to(command: Command, damage: Damage) -> bool:
     """Whether a command is worth trying on a damage: some read no other run than those they name, slow ones no tensors of rounds."""
     top = damage.path.parts[0]
-    if str(damage.path) in command.arguments and damage.is_given:
-        return False  # a person who names a pipe or a link means it
+    if str(damage.path) in (*command.arguments, STATE) and damage.is_given:
+        return False  # a person who names a pipe or a link means it; FEDUHB_STATE names the other one
     named = {Path(word).parts[0] for word in command.arguments[1:] if word not in {"", "."}}
     if command.arguments[0] in ALONE and "." not in command.arguments and top not in named:
         return False
     in_round = "history" in damage.path.parts and damage.path.parts[-2:-1] != ("history",)
     return not (command.is_slow and in_round)
-
-
-def list_cases(scene: Scene, seed: int, flips: int, keys: int) -> list[tuple[Damage, Command]]:
-    """Return damages with the commands to try on them: two, drawn by the seed, for those of a file's content, else all."""
-    found: list[tuple[Damage, Command]] = []
-    places = {name for name, _ in list_of_folder()} | {
-        "a folder in its place",
-        "a hard link to a file elsewhere",
-    }
-    for damage in list_damages(scene, seed, flips, keys):
-        commands = [command for command in scene.commands if refers_to(command, damage)]
-        if damage.name not in places:
-            commands = random.Random(f"{seed} {scene.name} {damage}").sample(commands, min(2, len(commands)))
-        found += [(damage, command) for command in commands]
-    return found
 
 
 class References:
@@ -381,6 +390,52 @@ class References:
                 self._found[scene.name, command] = observe(self.watch, scene, command, scratch / "runs")
         return self._found[scene.name, command]
 
+    def reads(self, scene: Scene, command: Command, path: Path) -> bool:
+        """Whether a command reads a file of a scene, or a folder, or anything in it.
+
+        Tensors are read by other code than Python's: whoever reads a file beside them counts as their reader.
+        """
+        read, place = self.get(scene, command).ended.read, path.parent if path.suffix in TENSORS else path
+        return any(one == str(place) or one.startswith(f"{place}/") for one in read)
+
+
+def list_cases(
+    references: References, scenes: Iterable[Scene], seed: int, *, more: bool
+) -> list[tuple[Scene, Damage, Command]]:
+    """Return damages with the commands to try on them.
+
+    The kinds of damage in BASIC are tried on every path with every command that reads it, in the first scene that has both.
+    Every other kind is tried once on every kind of file, which has one name in all runs, with commands that take turns; of
+    these the seed leaves out two thirds.
+
+    Args:
+        more: try several times as many damages, each on every path of every scene with every command that reads it.
+    """
+    found: list[tuple[Scene, Damage, Command]] = []
+    seen: set[tuple[str, ...]] = set()
+    turns: Counter[str] = Counter()
+    for scene in scenes:
+        for damage in list_damages(scene, seed, *((2, 6) if more else (1, 2))):
+            possible = [command for command in scene.commands if refers_to(command, damage)]
+            readers = [c for c in possible if references.reads(scene, c, damage.path)] or possible
+            path, name, how = (
+                re.sub(r"\d+", "N", text) for text in (str(damage.path), damage.path.name, damage.name)
+            )
+            if damage.is_basic or more:
+                keys = [(path, how, str(command)) for command in readers]
+            elif readers and random.Random(f"{seed} {name} {how}").random() < SOME:
+                keys, readers = [(name, how)], [readers[turns[name] % len(readers)]]
+                turns[name] += (name, how) not in seen
+            else:
+                continue
+            found += [
+                (scene, damage, command)
+                for key, command in zip(keys, readers, strict=True)
+                if more or key not in seen
+            ]
+            seen.update(keys)
+    return found
+
 
 def try_damage(
     references: References, scene: Scene, damage: Damage, command: Command, limit: float = LIMIT
@@ -392,11 +447,11 @@ def try_damage(
         place = scene.copy(scratch / "runs")
         target = Path(str(place / damage.path).replace(WORK_OF_AUDIT, name_work(place)))
         damage.do(target, outside)
-        before = look(outside)
+        before = look(outside, damage.is_moved)
         ended = references.watch.feduhb(place, command.arguments, plain=damage.plain, limit=limit)
         case = f"{scene.name}/{damage}"
         found = check_end(ended, str(command), case)
-        if changed := describe_change(before, look(outside)):
+        if changed := describe_change(before, look(outside, damage.is_moved)):
             found.append(Finding("foreign", str(command), case, changed))
         if ended.returncode == 0:
             found += [

@@ -22,10 +22,12 @@ def plant(folder: Path) -> Path:
     return folder
 
 
-def look(folder: Path) -> Snapshot:
-    """Return what is in a folder, and its modes, times and contents; not when it was last read."""
+def look(folder: Path, without_copy: bool = False) -> Snapshot:
+    """Return what is in a folder, but not in a copy there, and its modes, times and contents; not when it was last read."""
     found: Snapshot = {}
     for path in (folder, *sorted(folder.rglob("*"))):
+        if without_copy and "copy" in path.relative_to(folder).parts:
+            continue
         about = path.lstat()
         kind = stat.S_IFMT(about.st_mode)
         content = b""

@@ -154,14 +154,28 @@ def list_hows(event: str) -> list[How]:
     return ["kill", "ENOSPC" if is_write else "EACCES", *(["torn"] if is_file else [])]
 
 
-def list_stops(scenarios: Sequence[Scenario]) -> list[Stop]:
-    """Return every event in every way."""
-    return [
-        Stop(scenario, number, how)
-        for scenario in scenarios
-        for number, event in enumerate(scenario.events, 1)
-        for how in list_hows(event)
-    ]
+def list_stops(scenarios: Sequence[Scenario], seed: int, *, more: bool) -> list[Stop]:
+    """Return the events to stop at: of those that differ in numbers only, such as those of rounds, one that the seed chooses.
+
+    Each is killed. The other ways are tried once for every kind of event of every kind of file, by commands and over Flower.
+
+    Args:
+        more: every event in every way.
+    """
+    found: list[Stop] = []
+    seen: set[tuple[object, ...]] = set()
+    for scenario in scenarios:
+        alike: dict[str, list[int]] = {}
+        for number, event in enumerate(scenario.events, 1):
+            alike.setdefault(str(number) if more else re.sub(r"\d+", "N", event), []).append(number)
+        draw, is_flower = random.Random(f"{seed} {scenario.name}"), "flower" in scenario.command
+        for number in map(draw.choice, alike.values()):
+            event = scenario.events[number - 1]
+            kind = (is_flower, event.split()[0], re.sub(r"\d+", "N", Path(event).name))
+            hows: list[How] = list_hows(event) if more or kind not in seen else ["kill"]
+            seen.add(kind)
+            found += [Stop(scenario, number, how) for how in hows]
+    return found
 
 
 def choose_stops(scenario: Scenario, count: int, seed: int = 0) -> list[Stop]:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 from hardening.damage import Damage, Do, References
 from hardening.scenes import Command, Scene
+
+BEFORE = " before it is written"
 
 
 def list_written(references: References, scene: Scene, command: Command) -> list[Path]:
@@ -19,12 +22,38 @@ def list_written(references: References, scene: Scene, command: Command) -> list
 def list_plants(references: References, scene: Scene, command: Command) -> list[Damage]:
     """Return what can lie at every path that a command writes."""
     return [
-        Damage(path, f"{name} before it is written", do)
+        Damage(path, f"{name}{BEFORE}", do)
         for path in list_written(references, scene, command)
         for name, do in PLANTS.items()
         if str(path) not in command.arguments  # a person who names a link means it
         and (not (scene.folder / path).is_dir() or "link" in name)
     ]
+
+
+def list_cases(
+    references: References, scenes: Iterable[Scene], *, more: bool
+) -> list[tuple[Scene, Damage, Command]]:
+    """Return what can lie where commands write, with the commands to try.
+
+    A link to a foreign file lies at every path that each kind of command writes, whatever scenes and options lead there.
+    The other plants take turns from path to path.
+
+    Args:
+        more: every plant at every path of every command in every scene.
+    """
+    found: list[tuple[Scene, Damage, Command]] = []
+    seen: set[tuple[str, ...]] = set()
+    first, *others = PLANTS
+    for scene in scenes:
+        for command in scene.commands:
+            for one in list_plants(references, scene, command):
+                path, kind = re.sub(r"\d+", "N", str(one.path)), one.name.removesuffix(BEFORE)
+                key = (command.arguments[0], path, kind) if kind == first else (path,)
+                is_turn = kind == first or kind == others[sum(map(ord, path)) % len(others)]
+                if more or (is_turn and key not in seen):
+                    seen.add(key)
+                    found.append((scene, one, command))
+    return found
 
 
 def _plant(target: str) -> Do:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 import stat
-from collections.abc import Sequence
 from pathlib import Path
 
 from hardening.kills import Scenario
-from hardening.tally import Finding, Tally
+from hardening.tally import Finding
 
 
 def list_open(place: Path) -> list[str]:
@@ -26,10 +25,7 @@ def list_open(place: Path) -> list[str]:
     return list(found)
 
 
-def check_all(scenarios: Sequence[Scenario], place: Path) -> Tally:
-    """Look at the folders that the commands of some scenarios left, with the umask 022."""
-    tally = Tally("modes", len(scenarios))
-    for scenario in scenarios:
-        said = list_open(place / scenario.name)
-        tally.add(Finding("mode", " ".join(scenario.command), scenario.name, one) for one in said)
-    return tally
+def check(scenario: Scenario, place: Path) -> list[Finding]:
+    """Look at the folders that the command of a scenario left, with the umask 022."""
+    said = list_open(place / scenario.name)
+    return [Finding("mode", " ".join(scenario.command), scenario.name, one) for one in said]

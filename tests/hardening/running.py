@@ -45,6 +45,9 @@ for module in (
 LIMIT = 60.0  # seconds after which a command that takes one or two counts as hung
 STATE = "state"  # the folder in which audits work, in the folder that a command runs in
 WORK_OF_AUDIT = "of-first-feduhb"  # stands for the name of the folder there of the audit of first-feduhb
+READS = (
+    "FEDUHB_HARDENING_READS"  # the environment variable that asks a stand-in for Python to note what it reads
+)
 How = Literal["kill", "torn", "EACCES", "ENOSPC"]
 FOLDERS = {"os.remove": 1, "os.rmdir": 1, "os.mkdir": 2, "os.rename": 2, "os.link": 2, "os.symlink": 2}
 TOUCHING = {*FOLDERS, "os.truncate", "os.chmod", "shutil.rmtree"}  # FOLDERS: where an event has its dir_fd
@@ -68,6 +71,9 @@ class Watched(Ended):
 
     events: tuple[str, ...]
     written: tuple[str, ...]  # the paths of these events, and those that files were renamed to
+    read: frozenset[str] = (
+        frozenset()
+    )  # the paths of files and folders that it opened to read, if that was asked for
 
     @property
     def hung(self) -> bool:
@@ -97,6 +103,7 @@ class Orders:
         plain: obey the modes of files, which root need not.
         alarm: seconds after which the child interrupts itself, as Ctrl-C would; 0: never.
         memory: bytes of memory that the child may take beyond what it has; 0: no limit.
+        reads: a file for the paths that the child and the processes that it starts open to read; empty: they are not noted.
         gate: a file that the child locks, shared, before it starts, and so waits for whoever has locked it.
     """
 
@@ -106,6 +113,7 @@ class Orders:
     plain: bool = False
     alarm: float = 0.0
     memory: int = 0
+    reads: str = ""
     gate: str = ""
 
 
@@ -128,24 +136,46 @@ class Watch(ForkServer):
         arguments: Sequence[str],
         *,
         limit: float = LIMIT,
+        reads: bool = False,
         **orders: Any,
     ) -> Watched:
-        """Run a command in a folder, with further `Orders`; return how it ended.
+        """Run a command in a folder, with further `Orders`; return how it ended, and what it read if ``reads`` is True.
 
         Besides the commands there are ``open_run FOLDER`` and ``flower ...``: `open_run` and `run_over_flower` below.
         """
         with tempfile.TemporaryDirectory() as scratch:
-            found = Path(scratch) / "events"
-            words = [
-                json.dumps(asdict(Orders(str(place.resolve()), **orders))),
-                found,
-                self._python,
-                *arguments,
-            ]
+            found, noted = Path(scratch) / "events", Path(scratch) / "reads"
+            given = Orders(str(place.resolve()), reads=str(noted) if reads else "", **orders)
+            words = [json.dumps(asdict(given)), found, self._python, *arguments]
             ended = self.run("hardening.running:run_command", *words, cwd=place, limit=limit)
             text = found.read_text() if found.exists() else "[[], []]"
-            events, written = json.loads(re.sub(r"(?<=audits/)[0-9a-f]{16}", WORK_OF_AUDIT, text))
-        return Watched(ended.returncode, ended.stdout, ended.stderr, tuple(events), tuple(written))
+            events, written = json.loads(_rename_work(text))
+            read = frozenset(_rename_work(noted.read_text()).split("\n")) if noted.exists() else frozenset()
+        return Watched(ended.returncode, ended.stdout, ended.stderr, tuple(events), tuple(written), read)
+
+
+def _rename_work(text: str) -> str:
+    """Replace the name of the folder in which an audit works, which depends on the place."""
+    return re.sub(r"(?<=audits/)[0-9a-f]{16}", WORK_OF_AUDIT, text)
+
+
+def note_reads(orders: Orders) -> None:
+    """Write the path of everything below the watched folder that this process opens to read, or lists, into a file."""
+    handle = os.open(orders.reads, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    under, noted = orders.under + os.sep, set[str]()
+
+    def hook(event: str, arguments: tuple[Any, ...]) -> None:
+        if event not in {"open", "os.listdir", "os.scandir"} or not isinstance(
+            arguments[0], str | bytes | os.PathLike
+        ):
+            return
+        name = os.path.abspath(os.fsdecode(arguments[0]))  # noqa: PTH100
+        if name.startswith(under) and name not in noted:
+            noted.add(name)
+            os.write(handle, f"{name.removeprefix(under)}\n".encode(errors="replace"))
+
+    sys.addaudithook(hook)
+    os.environ[READS] = json.dumps(asdict(orders))  # for the processes that this one starts
 
 
 class Disk:
@@ -216,13 +246,16 @@ def run_command() -> None:
         most = pages * resource.getpagesize() + orders.memory
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
     if orders.alarm:
-        signal.signal(signal.SIGALRM, signal.default_int_handler)
+        signal.signal(signal.SIGINT, feduhb.cli.quit_at_once)  # as the program does before its first import
+        signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
         signal.setitimer(signal.ITIMER_REAL, orders.alarm)
     if orders.gate:
         with Path(orders.gate).open() as gate:
             Path(f"{orders.gate}.{os.getpid()}").touch()
             fcntl.flock(gate, fcntl.LOCK_SH)
     sys.addaudithook(disk)
+    if orders.reads:
+        note_reads(orders)
     try:
         with save_blank_figures():
             own = {"open_run": open_run, "flower": run_over_flower}.get(arguments[0])
@@ -299,6 +332,8 @@ def run_over_flower(what: str, *folders: str) -> None:
 def run_python() -> None:
     """Stand in for the interpreter that a command starts: `python -c CODE ...` or `python -m MODULE ...`, without an import."""
     os.fsync = lambda _: None
+    if READS in os.environ:
+        note_reads(Orders(**json.loads(os.environ[READS])))
     words = sys.argv[1:]
     while words and words[0] in {"-I", "-P", "-E", "-s", "-B"}:
         words.pop(0)

@@ -375,7 +375,7 @@ class Outcome:
 def observe(watch: Watch, scene: Scene, command: Command, place: Path) -> Outcome:
     """Run a command in a copy of the undamaged scene and return what it does."""
     scene.copy(place)
-    ended = watch.feduhb(place, command.arguments)
+    ended = watch.feduhb(place, command.arguments, reads=True)
     weights = {name: read_weights(place / name) for name in command.outputs}
     verified = digest_params(place / command.arguments[1]) if command.arguments[0] == "verify" else ""
     gone, audit = list_gone(scene.folder, place), read_audit(place / "first-feduhb")

@@ -1,4 +1,11 @@
-"""The instruments in full, for an hour on two cores: `make soak`, or `PYTHONPATH=tests python -m hardening.soak --minutes 10`.
+"""The instruments in full, to their end, in about half an hour of one core: `make soak`, or
+
+    PYTHONPATH=tests python -m hardening.soak --minutes 10 --only damage,kills
+
+In full means: every file of every scene truncated, with a flipped bit, of another shape, not UTF-8, a folder and a link, each
+with every command that reads it, and many other damages once; a link at every path that each command writes; every command
+killed, torn and refused at every event that differs from the others in more than a number. `--more` tries every combination,
+which takes hours; another `--seed` chooses other bits, values and events.
 
 The cases are shuffled by the seed, and those that the time does not suffice for are left out; the closing table says how
 many. The exit status is 1 if anything was found.
@@ -11,9 +18,10 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from hardening import current_folder, damage, fuzz, kills, links, modes, races, scenes
@@ -22,73 +30,89 @@ from hardening.tally import KINDS, Finding, Tally, format_table
 
 Case = Callable[[], list[Finding]]
 LIMIT = 60.0  # seconds after which a command counts as hung
-RACES = 50
-SHARES = {
-    "damage": 0.45,
-    "links": 0.15,
-    "kills": 0.25,
-    "configs": 0.05,
-    "lines": 0.06,
-    "races": 0.02,
-}  # of the time
+FUZZED, RACES = 100, 5  # configs, and as many command lines; races of each pair
+MORE = 4  # times as many of these, for --more
+NAMES = ("damage", "links", "kills", "configs", "lines", "races", "modes", "cwd")
 
 
 @dataclass(frozen=True)
 class Soak:
-    """What the instruments share: the server, the folders, the seed and the number of cases at once."""
+    """What the instruments share: the server, the folders, the seed, and whether to try every combination."""
 
     watch: Watch
     place: Path
     seed: int
-    workers: int
+    more: bool
 
-    def run(self, name: str, cases: Sequence[Case], seconds: float) -> Tally:
-        """Run cases in a random order until the time is over; print progress and findings as they come."""
-        tally, started, said = Tally(name, len(cases)), time.monotonic(), time.monotonic()
-        order = random.Random(f"{self.seed} {name}").sample(list(cases), len(cases))
-        seen: set[tuple[str, str, str]] = set()
+    def list_cases(self, chosen: set[str]) -> dict[str, Sequence[Case]]:
+        """Return the cases of the chosen instruments."""
+        watch, count = self.watch, MORE if self.more else 1
+        known = [*scenes.build(watch, self.place / "scenes").values()]
+        references = damage.References(watch)
+        found: dict[str, Sequence[Case]] = {}
+        if "damage" in chosen:
+            cases = damage.list_cases(references, known, self.seed, more=self.more)
+            found["damage"] = [partial(damage.try_damage, references, *case, LIMIT) for case in cases]
+        if "links" in chosen:
+            cases = links.list_cases(references, known, more=self.more)
+            found["links"] = [partial(damage.try_damage, references, *case, LIMIT) for case in cases]
+        for name, draw in (("configs", fuzz.list_configs), ("lines", fuzz.list_command_lines)):
+            if name in chosen:
+                audited, odd = self.place / "scenes" / "audited", draw(self.seed, FUZZED * count)
+                found[name] = [partial(fuzz.try_fuzzed, watch, audited, one, LIMIT) for one in odd]
+        if "races" in chosen:
+            trained, pairs = self.place / "scenes" / "trained", [*races.PAIRS] * RACES * count
+            found["races"] = [partial(races.try_pair, watch, trained, pair, LIMIT) for pair in pairs]
+        if chosen & {"kills", "modes"}:
+            scenarios = kills.set_up(watch, self.place / "kills")
+            stops = kills.list_stops(scenarios, self.seed, more=self.more)
+            tried = {
+                "kills": [partial(kills.try_stop, watch, one, LIMIT) for one in stops],
+                "modes": [partial(modes.check, one, self.place / "kills") for one in scenarios],
+            }
+            found |= {name: cases for name, cases in tried.items() if name in chosen}
+        if "cwd" in chosen:
+            unlearned = self.place / "scenes" / "unlearned"
+            commands = current_folder.COMMANDS
+            found["cwd"] = [partial(current_folder.try_command, unlearned, one) for one in commands]
+        return found
 
-        def run_one(case: Case) -> None:
-            nonlocal said
-            if time.monotonic() - started > seconds:
-                return
-            found = case()
-            tally.add(found)
-            for one in found:
-                if (key := (one.kind, one.command, one.detail)) not in seen:
-                    seen.add(key)
-                    say(f"  {one}")
-            if time.monotonic() - said > 60:
-                said = time.monotonic()
-                say(f"{name}: {tally.cases} of {tally.planned}, {len(tally.findings)} findings")
 
-        with ThreadPoolExecutor(self.workers) as threads:
-            list(threads.map(run_one, order))
-        say(
-            f"{name}: {tally.cases} of {tally.planned} cases, {len(tally.findings)} findings, {time.monotonic() - started:.0f} s"
-        )
-        return tally
+def run(cases: Mapping[str, Sequence[Case]], seed: int, workers: int, minutes: float) -> list[Tally]:
+    """Run cases in a random order until the time is over; print progress and findings as they come."""
+    tallies = {name: Tally(name, len(some)) for name, some in cases.items()}
+    order = [(tallies[name], case) for name, some in cases.items() for case in some]
+    random.Random(seed).shuffle(order)
+    started = said = time.monotonic()
+    seen: set[tuple[str, str, str]] = set()
 
-    def list_damages(self, references: damage.References, known: Sequence[scenes.Scene]) -> list[Case]:
-        """Return the damaged-file matrix."""
-        return [
-            lambda scene=scene, one=one, command=command: damage.try_damage(
-                references, scene, one, command, LIMIT
-            )
-            for scene in known
-            for one, command in damage.list_cases(scene, self.seed, flips=2, keys=6)
-        ]
+    def run_one(tally: Tally, case: Case) -> None:
+        nonlocal said
+        if time.monotonic() - started > minutes * 60:
+            return
+        found = case()
+        tally.add(found)
+        for one in found:
+            if (key := (one.kind, one.command, one.detail)) not in seen:
+                seen.add(key)
+                say(f"  {one}")
+        if time.monotonic() - said > 60:
+            said = time.monotonic()
+            done, findings = (sum(map(count, tallies.values())) for count in (_count_cases, _count_findings))
+            say(f"{(said - started) / 60:.0f} min: {done} of {len(order)} cases, {findings} findings")
 
-    def list_links(self, references: damage.References, known: Sequence[scenes.Scene]) -> list[Case]:
-        """Return what can lie where commands write."""
-        return [
-            lambda scene=scene, one=one, command=command: damage.try_damage(
-                references, scene, one, command, LIMIT
-            )
-            for scene in known
-            for command in scene.commands
-            for one in links.list_plants(references, scene, command)
-        ]
+    with ThreadPoolExecutor(workers) as threads:
+        list(threads.map(run_one, *zip(*order, strict=True)))
+    say(f"{(time.monotonic() - started) / 60:.1f} min")
+    return [*tallies.values()]
+
+
+def _count_cases(tally: Tally) -> int:
+    return tally.cases
+
+
+def _count_findings(tally: Tally) -> int:
+    return len(tally.findings)
 
 
 def say(text: str) -> None:
@@ -97,72 +121,22 @@ def say(text: str) -> None:
     sys.stdout.flush()
 
 
-def run_all(soak: Soak, minutes: float, chosen: set[str]) -> list[Tally]:
-    """Run the chosen instruments; return what they found."""
-    share = minutes * 60 / sum(SHARES[name] for name in chosen & {*SHARES}) if chosen & {*SHARES} else 0
-    watch, tallies = soak.watch, list[Tally]()
-
-    def run(name: str, make: Callable[[], Sequence[Case]]) -> None:
-        if name in chosen:
-            tallies.append(soak.run(name, make(), share * SHARES[name]))
-
-    known = [*scenes.build(watch, soak.place / "scenes").values()]
-    references = damage.References(watch)
-    run("damage", lambda: soak.list_damages(references, known))
-    run("links", lambda: soak.list_links(references, known))
-    audited = soak.place / "scenes" / "audited"
-    run(
-        "configs",
-        lambda: [
-            lambda one=one: fuzz.try_fuzzed(watch, audited, one, LIMIT)
-            for one in fuzz.list_configs(soak.seed, 1000)
-        ],
-    )
-    run(
-        "lines",
-        lambda: [
-            lambda one=one: fuzz.try_fuzzed(watch, audited, one, LIMIT)
-            for one in fuzz.list_command_lines(soak.seed, 1000)
-        ],
-    )
-    trained = soak.place / "scenes" / "trained"
-    run(
-        "races",
-        lambda: [
-            lambda name=name: races.try_pair(watch, trained, name, LIMIT)
-            for name in races.PAIRS
-            for _ in range(RACES)
-        ],
-    )
-    if chosen & {"kills", "modes"}:
-        scenarios = kills.set_up(watch, soak.place / "kills")
-        run(
-            "kills",
-            lambda: [
-                lambda one=one: kills.try_stop(watch, one, LIMIT) for one in kills.list_stops(scenarios)
-            ],
-        )
-        if "modes" in chosen:
-            tallies.append(modes.check_all(scenarios, soak.place / "kills"))
-    if "cwd" in chosen:
-        tallies.append(current_folder.check_all(soak.place / "scenes" / "unlearned"))
-    return tallies
-
-
 def main() -> None:
     """Run the instruments and print what they found."""
-    names = (*SHARES, "modes", "cwd")
     parser = argparse.ArgumentParser(prog="soak", description=__doc__)
-    parser.add_argument("--minutes", type=float, default=55.0, help="how long to run, about")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="stop after about this time")
     parser.add_argument("--seed", type=int, default=0, help="chooses and orders the cases")
+    parser.add_argument("--more", action="store_true", help="try every combination, for hours")
     parser.add_argument("--workers", type=int, default=2, help="cases at once")
-    parser.add_argument("--only", default=",".join(names), help=f"of {', '.join(names)}")
+    parser.add_argument("--only", default=",".join(NAMES), help=f"of {', '.join(NAMES)}")
     given = parser.parse_args()
     chosen = set(given.only.split(","))
-    if odd := chosen - {*names}:
-        parser.error(f"there is no instrument {', '.join(sorted(odd))}; there are {', '.join(names)}")
+    if odd := chosen - {*NAMES}:
+        parser.error(f"there is no instrument {', '.join(sorted(odd))}; there are {', '.join(NAMES)}")
     with Watch() as watch, tempfile.TemporaryDirectory(prefix="feduhb-soak-") as place:
-        tallies = run_all(Soak(watch, Path(place), given.seed, given.workers), given.minutes, chosen)
+        cases = Soak(watch, Path(place), given.seed, given.more).list_cases(chosen)
+        say(", ".join(f"{name} {len(some)}" for name, some in cases.items()))
+        tallies = run(cases, given.seed, given.workers, given.minutes)
     for tally in tallies:
         if tally.findings:
             say(f"\n{tally.name}:\n" + "\n".join(tally.list_distinct()))

@@ -66,6 +66,8 @@ SEEN = {  # what was wrong once: scene, path, damage and a word of the command
     ("chain", "first-feduhb/audit.json", "a folder in its place", "audit"),
     ("chain", "first-feduhb/lineage.json", "not UTF-8", "report"),
     ("chain", "first-feduhb/history/00002", "a link to a copy elsewhere", "next"),
+    ("flower", "flower-interrupted", "unreadable", "train"),
+    ("flower", "flower-fedrecover", "unreadable", "fedrecover"),
     ("working", f"{WORK}/audit-work/audit-work.json", "[]", "audit"),
     ("working", f"{WORK}/audit-work", "a link to a copy elsewhere", "audit"),
 }

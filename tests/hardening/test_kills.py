@@ -1,4 +1,4 @@
-"""Commands that are killed, or refused by the disk, at some of their events; `make soak` tries every event."""
+"""Commands that are killed, or refused by the disk, at some of their events; `make soak` tries every kind of event."""
 
 from __future__ import annotations
 

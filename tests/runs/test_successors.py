@@ -12,12 +12,14 @@ from federations import ragged
 from feduhb.cli import app
 from feduhb.data.request import Request
 from feduhb.errors import RequestError, RunFolderError
-from feduhb.runs.lineage import LINEAGE, explain_revival, read_successors
+from feduhb.runs.lineage import LINEAGE, check_revival, read_successors
 
 
 def revived(run, asked):
     """Return the warning for a request that would bring a forgotten client back."""
-    return explain_revival(run.folder, run.forgot, asked)
+    total, told = asked if run.forgot is None else run.forgot.merge(asked), []
+    check_revival(run.folder, total, allow=True, warn=told.append)
+    return told[0] if told else None
 
 
 HOW = {"epochs": 1, "batch_size": 8, "show": None}
@@ -115,7 +117,7 @@ def test_a_run_that_cannot_be_marked_is_named(runs, tmp_path, capsys):
 
 def test_of_two_requests_at_the_same_moment_one_is_served(runs, tmp_path, monkeypatch):
     """The second is checked before the first is recorded, and again when it is to be recorded itself."""
-    monkeypatch.setattr("feduhb.api.explain_revival", lambda *_: None)
+    monkeypatch.setattr("feduhb.api.check_revival", lambda *_, **__: None)
     with pytest.raises(RequestError, match="would bring elk back"):
         feduhb.unlearn(runs[0], ["cat"], rounds=1, out=tmp_path / "third", show=None)
     assert read_successors(runs[0].folder) == [runs[1].folder]

@@ -19,7 +19,7 @@ from feduhb.data.request import Forget
 from feduhb.engines.loop import describe_local
 from feduhb.errors import AnswerError, ConfigError
 from feduhb.flower import wire
-from feduhb.flower.files import Memory
+from feduhb.flower.files import ONLY_FIRST, ONLY_WORDS, Memory, Reasons, write_file
 from feduhb.flower.messages import PAUSE, Farewell, exchange, log
 from feduhb.flower.names import fold_name
 from feduhb.flower.roster import Forgotten, Roster, resolve_request
@@ -30,6 +30,9 @@ from feduhb.flower.validation import (
     bound_weights,
     judge_answers,
 )
+from feduhb.runs.files import find_json
+from feduhb.runs.folder import LEFT_OUT, LIMITS, NAMES, RunFolder
+from feduhb.runs.loop import Rounds
 
 
 class FlowerEngine:
@@ -168,6 +171,24 @@ class FlowerEngine:
         """Warn about leavers of this request that did not answer or were never connected."""
         if self._farewell is not None and self.forgotten.request is not None:
             self._farewell.close(self.forgotten.request.clients)
+
+    def recorded(self, rounds: Rounds[Any], folder: RunFolder) -> Rounds[Any]:
+        """Write names, limits and left-out clients before the checkpoint that ends each round; begin with those of a resumed run."""
+        self.recall(folder)
+        write_file(folder.path / NAMES, self.roster.names)
+        for state, record in rounds:
+            write_file(folder.path / NAMES, self.roster.names)
+            write_file(folder.path / LIMITS, self.memory.to_json())
+            write_file(folder.path / LEFT_OUT, self.left_out)
+            yield state, record
+
+    def recall(self, folder: RunFolder) -> None:
+        """Continue with what a run folder says of the rounds that it records."""
+        before, left_out = len(folder.rounds()), find_json(folder.path / LEFT_OUT, Reasons, ONLY_WORDS) or {}
+        self.left_out.update({t: found for t, found in left_out.items() if t < before})
+        self.memory = find_json(folder.path / LIMITS, Memory, ONLY_FIRST) or Memory()
+        for t in [t for t in self.bounded if t >= before]:
+            del self.bounded[t]
 
     def score(self, params: Tensor) -> dict[str, float]:
         """Let the remaining clients score a model; return the mean of each score, weighted by examples."""

@@ -21,7 +21,7 @@ from feduhb.core.types import ClientId, Method
 from feduhb.data.request import Request
 from feduhb.errors import HistoryError, RequestError
 from feduhb.flower.engine import FlowerEngine, check_waiting
-from feduhb.flower.files import ONLY_FIRST, ONLY_WORDS, Memory, Names, Reasons, write_file
+from feduhb.flower.files import ONLY_WORDS, Names
 from feduhb.flower.messages import log
 from feduhb.flower.names import clean_name
 from feduhb.flower.roster import Forgotten, Roster, read_request, read_total, resolve_request
@@ -36,8 +36,6 @@ from feduhb.runs.execute import Finished, execute, finish_replay
 from feduhb.runs.files import find_json
 from feduhb.runs.folder import (
     HISTORY,
-    LEFT_OUT,
-    LIMITS,
     NAMES,
     REQUEST,
     Round,
@@ -45,7 +43,7 @@ from feduhb.runs.folder import (
     explain_end,
 )
 from feduhb.runs.history import DiskHistory
-from feduhb.runs.lineage import Ancestor, Erasure, explain_revival, find_histories, read_ancestors
+from feduhb.runs.lineage import Ancestor, Erasure, check_revival, find_histories, read_ancestors
 from feduhb.runs.loop import Participants, Rounds
 from feduhb.runs.plan import Advice, Plan, Reporter
 from feduhb.stopping import DynamicStop
@@ -111,25 +109,24 @@ def serve(
         written=None if folder is None else read_request(folder.path), min_clients=strategy.min_clients,
     )  # fmt: skip
     _check_request(roster, trained, forgotten)
+    reporter = Reporter(inform=log.info, warn=log.warning)
+    if trained is not None:
+        check_revival(trained.path, forgotten.total, allow=strategy.allow_revival, warn=reporter.warn)
     engine = FlowerEngine(
         grid, begun.arrays, strategy.local, seed=begun.seed, forget=forgotten, min_replies=strategy.min_replies,
         timeout=strategy.timeout, max_norm=limits.max_norm, max_examples=limits.max_examples, max_share=limits.max_share,
         examples=limits.examples, config=train_config, tell_leavers=strategy.tell_leavers, roster=roster,
     )  # fmt: skip
     erasure = _find_erasure(trained, forgotten)
-    reporter = Reporter(inform=log.info, warn=log.warning)
     outcome = Outcome(seed=begun.seed)
     if folder is not None and method.needs_history and folder.is_replayed():
         finish_replay(folder, method, str(forgotten.total), erasure, reporter, ADVICE)
         done = Finished(Plain(load_params(folder.state_path)), tuple(folder.rounds()))
-        _recall(engine, folder, len(done.rounds))
+        engine.recall(folder)
         return _complete(outcome, engine, done)
     method = _bind(method, trained, forgotten, start)
     scheduled = method.rounds or rounds
     observer = _Observer(engine, start, scheduled, outcome, folder, evaluate, strategy.evaluate_every)
-    asked = forgotten.total
-    if trained is not None and asked is not None and (revival := explain_revival(trained.path, None, asked)):
-        log.warning("%s", revival)
     ancestors = () if trained is None else (Ancestor.at(trained.path), *read_ancestors(trained.path))
     plan = Plan(
         label=method.name, method=method, start=start, statistics=engine.layout.statistics, engine=engine,
@@ -140,7 +137,7 @@ def serve(
         files={REQUEST: forgotten.to_json()}, resume=True,
         history_to_write=DiskHistory(Path(strategy.checkpoint or "") / HISTORY) if strategy.keep_history else None, advice=ADVICE,
         ancestors=ancestors, supersedes=tuple(one.path for one in ancestors if one.is_there),
-        erasure=erasure, reporter=reporter, show=observer.show, observe=observer.observe,
+        forgets=None if strategy.allow_revival else forgotten.total, erasure=erasure, reporter=reporter, show=observer.show, observe=observer.observe,
     )  # fmt: skip
     return _complete(outcome, engine, execute(plan))
 
@@ -260,7 +257,7 @@ def _to_toml(value: ConfigRecordValues) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class _Observer:
-    """Scores and logs the rounds of a run over a grid, and writes the files beside its records."""
+    """Scores and logs the rounds of a run over a grid, and tells leavers to leave."""
 
     engine: FlowerEngine
     start: Tensor
@@ -289,21 +286,13 @@ class _Observer:
         return {key: float(value) for key, value in found.items() if isinstance(value, int | float)}
 
     def observe(self, rounds: Rounds[Any]) -> Rounds[Any]:
-        """Ask leavers to leave; write names and left-out clients before the checkpoint that ends each round."""
-        folder, engine = self.folder, self.engine
-        if folder is not None:
-            _recall(engine, folder, len(folder.rounds()))
-            write_file(folder.path / NAMES, engine.roster.names)
-            if folder.is_finished():
-                return
-        engine.tell_leavers()
-        for state, record in rounds:
-            if folder is not None:
-                write_file(folder.path / NAMES, engine.roster.names)
-                write_file(folder.path / LIMITS, engine.memory.to_json())
-                write_file(folder.path / LEFT_OUT, engine.left_out)
-            yield state, record
-        engine.check_leavers()
+        """Ask leavers to leave, and warn at the end about those that did not."""
+        if self.folder is not None and self.folder.is_finished():
+            yield from rounds
+            return
+        self.engine.tell_leavers()
+        yield from rounds
+        self.engine.check_leavers()
 
     def show(self, record: Round) -> None:
         """Log how many clients answered a round, by name if they are few."""
@@ -328,12 +317,3 @@ def _complete(outcome: Outcome, engine: FlowerEngine, done: Finished) -> Outcome
     )  # fmt: skip
     log.info("the run ended after %s rounds: %s", len(done.rounds), ended.stopped)
     return ended
-
-
-def _recall(engine: FlowerEngine, folder: RunFolder, before: int) -> None:
-    """Let an engine continue with what a run folder says of the rounds before this one."""
-    left_out = find_json(folder.path / LEFT_OUT, Reasons, ONLY_WORDS) or {}
-    engine.left_out.update({t: found for t, found in left_out.items() if t < before})
-    engine.memory = find_json(folder.path / LIMITS, Memory, ONLY_FIRST) or Memory()
-    for t in [t for t in engine.bounded if t >= before]:
-        del engine.bounded[t]

@@ -56,6 +56,8 @@ class OwnLoop(_Starting, Strategy):
             absolute path, because a ServerApp does not run in your directory.
         trained: the checkpoint folder of the training to unlearn from. What the training forgot stays forgotten, its
             history is erased, and clients that are not connected are found by the names registered there.
+        allow_revival: serve the request although a later run has forgotten more than ``trained``, and this run would learn
+            that again; the log warns. False raises RequestError.
         keep_history: keep every model and every update in the checkpoint folder, for FedEraser and FedRecover.
         model: a module, whose weights are not used, or a function that makes one. The strategy draws the fresh model from it.
         start: "given" starts from the weights of the module instead; by this you declare that they are public and never saw
@@ -85,6 +87,7 @@ class OwnLoop(_Starting, Strategy):
 
     checkpoint: str | Path | None = None
     trained: str | Path | None = None
+    allow_revival: bool = False
     keep_history: bool = False
     model: ModelSource | None = None
     seed: int | None = None

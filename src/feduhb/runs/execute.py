@@ -7,7 +7,7 @@ import sys
 import tomllib
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
@@ -22,7 +22,7 @@ from feduhb.runs.files import write_atomically
 from feduhb.runs.folder import Result, Round, RunFolder, explain_end, now, versions
 from feduhb.runs.history import HistoryOnDevice, RecordingEngine
 from feduhb.runs.lineage import Erased, Erasure, supersede, write_ancestors
-from feduhb.runs.loop import evaluated, run, shown
+from feduhb.runs.loop import Rounds, evaluated, run, shown
 from feduhb.runs.plan import Advice, Plan, Reporter, Show
 from feduhb.runs.statistics import carry_statistics
 
@@ -34,6 +34,15 @@ class Finished:
     state: Plain
     rounds: tuple[Round, ...]
     erased: tuple[Erased, ...] = ()  # of the histories that contained the leavers
+
+
+@runtime_checkable
+class KeepsFiles(Protocol):
+    """An engine that keeps files of its own in the run folder, by which a resumed run continues as it was."""
+
+    def recorded(self, rounds: Rounds[Any], folder: RunFolder) -> Rounds[Any]:
+        """Read these files, then write them before the checkpoint that ends each round."""
+        ...
 
 
 def execute(plan: Plan) -> Finished:
@@ -207,6 +216,8 @@ def _loop(
     )  # fmt: skip
     if plan.score is not None:
         stream = evaluated(stream, plan.score)
+    if plan.folder is not None and isinstance(plan.engine, KeepsFiles):
+        stream = plan.engine.recorded(stream, plan.folder)
     if plan.observe is not None:
         stream = plan.observe(stream)
     if plan.folder is not None:

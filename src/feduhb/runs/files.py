@@ -53,6 +53,16 @@ def disk_errors(path: Path) -> Generator[None]:
         ) from error
 
 
+@contextlib.contextmanager
+def reading_errors(path: Path) -> Generator[None]:
+    """Raise RunFolderError instead of OSError."""
+    try:
+        yield
+    except OSError as error:
+        what = error.strerror or error
+        raise RunFolderError(f"{path} cannot be read: {what}; check its permissions") from None
+
+
 def write_atomically(path: Path, data: bytes, *, private: bool = True) -> None:
     """Replace a file, whole or not at all. Processes that write into the same folder wait for each other.
 
@@ -153,7 +163,8 @@ def lock_folder(folder: Path, name: str = ".writing.lock") -> Generator[None]:
         try:
             yield
         finally:
-            lock.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # a lock file that stays locks nothing
+                lock.unlink(missing_ok=True)
 
 
 def sync_folder(folder: Path) -> None:

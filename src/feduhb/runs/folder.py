@@ -37,6 +37,7 @@ from feduhb.runs.files import (
     parse_json,
     read_file,
     read_text,
+    reading_errors,
     sync_folder,
     write_atomically,
 )
@@ -234,11 +235,13 @@ class RunFolder:
     def exists(self) -> bool:
         """Whether the folder holds a run, finished or not, or the tombstone of one."""
         paths = (self.config_path, self.tombstone_path)
-        return any(path.exists() or path.is_symlink() for path in paths)  # a link to nothing is damage
+        with reading_errors(self.path):
+            return any(path.exists() or path.is_symlink() for path in paths)  # a link to nothing is damage
 
     def is_finished(self) -> bool:
         """Whether the run has ended."""
-        return self.result_path.exists()
+        with reading_errors(self.path):
+            return self.result_path.exists()
 
     @contextlib.contextmanager
     def claim(
@@ -253,7 +256,8 @@ class RunFolder:
 
     def is_replayed(self) -> bool:
         """Whether all rounds are done, so that the run needs no history any more."""
-        return self.is_finished() or self._prepared_path.is_file()
+        with reading_errors(self.path):
+            return self.is_finished() or self._prepared_path.is_file()
 
     def create(self, config: str) -> None:
         """Start a run: make the folder and its config.toml."""
@@ -262,7 +266,8 @@ class RunFolder:
 
     def find_remains(self) -> str | None:
         """Return the name of a file of a run in a folder that has no config.toml; None if there is none."""
-        found = sorted(path.name for path in self.path.iterdir()) if self.path.is_dir() else []
+        with reading_errors(self.path):
+            found = sorted(path.name for path in self.path.iterdir()) if self.path.is_dir() else []
         return next((name for name in found if name in REMAINS), None)
 
     def tombstone(self) -> Tombstone | None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field
 from functools import partial, reduce
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from feduhb.data.request import Request
 from feduhb.errors import RequestError, RunFolderError
@@ -32,7 +32,7 @@ from feduhb.runs.lineage import (
 )
 from feduhb.runs.private import find_work
 from feduhb.runs.retire import DELETED, KEPT, RECORDS, TEMPORARY, list_files
-from feduhb.runs.siblings import find_runs, is_run, list_data, list_digests, list_names, read_names, walk
+from feduhb.runs.siblings import find_runs, is_run, list_data, list_names, read_names, walk
 from feduhb.runs.status import UNSURE, Held, Leaver, Part, Reason, Remnant, RunStatus, State, Status
 from feduhb.runs.steps import list_steps
 
@@ -79,7 +79,10 @@ class _Facts:
     forgot: Request | None = None
     leavers: Request | None = None  # for whom it was retired
     own: str = ""  # the digest of its config.toml, also if it was retired
-    digests: set[str] = field(default_factory=set)  # its own and those of its ancestors
+    earlier: set[str] = field(default_factory=set)  # the digests of the runs that it came from
+    digests: set[str] = field(
+        default_factory=set
+    )  # these, its own and, if it was retired, that of its replacement
     ancestors: Sequence[Ancestor] = ()
     later: Sequence[Path] = ()
     data: Mapping[str, str] = field(default_factory=dict)
@@ -145,7 +148,7 @@ def _has_run(place: Path, unread: set[Path]) -> bool:
     try:
         files = RunFolder(place)
         return is_run(place) or files.find_remains() is not None or bool(list_audit_work(place))
-    except OSError:
+    except (OSError, RunFolderError):
         unread.add(place)
         return False
 
@@ -188,7 +191,9 @@ def _read(place: Path, *, inside: bool = True) -> _Facts:
     one.ancestors = one.attempt(lambda: read_ancestors(place), (), needed=True)
     one.later = one.attempt(lambda: read_successors(place), ())
     recorded = {str(digest) for digest in one.result.get("came_from", ())}  # also if the lineage is lost
-    one.digests = (one.attempt(lambda: list_digests(place), set[str]()) | recorded | {one.own}) - {""}
+    one.earlier = {*recorded, *(ancestor.digest for ancestor in one.ancestors)}
+    replaced = "" if one.tombstone is None else one.tombstone["replaced_by"]["config_sha256"]
+    one.digests = {*one.earlier, one.own, replaced} - {""}
     one.data = one.attempt(lambda: list_data(place), {})
     one.names = one.attempt(lambda: list_names(place), set[str]())
     named = one.attempt(lambda: read_names(place), dict[str, str]())
@@ -328,21 +333,28 @@ def _describe(one: _Facts, facts: Sequence[_Facts], leavers: Sequence[_Leaver]) 
     later = tuple(place for place in one.later if any(place == other.path for other in facts))
     left = list_left(one.path) if holds or one.is_retired else ()
     return RunStatus(
-        path=one.path, state=_find_state(one), problem=one.problems[0] if one.problems else "", method=method,
-        exact=one.result.get("exact"), forgot=str(one.forgot or ""), came_from=_find_parent(one, facts),
+        path=one.path, state=_find_state(one, later), problem=one.problems[0] if one.problems else "", method=method,
+        exact=one.result.get("exact"), made_with=_find_maker(one.config), config_sha256=one.own,
+        earlier_sha256=tuple(sorted(one.earlier)), forgot=str(one.forgot or ""), came_from=_find_parent(one, facts),
         superseded_by=later, ended=str(ended_as.get("finished") or ""), weights_sha256=str(ended_as.get("weights_sha256") or ""),
         holds=tuple(holds.values()), audits=tuple(one.audits), erased=tuple(one.erased), left=tuple(left),
     )  # fmt: skip
 
 
-def _find_state(one: _Facts) -> State:
+def _find_maker(config: Mapping[str, Any]) -> Literal["commands", "Python", "Flower"]:
+    if "flower" in config:
+        return "Flower"
+    return "commands" if "federation" in config else "Python"
+
+
+def _find_state(one: _Facts, later: Sequence[Path]) -> State:
     if one.problems:
         return "damaged"
     if one.tombstone is not None:
         return "retired" if one.is_retired else "retiring"
     if not one.result:
         return "unfinished"
-    return "superseded" if any(RunFolder(place).exists() for place in one.later) else "finished"
+    return "superseded" if later else "finished"
 
 
 def _find_parent(one: _Facts, facts: Sequence[_Facts]) -> Path | None:

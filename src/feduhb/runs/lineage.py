@@ -44,6 +44,7 @@ SHARED_SEED = (
     "the difference of their first sums is the update of the forgotten clients; leave seed out, so that every run "
     "draws its own"
 )
+INSIST = "To bring it back all the same: --allow-revival, in Python allow_revival=True"
 PATIENCE = 10.0  # seconds to wait for another process that uses a run folder
 
 
@@ -331,7 +332,7 @@ def supersede(
                 continue
             others = [one for one in _find_successors(folder) if one[0].resolve() != later.resolve()]
             if total is not None and (revival := _explain(folder, others, total)):
-                raise RequestError(revival)
+                raise RequestError(f"{revival}. {INSIST}")
             held.append(folder)
         yield
         for folder in held:
@@ -349,19 +350,27 @@ def _lock(folder: Path) -> Generator[None]:
         yield
 
 
-def explain_revival(folder: Path | None, forgot: Request | None, asked: Request) -> str | None:
-    """Return why a request to a run would bring back data that a later run has forgotten; None if it would not."""
-    total = asked if forgot is None else forgot.merge(asked)
-    return None if folder is None else _explain(folder, _find_successors(folder), total)
+def check_revival(folder: Path, total: Request | None, *, allow: bool, warn: Callable[[str], object]) -> None:
+    """Raise RequestError if a new run made from a run would bring back data that a later run has forgotten.
+
+    Args:
+        total: everything that the new run forgets; None if nothing.
+        allow: only warn.
+    """
+    revival = _explain(folder, _find_successors(folder), total)
+    if revival is not None and not allow:
+        raise RequestError(f"{revival}. {INSIST}")
+    if revival is not None:
+        warn(revival)
 
 
-def _explain(folder: Path, successors: Iterable[tuple[Path, Request]], total: Request) -> str | None:
+def _explain(folder: Path, successors: Iterable[tuple[Path, Request]], total: Request | None) -> str | None:
     for later, gone in successors:
         if (back := gone.subtract(total)) is not None:
-            here = shorten(folder)
+            here, more = shorten(folder), back if total is None else total.merge(back)
             return (
                 f"{later} came from {here} and has forgotten {gone}; another request to {here} would bring {back} back: "
-                f"unlearn {later} instead, or forget {total.merge(back)}. To compare methods, use feduhb compare; if {later} was a mistake, delete it"
+                f"unlearn {later} instead, or forget {more}. To compare methods, use feduhb compare; if {later} was a mistake, delete it"
             )
     return None
 

@@ -123,7 +123,7 @@ def find_runs(places: Iterable[Path], *, depth: int, unread: set[Path]) -> Itera
     for folder in walk(places, depth=depth, unread=unread):
         try:
             is_run = RunFolder(folder).exists()
-        except OSError:
+        except FeduhbError:
             unread.add(folder)
             continue
         if is_run:
@@ -165,7 +165,7 @@ def walk(places: Iterable[Path], *, depth: int, unread: set[Path]) -> Iterator[P
             yield folder
             try:
                 is_deeper = depth > 1 and not is_run(folder)
-            except OSError:
+            except (OSError, FeduhbError):
                 unread.add(folder)
                 continue
             if is_deeper:

@@ -51,6 +51,9 @@ class RunStatus:
     problem: str = ""  # what is damaged
     method: str = ""  # empty for a training
     exact: bool | None = None  # whether the method claims to be exact; None if that is not recorded
+    made_with: Literal["commands", "Python", "Flower"] = "Python"
+    config_sha256: str = ""  # of its config.toml, also if it was retired
+    earlier_sha256: tuple[str, ...] = ()  # of the config.toml of every run that it came from
     forgot: str = ""  # everything that it has forgotten
     came_from: Path | None = None
     superseded_by: tuple[Path, ...] = ()  # those that are still there
@@ -60,6 +63,11 @@ class RunStatus:
     audits: tuple[KeptAudit, ...] = ()  # the last one first
     erased: tuple[Erased, ...] = ()  # what erasures deleted of its history
     left: tuple[str, ...] = ()  # files that feduhb did not write, in a run that holds a leaver or was retired
+
+    def is_related(self, other: RunStatus) -> bool:
+        """Whether one of two runs came from the other, or both came from the same run."""
+        mine, its = ({one.config_sha256, *one.earlier_sha256} - {""} for one in (self, other))
+        return bool(mine & its)
 
     def judged_these_weights(self, audit: KeptAudit) -> bool:
         """Whether an audit is about the weights that this run ended with."""

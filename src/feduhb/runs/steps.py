@@ -10,9 +10,8 @@ from typing import TypeVar
 from feduhb.data.request import Request
 from feduhb.runs.files import resolve
 from feduhb.runs.folder import RunFolder
-from feduhb.runs.lineage import digest_config, shorten
+from feduhb.runs.lineage import shorten
 from feduhb.runs.retire import PASSED, check_replacing, choose_replacement
-from feduhb.runs.siblings import list_digests
 from feduhb.runs.status import Leaver, RunStatus, Step
 
 ORDER = ("resume", "unlearn", "audit", "retire", "look", "delete")
@@ -30,7 +29,8 @@ def list_steps(runs: Sequence[RunStatus], leavers: Sequence[Leaver]) -> list[Ste
     }
     begun = [*_finish(runs)]
     rest = [run for run in runs if run.path not in {step.path for step in begun}]
-    waiting = {digest for step in begun if step.what == "resume" for digest in _list_digests(step.path)}
+    resumed = {step.path for step in begun if step.what == "resume"}
+    waiting = [run for run in runs if run.path in resumed]
     steps = [
         *begun, *_forget(runs, leavers, served), *_replace(rest, runs, served, waiting), *_delete_by_hand(runs)
     ]  # fmt: skip
@@ -60,12 +60,11 @@ def _finish(runs: Sequence[RunStatus]) -> Iterator[Step]:
 
 
 def _resume(run: RunStatus, before: RunStatus | None, what: str) -> Step:
-    config = _read_config(run.path)
     forgot = Request.parse(before.forgot) if before is not None and before.forgot else None
     asked = Request.parse(run.forgot).subtract(forgot) or run.forgot
-    if "flower" in config:
+    if run.made_with == "Flower":
         return Step("resume", run.path, f"{what}; submit its ServerApp again")
-    if "federation" not in config:
+    if run.made_with == "Python":
         return Step("resume", run.path, f"{what}; repeat its feduhb.unlearn in Python with resume=True")
     source = _name(run.came_from) if run.came_from is not None else "RUN"
     method = "" if run.method == "feduhb" else f" --method {shlex.quote(run.method)}"
@@ -76,16 +75,19 @@ def _resume(run: RunStatus, before: RunStatus | None, what: str) -> Step:
 
 
 def _replace(
-    chosen: Sequence[RunStatus], runs: Sequence[RunStatus], served: Collection[str], waiting: set[str]
+    chosen: Sequence[RunStatus],
+    runs: Sequence[RunStatus],
+    served: Collection[str],
+    waiting: Sequence[RunStatus],
 ) -> Iterator[Step]:
     """Yield how to audit the runs that replace a run which holds leavers that were forgotten, and how to retire it.
 
     Args:
         chosen: the runs to look at, of all runs.
         served: the leavers that a run has forgotten.
-        waiting: digests of runs that must be finished first, and of those that they came from.
+        waiting: runs that must be finished first.
     """
-    heads: list[Path] = [run.path for run in runs if run.state == "retired"]
+    heads = [run for run in runs if run.state == "retired"]
     others: list[RunStatus] = []
     for run in chosen:
         if run.state in {"retired", "retiring"} or not any(one.leaver in served for one in run.holds):
@@ -93,11 +95,11 @@ def _replace(
         found = [*_retire(run, runs)] if _holds_itself(run) else []
         yield from found
         if any(step.what == "retire" for step in found):
-            heads.append(run.path)
-        elif not _list_digests(run.path) & waiting:
+            heads.append(run)
+        elif not any(map(run.is_related, waiting)):
             others.append(run)
     for run in others:
-        yield from _take_along(run, [head for head in heads if _list_digests(head) & _list_digests(run.path)])
+        yield from _take_along(run, [head.path for head in heads if run.is_related(head)])
 
 
 def _holds_itself(run: RunStatus) -> bool:
@@ -146,10 +148,10 @@ def _audit(path: Path, old: Path, runs: Sequence[RunStatus]) -> Step:
         old = new.came_from  # the run before the request, of which the old one may be a copy
     if last is not None and is_judged and last.verdict not in PASSED:
         return Step("audit", path, f"it says {last.verdict!r}; read the reasons in {shorten(last.path)}")
-    before, config = f"before {old.name} is retired", _read_config(path)
-    if "federation" in config:
+    before, made_with = f"before {old.name} is retired", "Python" if new is None else new.made_with
+    if made_with == "commands":
         return Step("audit", path, before, f"feduhb audit {_name(path)} --original {_name(old)}")
-    where = "where the clients' data is" if "flower" in config else "in Python"
+    where = "where the clients' data is" if made_with == "Flower" else "in Python"
     return Step("audit", path, f"{before}: feduhb.audit {where}, or a reason for feduhb retire --unaudited")
 
 
@@ -176,9 +178,9 @@ def _take_along(run: RunStatus, heads: Sequence[Path]) -> Iterator[Step]:
 
 def _forget(runs: Sequence[RunStatus], leavers: Sequence[Leaver], served: Collection[str]) -> Iterator[Step]:
     """Yield how to serve a request that no run has served, for leavers that were asked about."""
-    replaced = {digest for run in runs for digest in _list_digests(run.path) - {digest_config(run.path)}}
+    replaced = {digest for run in runs for digest in run.earlier_sha256}
     current = {
-        run.path for run in runs if run.state == "finished" and digest_config(run.path) not in replaced
+        run.path for run in runs if run.state == "finished" and run.config_sha256 not in replaced
     }  # not those that another run came from, nor copies of them
     for leaver in (one for one in leavers if one.request not in served):
         for run in (one for one in runs if one.path in leaver.held_by and one.path in current):
@@ -195,15 +197,6 @@ def _delete_by_hand(runs: Sequence[RunStatus]) -> Iterator[Step]:
             yield Step(
                 "look", run.path, f"feduhb did not write {', '.join(run.left)}; delete copies of the model"
             )
-
-
-def _list_digests(path: Path) -> set[str]:
-    """Return the digests of a run and of those that it came from; none if it cannot be read."""
-    return _attempt(lambda: list_digests(path), set())
-
-
-def _read_config(path: Path) -> dict[str, object]:
-    return _attempt(RunFolder(path).config, {})
 
 
 def _attempt(read: Callable[[], T], default: T) -> T:
