@@ -15,8 +15,6 @@ import logging
 import os
 import re
 import resource
-import runpy
-import shutil
 import signal
 import sys
 import tempfile
@@ -26,7 +24,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
-from forking import HUNG, Ended, ForkServer
+import forking
+from forking import HUNG, Ended, Forks, reach_server
 from quiet import save_blank_figures
 
 for module in (
@@ -109,18 +108,17 @@ class Orders:
     gate: str = ""
 
 
-class Watch(ForkServer):
+@contextlib.contextmanager
+def start_watch() -> Generator[Watch]:
+    """Start the server of a watch, unless one is shared, and write the interpreter of its children."""
+    with reach_server("watch") as address, tempfile.TemporaryDirectory() as folder:
+        python = Path(folder) / "python"
+        Forks(address).write_program(python, "hardening.running:run_python")
+        yield Watch(address, os.environ, python)
+
+
+class Watch(Forks):
     """Runs commands in children of a process that has imported torch and the command line."""
-
-    def __init__(self) -> None:
-        super().__init__("preloaded", "hardening.running")
-        self._folder_of_programs = Path(tempfile.mkdtemp())
-        self._python = self._folder_of_programs / "python"
-        self.write_program(self._python, "hardening.running:run_python")
-
-    def __exit__(self, *error: object) -> None:
-        super().__exit__(*error)
-        shutil.rmtree(self._folder_of_programs)
 
     def feduhb(
         self,
@@ -139,7 +137,6 @@ class Watch(ForkServer):
             words = [
                 json.dumps(asdict(Orders(str(place.resolve()), **orders))),
                 found,
-                self._python,
                 *arguments,
             ]
             ended = self.run("hardening.running:run_command", *words, cwd=place, limit=limit)
@@ -201,11 +198,10 @@ def run_command() -> None:
     """Run one command in this process; sys.argv holds what `Watch.feduhb` was given."""
     import feduhb.cli
 
-    text, found, python, *arguments = sys.argv[1:]
+    text, found, *arguments = sys.argv[1:]
     orders = Orders(**json.loads(text))
     os.umask(0o022)
     os.environ["FEDUHB_STATE"] = str(Path(orders.under) / STATE)
-    sys.executable = python
     sys.argv = ["feduhb", *arguments]
     disk = Disk(orders)
     os.fsync = disk.sync
@@ -297,18 +293,6 @@ def run_over_flower(what: str, *folders: str) -> None:
 
 
 def run_python() -> None:
-    """Stand in for the interpreter that a command starts: `python -c CODE ...` or `python -m MODULE ...`, without an import."""
+    """Stand in for the interpreter that a command starts."""
     os.fsync = lambda _: None
-    words = sys.argv[1:]
-    while words and words[0] in {"-I", "-P", "-E", "-s", "-B"}:
-        words.pop(0)
-    with contextlib.suppress(IndexError):
-        sys.argv = [words[0], *words[2:]]
-        if words[0] == "-c":
-            exec(compile(words[1], "<string>", "exec"), {"__name__": "__main__"})  # noqa: S102
-            return
-        if words[0] == "-m":
-            sys.argv[0] = words[1]
-            runpy.run_module(words[1], run_name="__main__", alter_sys=False)
-            return
-    sys.exit(f"a command started python {words}, which hardening/running.py cannot stand in for")
+    forking.run_python()

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hardening import current_folder, damage, fuzz, kills, links, modes, races, scenes
-from hardening.running import Watch
+from hardening.running import Watch, start_watch
 from hardening.tally import KINDS, Finding, Tally, format_table
 
 Case = Callable[[], list[Finding]]
@@ -161,7 +161,7 @@ def main() -> None:
     chosen = set(given.only.split(","))
     if odd := chosen - {*names}:
         parser.error(f"there is no instrument {', '.join(sorted(odd))}; there are {', '.join(names)}")
-    with Watch() as watch, tempfile.TemporaryDirectory(prefix="feduhb-soak-") as place:
+    with start_watch() as watch, tempfile.TemporaryDirectory(prefix="feduhb-soak-") as place:
         tallies = run_all(Soak(watch, Path(place), given.seed, given.workers), given.minutes, chosen)
     for tally in tallies:
         if tally.findings:

@@ -6,9 +6,28 @@ import pytest
 
 from feduhb.audit.attacks import misr
 from grid.small import FEW_TREES
-from quiet import commands, no_waiting_for_the_disk, one_thread, own_state, save_blank_figures
+from quiet import (
+    commands,
+    forked_python,
+    forked_workers,
+    no_waiting_for_the_disk,
+    one_thread,
+    own_state,
+    save_blank_figures,
+    server_of_commands,
+)
 
-__all__ = ["blank_figures", "commands", "few_trees", "no_waiting_for_the_disk", "one_thread", "own_state"]
+__all__ = [
+    "blank_figures",
+    "commands",
+    "few_trees",
+    "forked_python",
+    "forked_workers",
+    "no_waiting_for_the_disk",
+    "one_thread",
+    "own_state",
+    "server_of_commands",
+]
 
 
 @pytest.fixture(scope="module", autouse=True)
