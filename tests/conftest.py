@@ -18,6 +18,7 @@ from quiet import (
     one_thread,
     own_state,
     server_of_commands,
+    small_attackers,
 )
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "one_thread",
     "own_state",
     "server_of_commands",
+    "small_attackers",
 ]
 
 

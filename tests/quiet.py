@@ -84,6 +84,19 @@ def one_thread():
     torch.set_num_threads(before)
 
 
+FEW_TREES: dict[str, Any] = {"max_iter": 5, "max_bins": 8}  # of the attackers of MISR
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_attackers():
+    """MISR is no verdict, and verdicts in tests are far from any edge: fewer trees will do."""
+    from feduhb.audit.attacks import misr
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(misr, "TREES", {**misr.TREES, **FEW_TREES})
+        yield
+
+
 @pytest.fixture(scope="module", autouse=True)
 def no_waiting_for_others():
     """Where a test holds a run's lock itself, nobody will free it."""

@@ -28,18 +28,7 @@ import forking
 from forking import HUNG, Ended, Forks, reach_server
 from quiet import save_blank_figures
 
-for module in (
-    "fontTools.subset",
-    "golden.make_folders",
-    "jinja2",
-    "matplotlib.backends.backend_pdf",
-    "matplotlib.backends.backend_svg",
-    "matplotlib.pyplot",
-    "pydantic.dataclasses",
-    "sklearn.ensemble",
-    "sklearn.linear_model",
-):
-    import_module(module)  # commands import these late, in every child again
+import_module("golden.make_folders")  # `flower ...` imports it late, in every child again
 
 LIMIT = 60.0  # seconds after which a command that takes one or two counts as hung
 STATE = "state"  # the folder in which audits work, in the folder that a command runs in
