@@ -27,11 +27,13 @@ from pathlib import Path
 from typing import Any, Self
 
 PROGRAM = """#!{python} -SE
-import json, os, socket, sys
+import json, os, signal, socket, sys
 link = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 link.connect({address!r})
 job = dict(entry={entry!r}, words=sys.argv, cwd=os.getcwd(), environment=dict(os.environ))
 socket.send_fds(link, [json.dumps(job).encode()], [0, 1, 2])
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, lambda number, _: link.send(str(number).encode()))
 sys.exit(int(link.recv(64) or 1))
 """
 
@@ -113,7 +115,7 @@ class Forks:
     def write_program(self, path: Path, entry: str) -> None:
         """Write a program that calls a function in a child, with its own words, streams, folder and environment.
 
-        The child is killed when the program is.
+        SIGINT and SIGTERM are passed on to the child, and the child is killed when the program is.
         """
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(PROGRAM.format(python=sys.executable, address=self.address, entry=entry))
@@ -142,7 +144,7 @@ class ForkServer(Forks):
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
             listening.bind(self.address)
             listening.listen(64)  # who comes while the modules are imported waits
-            self._process = subprocess.Popen(
+            self.process = subprocess.Popen(
                 [*prefix, sys.executable, __file__, str(listening.fileno()), *modules],
                 env=environment,
                 stdin=subprocess.PIPE,  # its end tells the server that this process has ended
@@ -154,8 +156,8 @@ class ForkServer(Forks):
         return self
 
     def __exit__(self, *_: object) -> None:
-        os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.communicate()
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.communicate()
         shutil.rmtree(self._folder)
 
 
@@ -224,16 +226,18 @@ def serve(listening: socket.socket, modules: Sequence[str]) -> None:
 
 
 def _attend(link: socket.socket) -> None:
-    """Run a client's job in a child and answer how it ended; kill the child when the client goes away."""
+    """Run a client's job in a child and answer how it ended; kill the child when the client goes away.
+
+    A message of the client is the number of a signal for the child.
+    """
     message, handles, _, _ = socket.recv_fds(link, 1 << 20, 3)
     child = os.fork()
     if child == 0:
         link.close()
         _run_job(handles, json.loads(message))
     ended = os.pidfd_open(child)
-    ready, _, _ = select.select([ended, link], [], [])
-    if ended not in ready:
-        os.kill(child, signal.SIGKILL)
+    while ended not in select.select([ended, link], [], [])[0]:
+        os.kill(child, int(link.recv(64) or signal.SIGKILL))
     _, status = os.waitpid(child, 0)
     with contextlib.suppress(BrokenPipeError):
         link.send(str(os.waitstatus_to_exitcode(status)).encode())
