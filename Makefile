@@ -63,7 +63,8 @@ bench: $(READY)
 
 $(READY): pyproject.toml reproduction/pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]' -e ./reproduction
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[dev]' -e ./reproduction
+	$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true  # pip would use one core; some files are for other Pythons
 	touch $(READY)
 
 clean:

@@ -3,13 +3,43 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from quiet import blank_figures, commands, no_waiting_for_the_disk, one_thread, own_state
+from forking import share_servers
+from quiet import (
+    blank_figures,
+    commands,
+    forked_python,
+    forked_workers,
+    no_waiting_for_the_disk,
+    one_thread,
+    own_state,
+    server_of_commands,
+    small_attackers,
+)
 
-__all__ = ["blank_figures", "commands", "no_waiting_for_the_disk", "one_thread", "own_state"]
+__all__ = [
+    "blank_figures",
+    "commands",
+    "forked_python",
+    "forked_workers",
+    "no_waiting_for_the_disk",
+    "one_thread",
+    "own_state",
+    "server_of_commands",
+    "small_attackers",
+]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Keep fork servers that all workers share, if there will be workers."""
+    if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
+        kept = ExitStack()
+        kept.enter_context(share_servers())
+        config.add_cleanup(kept.close)
 
 
 PROCESSES = {"browser", "commands"}  # fixtures that start a process; a test that uses one counts as slow

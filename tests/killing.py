@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Literal
 
-from forking import Ended, ForkServer
+from forking import Ended, Forks
 
 DISK = {"write", "fsync", "rename", "replace", "flush", "close", "mkdir", "unlink"}
 Kind = Literal["any", "disk"]
@@ -31,16 +31,8 @@ class Counted(Ended):
     moments: int
 
 
-class Commands(ForkServer):
-    """Runs the command line in children of a process that has imported it and read a data set.
-
-    Args:
-        path: a folder that comes first on the children's PYTHONPATH.
-    """
-
-    def __init__(self, path: Path | None = None) -> None:
-        paths = filter(None, (str(path or ""), os.environ.get("PYTHONPATH")))
-        super().__init__("preloaded", environment={**os.environ, "PYTHONPATH": os.pathsep.join(paths)})
+class Commands(Forks):
+    """Runs the command line in children of a process that has imported it and read a data set."""
 
     def feduhb(
         self,

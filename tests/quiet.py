@@ -4,22 +4,54 @@ from __future__ import annotations
 
 import contextlib
 import os
+import subprocess
 from collections.abc import Generator, Iterator
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
-import torch
 
-from feduhb.audit import apart
+from forking import Forks, reach_server
 from killing import Commands
 
 
 @pytest.fixture(scope="session")
-def commands() -> Iterator[Commands]:
+def server_of_commands() -> Iterator[str]:
+    """The address of a fork server that has imported torch and the command line."""
+    with reach_server("commands") as address:
+        yield address
+
+
+@pytest.fixture(scope="session")
+def forked_python(server_of_commands: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An interpreter that need not import torch again."""
+    program = tmp_path_factory.mktemp("bin") / "python"
+    Forks(server_of_commands).write_program(program, "forking:run_python")
+    return program
+
+
+@pytest.fixture(scope="session")
+def commands(server_of_commands: str, forked_python: Path) -> Commands:
     """Run commands in processes of their own that need not import torch again."""
-    with Commands() as server:
-        yield server
+    return Commands(server_of_commands, os.environ, forked_python)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forked_workers(forked_python: Path):
+    """Let the processes that audits and grids start be forked; tests of those processes use real ones."""
+    from feduhb.audit import apart
+    from feduhb.runs import workers
+
+    def start_process(code: str, folder: str | None = None) -> subprocess.Popen[bytes]:
+        with mock.patch.object(workers.sys, "executable", str(forked_python)):
+            return start(code, folder)
+
+    start = workers.start_process
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(workers, "start_process", start_process)
+        patch.setattr(apart, "start_process", start_process)
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -33,6 +65,8 @@ def own_state(tmp_path_factory):
 @pytest.fixture(scope="module", autouse=True)
 def no_waiting_for_the_disk():
     """The kernel keeps what a killed process wrote, so fsync proves nothing here."""
+    from feduhb.audit import apart
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda _: None)
         patch.setattr(apart, "START", f"import os; os.fsync = lambda _: None; {apart.START}")
@@ -42,10 +76,25 @@ def no_waiting_for_the_disk():
 @pytest.fixture(scope="module", autouse=True)
 def one_thread():
     """On a busy machine two threads wait for each other longer than they work."""
+    import torch
+
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+FEW_TREES: dict[str, Any] = {"max_iter": 5, "max_bins": 8}  # of the attackers of MISR
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_attackers():
+    """MISR is no verdict, and verdicts in tests are far from any edge: fewer trees will do."""
+    from feduhb.audit.attacks import misr
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(misr, "TREES", {**misr.TREES, **FEW_TREES})
+        yield
 
 
 @pytest.fixture(scope="module", autouse=True)

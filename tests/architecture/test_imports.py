@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from forking import ForkServer
+from forking import Forks, reach_server
 
 SOURCE = Path(__file__).parents[2] / "src" / "feduhb"
 METHOD_CLASSES = {"FedEraser", "FedRecover", "FedUHB", "Method", "Retrain"}
@@ -141,11 +141,11 @@ def test_importing_it_does_not_import_torch(module):
 def run_fresh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], None]]:
     """Run code in a process that has imported torch, but nothing of this package."""
     script = tmp_path_factory.mktemp("fresh") / "code.py"
-    with ForkServer("torch") as server:
+    with reach_server("bare") as address:
 
         def run(code: str) -> None:
             script.write_text("import sys\nassert 'feduhb' not in sys.modules\n" + code)
-            ended = server.run_script(script)
+            ended = Forks(address).run_script(script)
             assert ended.returncode == 0, ended.stderr
 
         yield run

@@ -92,10 +92,11 @@ def lines(found: dict[str, Any]) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def server() -> Iterator[Any]:
     """Fork processes that have imported much, but nothing of this package."""
-    from forking import ForkServer  # the program above runs without the folder of the tests on its path
+    # Here, because the program above runs without the folder of the tests on its path.
+    from forking import Forks, reach_server
 
-    with ForkServer("torch", "torch._dynamo", "sklearn.datasets") as started:
-        yield started
+    with reach_server("bare") as address:
+        yield Forks(address)
 
 
 @pytest.mark.parametrize(("history", "most"), [("", MOST), ("history", MOST + 1)])

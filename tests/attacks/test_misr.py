@@ -38,6 +38,11 @@ FRESH = drawn(1, forgotten=2.0, test=2.0)
 BLIND = drawn(2, forgotten=0.0, test=0.0, m=200, n=400)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def small_attackers():
+    """Leave the attackers as they are."""
+
+
 @pytest.fixture(scope="module")
 def caught() -> dict[str, dict[str, MisrRates]]:
     return compute_misr({"original": MEMORISED, "retrain": FRESH}, seed=0)

@@ -51,6 +51,14 @@ class Odd:
     def threshold(self, moved: Any, /) -> None: ...
 
 
+@pytest.fixture(scope="module", autouse=True)
+def forked_workers():
+    """Here the processes are real ones."""
+    apart.stop_server()
+    yield
+    apart.stop_server()
+
+
 @pytest.fixture(scope="module")
 def federation():
     return feduhb.load("digits", clients=4, per_client=60, held_out=0.25, model="softmax")

@@ -15,6 +15,11 @@ from feduhb.errors import DataError, RunFolderError
 from feduhb.runs.workers import spread
 
 
+@pytest.fixture(scope="module", autouse=True)
+def forked_workers():
+    """Here the processes are real ones."""
+
+
 @pytest.fixture(autouse=True)
 def _importable(monkeypatch, tmp_path):
     """Let the other processes find the jobs, and a torch that is quickly imported: these jobs compute nothing."""

@@ -160,6 +160,7 @@ def test_help_breaks_lines_where_the_terminal_does():
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("blank_figures")
 def test_the_demo_trains_unlearns_audits_and_reports(tmp_path, monkeypatch):
     """The demo runs with smaller settings, and its answer is unchanged."""
     out = tmp_path / "demo"

@@ -53,25 +53,42 @@ def network():
 
 
 @pytest.fixture(scope="module")
-def hospitals(network, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("hospitals")
-    federation = story.prepare(folder)
-    federation.prefix = network.prefix if network else ()
+def federation(network, tmp_path_factory):
+    prepared = story.prepare(tmp_path_factory.mktemp("hospitals"))
+    prepared.prefix = network.prefix if network else ()
+    return prepared
+
+
+@pytest.fixture(scope="module")
+def server(federation):
+    """A process in the federation's network that has imported torch and Flower."""
     modules = (
         "feduhb.flower",
         "hospitals.data",
         "torch._dynamo",  # every optimiser imports it
-        *(f"flwr.{name}" for name in ("cli.app", "superlink.cli", "supernode.cli")),
+        *(f"flwr.{name}" for name in ("cli.app", "supercore.cli", "superlink.cli", "supernode.cli")),
+        "flwr.supernode.main",  # a SuperNode imports it late
     )
-    with ForkServer(*modules, prefix=federation.prefix, environment=federation.environment) as server:
-        fork_commands(federation, server, folder / "bin")
-        with federation:
-            yield federation
+    with ForkServer(*modules, prefix=federation.prefix, environment=federation.environment) as started:
+        yield started
 
 
-def fork_commands(federation, server, folder):
-    """Fork `flwr`, the ServerApps and the ClientApps off a process that has imported torch and Flower: they are many."""
+@pytest.fixture(scope="module")
+def hospitals(federation, server):
+    fork_programs(federation, server, federation.folder / "bin")
+    with federation:
+        yield federation
+
+
+def fork_programs(federation, server, folder):
+    """Fork all programs off the server, because they are many, but the SuperLink.
+
+    After a kill the process that was forked lives for another moment, and the next SuperLink takes the same port.
+    """
     federation.run_flwr = partial(server.run, "flwr.cli.app:app", cwd=federation.folder)
+    server.write_program(folder / "flwr", "flwr.cli.app:app")  # for the streams of logs
+    server.write_program(folder / "flower-superexec", "flwr.supercore.cli:flower_superexec")
+    server.write_program(folder / "flower-supernode", "flwr.supernode.cli:flower_supernode")
     server.write_program(folder / "flwr-clientapp", "flwr.supernode.cli:flwr_clientapp")
     server.write_program(folder / "flwr-serverapp", "flwr.superlink.cli:flwr_serverapp")
     federation.environment["PATH"] = f"{folder}{os.pathsep}{federation.environment['PATH']}"
@@ -180,10 +197,10 @@ def test_a_key_that_was_not_registered_is_refused(hospitals, tmp_path):
 
 
 @pytest.mark.usefixtures("told")
-def test_a_serverapp_that_was_killed_goes_on_after_its_last_finished_round(hospitals):
+def test_a_serverapp_that_was_killed_goes_on_after_its_last_finished_round(hospitals, server):
     first = story.submit(hospitals, "killed", rounds=ROUNDS, forget=LEAVER)
     before = wait_for_first_round(hospitals, "killed")
-    kill_serverapp(hospitals.programs["superexec"].process.pid)
+    kill_serverapp(server.process.pid)
     assert len(read_lines(hospitals, "killed")) < ROUNDS
     second = story.submit(hospitals, "killed", rounds=ROUNDS, forget=LEAVER)
     hospitals.wait_for_run(second)

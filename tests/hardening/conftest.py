@@ -9,13 +9,13 @@ import pytest
 
 from hardening import scenes
 from hardening.damage import References
-from hardening.running import Watch
+from hardening.running import Watch, start_watch
 
 
 @pytest.fixture(scope="session")
 def watch() -> Iterator[Watch]:
     """Runs commands under watch."""
-    with Watch() as server:
+    with start_watch() as server:
         yield server
 
 

@@ -15,8 +15,6 @@ import logging
 import os
 import re
 import resource
-import runpy
-import shutil
 import signal
 import sys
 import tempfile
@@ -26,21 +24,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
-from forking import HUNG, Ended, ForkServer
+import forking
+from forking import HUNG, Ended, Forks, reach_server
 from quiet import save_blank_figures
 
-for module in (
-    "fontTools.subset",
-    "golden.make_folders",
-    "jinja2",
-    "matplotlib.backends.backend_pdf",
-    "matplotlib.backends.backend_svg",
-    "matplotlib.pyplot",
-    "pydantic.dataclasses",
-    "sklearn.ensemble",
-    "sklearn.linear_model",
-):
-    import_module(module)  # commands import these late, in every child again
+import_module("golden.make_folders")  # `flower ...` imports it late, in every child again
 
 LIMIT = 60.0  # seconds after which a command that takes one or two counts as hung
 STATE = "state"  # the folder in which audits work, in the folder that a command runs in
@@ -117,18 +105,17 @@ class Orders:
     gate: str = ""
 
 
-class Watch(ForkServer):
+@contextlib.contextmanager
+def start_watch() -> Generator[Watch]:
+    """Start the server of a watch, unless one is shared, and write the interpreter of its children."""
+    with reach_server("watch") as address, tempfile.TemporaryDirectory() as folder:
+        python = Path(folder) / "python"
+        Forks(address).write_program(python, "hardening.running:run_python")
+        yield Watch(address, os.environ, python)
+
+
+class Watch(Forks):
     """Runs commands in children of a process that has imported torch and the command line."""
-
-    def __init__(self) -> None:
-        super().__init__("preloaded", "hardening.running")
-        self._folder_of_programs = Path(tempfile.mkdtemp())
-        self._python = self._folder_of_programs / "python"
-        self.write_program(self._python, "hardening.running:run_python")
-
-    def __exit__(self, *error: object) -> None:
-        super().__exit__(*error)
-        shutil.rmtree(self._folder_of_programs)
 
     def feduhb(
         self,
@@ -146,7 +133,7 @@ class Watch(ForkServer):
         with tempfile.TemporaryDirectory() as scratch:
             found, noted = Path(scratch) / "events", Path(scratch) / "reads"
             given = Orders(str(place.resolve()), reads=str(noted) if reads else "", **orders)
-            words = [json.dumps(asdict(given)), found, self._python, *arguments]
+            words = [json.dumps(asdict(given)), found, *arguments]
             ended = self.run("hardening.running:run_command", *words, cwd=place, limit=limit)
             text = found.read_text() if found.exists() else "[[], []]"
             events, written = json.loads(_rename_work(text))
@@ -231,11 +218,10 @@ def run_command() -> None:
     """Run one command in this process; sys.argv holds what `Watch.feduhb` was given."""
     import feduhb.cli
 
-    text, found, python, *arguments = sys.argv[1:]
+    text, found, *arguments = sys.argv[1:]
     orders = Orders(**json.loads(text))
     os.umask(0o022)
     os.environ["FEDUHB_STATE"] = str(Path(orders.under) / STATE)
-    sys.executable = python
     sys.argv = ["feduhb", *arguments]
     disk = Disk(orders)
     os.fsync = disk.sync
@@ -330,20 +316,8 @@ def run_over_flower(what: str, *folders: str) -> None:
 
 
 def run_python() -> None:
-    """Stand in for the interpreter that a command starts: `python -c CODE ...` or `python -m MODULE ...`, without an import."""
+    """Stand in for the interpreter that a command starts."""
     os.fsync = lambda _: None
     if READS in os.environ:
         note_reads(Orders(**json.loads(os.environ[READS])))
-    words = sys.argv[1:]
-    while words and words[0] in {"-I", "-P", "-E", "-s", "-B"}:
-        words.pop(0)
-    with contextlib.suppress(IndexError):
-        sys.argv = [words[0], *words[2:]]
-        if words[0] == "-c":
-            exec(compile(words[1], "<string>", "exec"), {"__name__": "__main__"})  # noqa: S102
-            return
-        if words[0] == "-m":
-            sys.argv[0] = words[1]
-            runpy.run_module(words[1], run_name="__main__", alter_sys=False)
-            return
-    sys.exit(f"a command started python {words}, which hardening/running.py cannot stand in for")
+    forking.run_python()

@@ -25,7 +25,7 @@ from functools import partial
 from pathlib import Path
 
 from hardening import current_folder, damage, fuzz, kills, links, modes, races, scenes
-from hardening.running import Watch
+from hardening.running import Watch, start_watch
 from hardening.tally import KINDS, Finding, Tally, format_table
 
 Case = Callable[[], list[Finding]]
@@ -133,7 +133,7 @@ def main() -> None:
     chosen = set(given.only.split(","))
     if odd := chosen - {*NAMES}:
         parser.error(f"there is no instrument {', '.join(sorted(odd))}; there are {', '.join(NAMES)}")
-    with Watch() as watch, tempfile.TemporaryDirectory(prefix="feduhb-soak-") as place:
+    with start_watch() as watch, tempfile.TemporaryDirectory(prefix="feduhb-soak-") as place:
         cases = Soak(watch, Path(place), given.seed, given.more).list_cases(chosen)
         say(", ".join(f"{name} {len(some)}" for name, some in cases.items()))
         tallies = run(cases, given.seed, given.workers, given.minutes)

@@ -61,7 +61,7 @@ def _is_alive(process: int) -> bool:
         return False
 
 
-def kill_serverapp(superexec: int) -> None:
-    """Kill the ServerApp that a SuperExec runs, and nothing else."""
-    (process,) = (p for p, words in list_descendants(superexec).items() if "flwr-serverapp" in words)
+def kill_serverapp(above: int) -> None:
+    """Kill the ServerApp that runs somewhere below a process, and nothing else."""
+    (process,) = (p for p, words in list_descendants(above).items() if "flwr-serverapp" in words)
     os.kill(process, signal.SIGKILL)

@@ -88,5 +88,6 @@ def test_resnet18_has_its_parameters_and_stages(norm):
     with torch.device("meta"):
         model = resnet18((3, 32, 32), 10, norm=norm)
         assert model(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
-        assert model[:-3](torch.zeros(2, 3, 32, 32)).shape == (2, 512, 4, 4)
+        stages = nn.Sequential(*list(model.children())[:-3])
+        assert stages(torch.zeros(2, 3, 32, 32)).shape == (2, 512, 4, 4)
     assert sum(p.numel() for p in model.parameters()) == 11_173_962

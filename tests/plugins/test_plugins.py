@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from feduhb.cli import app
+from forking import ForkServer
 from killing import Commands, Counted
 
 pytestmark = pytest.mark.slow
@@ -47,9 +49,11 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def start(site: Path) -> Iterator[Callable[..., Counted]]:
-    """Run a command where the other package is installed."""
-    with Commands(site) as server:
-        yield lambda *arguments: server.feduhb(*arguments, "--json")
+    """Run a command where the other package is installed, in processes that have not yet looked for packages."""
+    environment = {**os.environ, "PYTHONPATH": f"{site}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
+    with ForkServer("preloaded", environment=environment) as server:
+        commands = Commands(server.address)
+        yield lambda *arguments: commands.feduhb(*arguments, "--json")
 
 
 @pytest.fixture(scope="module")

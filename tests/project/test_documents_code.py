@@ -147,6 +147,7 @@ def test_the_seeds_of_the_audit_page(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("blank_figures")
 def test_the_commands_of_the_erasure_page(tmp_path, monkeypatch):
     """All of them, in their order, word for word, from a training that kept a history."""
     monkeypatch.chdir(tmp_path)
