@@ -12,8 +12,7 @@ import torch
 
 import feduhb
 from feduhb.core.flat import count_statistics, flatten
-from feduhb.runs.loop import run
-from feduhb.runs.statistics import carry_statistics
+from feduhb.runs.loop import carry_statistics, run
 from flower.simulated import CULPRITS, LEAVERS, LOCAL, ROUNDS, load_federation, make_normed
 from golden import slow
 

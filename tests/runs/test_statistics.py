@@ -19,8 +19,8 @@ from feduhb.methods import FedEraser, FedRecover, FedUHB, Retrain
 from feduhb.methods.replay import bind_history
 from feduhb.runs.checkpoint import load_state, save_state
 from feduhb.runs.history import HistoryOnDevice
-from feduhb.runs.loop import run
-from feduhb.runs.statistics import WithStatistics, carry_statistics
+from feduhb.runs.loop import carry_statistics, run
+from feduhb.runs.statistics import WithStatistics
 from runs.remembering import remember
 from toys import Quadratics, Scripted, block_of, quadratics, summed
 

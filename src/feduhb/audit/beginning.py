@@ -20,8 +20,8 @@ from feduhb.core.fresh import DRAWS, draw_several, find_shared
 from feduhb.core.seeds import generator, seed_for
 from feduhb.engines.scoring import score_model
 from feduhb.runs.config import describe_start, explain_given
+from feduhb.runs.loop import carry_statistics
 from feduhb.runs.run import Run
-from feduhb.runs.statistics import carry_statistics
 
 BEGINNING = "Given two draws of a fresh model"
 BEGINNING_GIVEN = "Given the start of the run, and this start after noise was added to it"

@@ -67,6 +67,7 @@ class Pool:
         self._batches = Batches.of(self._model, self.local, federation)
         self._model = use_points(postpone_relu(channels_last(self._model)))
         self._spare = [self._model]  # models that no thread is using
+        self._buffers = [buffer.clone() for buffer in self._model.buffers()]
 
     @property
     def about(self) -> Mapping[str, Any]:
@@ -112,6 +113,8 @@ class Pool:
             model = self._spare.pop()
         except IndexError:
             model = copy.deepcopy(self._model)
+        for own, first in zip(model.buffers(), self._buffers, strict=True):
+            own.copy_(first)  # whatever the client before left in them
         try:
             yield model
         finally:

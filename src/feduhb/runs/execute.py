@@ -22,9 +22,8 @@ from feduhb.runs.files import write_atomically
 from feduhb.runs.folder import Result, Round, RunFolder, explain_end, now, versions
 from feduhb.runs.history import HistoryOnDevice, RecordingEngine
 from feduhb.runs.lineage import Erased, Erasure, supersede, write_ancestors
-from feduhb.runs.loop import Rounds, evaluated, run, shown
+from feduhb.runs.loop import Rounds, carry_statistics, evaluated, run, shown
 from feduhb.runs.plan import Advice, Plan, Reporter, Show
-from feduhb.runs.statistics import carry_statistics
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from torch import Tensor
 from feduhb.core.types import ClientId, Engine, Method, State, Updates, Work
 from feduhb.errors import AnswerError
 from feduhb.runs.folder import Round
-from feduhb.runs.statistics import carry_statistics
+from feduhb.runs.statistics import WithStatistics
 from feduhb.stopping import StopRule, never
 
 S = TypeVar("S", bound=State)
@@ -99,6 +99,11 @@ def run(
         yield state, record
         if record.stopped is not None:
             return
+
+
+def carry_statistics(method: Method[Any], count: int) -> Method[Any]:
+    """Return a method on vectors whose last ``count`` numbers are statistics; the method itself if there are none."""
+    return WithStatistics(method, count) if count else method
 
 
 def evaluated(rounds: Rounds[S], score: Score) -> Iterator[tuple[S, Round]]:

@@ -33,7 +33,7 @@ from feduhb.runs.config import (
 from feduhb.runs.folder import HISTORY, Round, RunFolder, explain_end
 from feduhb.runs.history import DiskHistory
 from feduhb.runs.lineage import Ancestor, Erased, check_chain, read_ancestors
-from feduhb.runs.statistics import carry_statistics
+from feduhb.runs.loop import carry_statistics
 from feduhb.stopping import DynamicStop, StopRule, never
 
 CLIENT_ENGINE = "loop"  # the engine of Flower's clients, each of which trains alone

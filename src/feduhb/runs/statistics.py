@@ -22,11 +22,6 @@ from feduhb.core.types import Method, Updates, Work
 from feduhb.stopping import StopRule
 
 
-def carry_statistics(method: Method[Any], count: int) -> Method[Any]:
-    """Return a method on vectors [P + K] whose last ``count`` numbers are statistics; the method itself if there are none."""
-    return WithStatistics(method, count) if count else method
-
-
 @dataclass(frozen=True, slots=True)
 class WithStatistics(Method[Any]):
     """A method on the parameters [P], beside which the statistics [K] are averaged.
