@@ -327,6 +327,16 @@ def test_full_batch_gradients_are_alike_in_chunks_and_in_one(kind, monkeypatch):
         )
 
 
+@pytest.mark.parametrize("maker", [Loop, Pool])
+def test_chunks_with_targets_that_are_left_out_count_by_the_others(maker, monkeypatch):
+    x, y = images(9), draw_labels(9)
+    y[[1, 3, 4, 5]] = -100  # all of the second chunk
+    federation = feduhb.Federation({"a": (x, y)}, (x, y), make_mlp().double())
+    whole = train_all(Loop(federation), federation, epochs=0)
+    monkeypatch.setattr("feduhb.engines.loop.CHUNK", 3)
+    torch.testing.assert_close(train_all(maker(federation), federation, epochs=0), whole, rtol=0, atol=1e-12)
+
+
 @pytest.mark.parametrize("maker", [Loop, Pool, Stacked])
 @pytest.mark.parametrize(
     ("kind", "why"),

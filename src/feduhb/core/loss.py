@@ -29,8 +29,12 @@ class WeightedEntropy:
     smoothing: float
 
     @classmethod
-    def of(cls, loss: Loss, targets: Tensor) -> WeightedEntropy | None:
-        """Return a loss in this form if it weighs classes or leaves one out; None if it does not."""
+    def of(cls, loss: Loss, targets: Tensor, *, scan: bool = False) -> WeightedEntropy | None:
+        """Return a loss in this form if it weighs classes or leaves one out; None if it does not.
+
+        Args:
+            scan: also return it if one of the targets is the one that torch leaves out by default.
+        """
         if targets.is_floating_point():  # probabilities: the mean is over examples
             return None
         if isinstance(loss, functools.partial) and loss.func is nn.functional.cross_entropy and not loss.args:
@@ -40,13 +44,16 @@ class WeightedEntropy:
                 name: getattr(loss, name)
                 for name in ("weight", "ignore_index", "label_smoothing", "reduction")
             }
+        elif loss is nn.functional.cross_entropy:
+            found = {}
         else:
             return None
         made = cls(
             found.pop("weight", None), found.pop("ignore_index", IGNORED), found.pop("label_smoothing", 0.0)
         )
         is_mean = found.pop("reduction", "mean") == "mean" and not found
-        return made if is_mean and (made.weight is not None or made.ignored != IGNORED) else None
+        weighs = made.weight is not None or made.ignored != IGNORED
+        return made if is_mean and (weighs or (scan and bool((targets == IGNORED).any()))) else None
 
     def weigh(self, targets: Tensor) -> Tensor:
         """Return the weight of each target in the mean."""

@@ -243,7 +243,7 @@ def split_chunks(count: int) -> Iterator[Tensor]:
 def weigh_chunks(loss: Loss, examples: Examples) -> Iterator[tuple[Tensor, float]]:
     """Yield the positions of each chunk of a full pass, and the share of its loss in the loss of all examples."""
     targets = examples.targets
-    entropy = WeightedEntropy.of(loss, targets)
+    entropy = WeightedEntropy.of(loss, targets, scan=True)
     weights = None if entropy is None else entropy.weigh(targets).double().reshape(len(targets), -1).sum(1)
     for positions in split_chunks(len(examples)):
         if weights is None:
