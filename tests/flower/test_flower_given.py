@@ -16,7 +16,7 @@ from feduhb.errors import ConfigError, ModelError, RunFolderError
 from feduhb.runs.checkpoint import digest_weights
 from feduhb.runs.folder import RunFolder
 from flower.gridding import Killed, make_grid, make_killing_grid
-from flower.test_flower_kinds import Tagger, make_federation, make_frozen, make_normed, make_settings
+from flower.kinds import Tagger, make_federation, make_frozen, make_normed, make_settings
 
 FROZEN = make_federation(make_frozen(), start="given", seed=7)
 WHOLE = make_federation(make_normed(), start="given", seed=7)  # everything is trained
