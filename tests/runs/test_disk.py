@@ -212,3 +212,18 @@ def test_two_who_replace_one_file_wait_for_each_other(tmp_path: Path):
     told = [writer.communicate()[1] for writer in writers]
     assert [writer.returncode for writer in writers] == [0, 0], told
     assert [p.name for p in tmp_path.iterdir()] == ["shared.json"]
+
+
+def test_a_lock_file_that_cannot_be_deleted_does_no_harm(tmp_path, monkeypatch):
+    """As in a folder that became read-only: the file stays, and the next process can lock it."""
+    unlink = Path.unlink
+
+    def refuse(path, **options):
+        if path.suffix == ".lock":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        unlink(path, **options)
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    for content in (b"first", b"second"):
+        write_atomically(tmp_path / "file", content)
+    assert (tmp_path / "file").read_bytes() == b"second"
