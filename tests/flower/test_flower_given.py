@@ -20,7 +20,7 @@ from flower.kinds import Tagger, make_federation, make_frozen, make_normed, make
 
 FROZEN = make_federation(make_frozen(), start="given", seed=7)
 WHOLE = make_federation(make_normed(), start="given", seed=7)  # everything is trained
-WARNING = "this run starts from given weights, which other runs share"
+WARNING = "every run starts from the weights that were given"
 
 
 def train(folder=None, federation=WHOLE, arrays=None, rounds=1, grid=None, **more):
@@ -59,6 +59,7 @@ def test_the_records_hold_digest_and_declaration_and_the_log_warns_once(federati
     unlearn(tmp_path / "without", federation, trained=tmp_path / "first")
     assert caplog.text.count(WARNING) == 1
     assert read_start(tmp_path / "without") == table
+    assert f"SHA-256 {table['sha256']}" in RunFolder(tmp_path / "without").result().get("start", "")
     seeds = [RunFolder(tmp_path / name).config()["seed"] for name in ("first", "without")]
     assert seeds[0] != seeds[1]
     assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())

@@ -129,7 +129,7 @@ def serve(
     observer = _Observer(engine, start, scheduled, outcome, folder, evaluate, strategy.evaluate_every)
     ancestors = () if trained is None else (Ancestor.at(trained.path), *read_ancestors(trained.path))
     plan = Plan(
-        label=method.name, method=method, start=start, statistics=engine.layout.statistics, engine=engine,
+        label=method.name, method=method, start=start, statistics=engine.layout.statistics, declaration=begun.declaration, engine=engine,
         clients=_choose_clients(method, engine, strategy, begun.seed),
         layout=tuple(engine.layout.shapes.items()),
         rounds=scheduled, stop=strategy.stop_rule(), on_bad="drop", score=observer.score, folder=folder,

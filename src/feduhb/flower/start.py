@@ -26,17 +26,12 @@ from feduhb.errors import ConfigError, ModelError, RunFolderError
 from feduhb.flower.messages import log
 from feduhb.flower.wire import Layout, MalformedError, fresh_arrays, get_carried, get_source
 from feduhb.runs.checkpoint import digest_weights
+from feduhb.runs.config import NOTICE, StartSettings, explain_given
 from feduhb.runs.folder import HISTORY, RunFolder
 from feduhb.runs.history import DiskHistory
 from feduhb.runs.lineage import explain_shared_seed, read_ancestors
 
 GIVEN = "model=net, start='given'"
-# ALGORITHMS.md, section 7, and docs/flower.md have the measurements.
-SHARED_START = (
-    "this run starts from given weights, which other runs share: a server that has the first sums of two such runs can work "
-    "out much of a forgotten client's update from their difference, though each run draws its own seed; delete the old run "
-    "and its sums (feduhb retire)"
-)
 DRAW = "let the strategy draw the fresh model: strategy = FedUHB(..., model=Net); strategy.start(grid, num_rounds=40)"
 
 
@@ -60,6 +55,13 @@ class Start:
             return {}
         given = {"given": True, "sha256": digest_weights(self.params)} if self.given else {"given": False}
         return {**given, "carried": names, **({} if digest is None else {"carried_sha256": digest})}
+
+    @property
+    def declaration(self) -> str | None:
+        """The operator's declaration, for result.json; None if the start was drawn."""
+        return explain_given(
+            StartSettings(given=True, sha256=digest_weights(self.params)) if self.given else None
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +191,7 @@ def _check_same_start(start: Start, source: ModelSource | None, *folders: RunFol
 def warn_of_shared_start(start: Start) -> None:
     """Warn of what a given start reveals, once per run."""
     if start.given:
-        log.warning("%s", SHARED_START)
+        log.warning("%s", NOTICE)
 
 
 def _check_draws(source: ModelSource, seed: int, trained: RunFolder | None) -> None:
