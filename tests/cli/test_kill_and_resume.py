@@ -75,7 +75,7 @@ def count_rounds(folder):
 
 
 def test_killed_at_ten_random_moments(feduhb, whole):
-    """In the second half of a run, which is mostly rounds; tests/hardening stops it at its first events too."""
+    """In the last third of a run's moments, which are mostly rounds; tests/hardening stops it at its first events too."""
     folder, unlearn, moments = whole
     reached = []
     for number in range(10):
@@ -84,7 +84,7 @@ def test_killed_at_ten_random_moments(feduhb, whole):
             *unlearn,
             "--out",
             out,
-            kill_at=random.Random(number).randrange(moments["any"] // 2, moments["any"]),
+            kill_at=random.Random(number).randrange(2 * moments["any"] // 3, moments["any"]),
         )
         assert killed.returncode == -signal.SIGKILL
         reached.append(count_rounds(out))

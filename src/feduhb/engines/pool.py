@@ -36,7 +36,6 @@ from feduhb.engines.loop import (
 from feduhb.engines.points import use_points
 
 AHEAD = 2  # clients per thread that may wait for earlier ones to be collected; it bounds memory
-BLOCK = 4  # clients
 LARGE = 1 << 26  # bytes of a model from which on memory counts more than a thread that waits
 
 
@@ -45,7 +44,8 @@ class Pool:
 
     Convolutions run channels-last or by points, and ReLU runs after pooling. A client's bits do not depend on the
     number of threads or on the blocks, because one thread trains the whole client. Using the pool sets torch to one
-    intra-op thread in every thread that the process starts later.
+    intra-op thread in every thread that the process starts later. A large model is collected client by client, whatever
+    the block, to save memory.
     """
 
     def __init__(
@@ -54,16 +54,16 @@ class Pool:
         local: Local | None = None,
         *,
         threads: int | None = None,
-        block: int | None = None,
+        block: int = 4,
     ) -> None:
         self.federation = federation
         self.local = local or make_local(federation)
         self.threads = count_cores() if threads is None else threads
         self._model = prepare_training(federation.fresh_model())
         is_large = sum(p.nbytes for p in self._model.parameters()) > LARGE
-        self.block = (1 if is_large else BLOCK) if block is None else block
+        self.block = 1 if is_large else block
         self._ahead = self.threads if is_large else AHEAD * self.threads
-        check_sizes("pool", self.threads, self.block)
+        check_sizes("pool", self.threads, block)
         self._batches = Batches.of(self._model, self.local, federation)
         self._model = use_points(postpone_relu(channels_last(self._model)))
         self._spare = [self._model]  # models that no thread is using

@@ -33,7 +33,7 @@ from feduhb.runs.config import (
 from feduhb.runs.folder import HISTORY, Round, RunFolder, explain_end
 from feduhb.runs.history import DiskHistory
 from feduhb.runs.lineage import Ancestor, Erased, check_chain, read_ancestors
-from feduhb.runs.loop import carry_statistics
+from feduhb.runs.statistics import WithStatistics
 from feduhb.stopping import DynamicStop, StopRule, never
 
 CLIENT_ENGINE = "loop"  # the engine of Flower's clients, each of which trains alone
@@ -152,7 +152,8 @@ def open_run(
         params = load_params(files.state_path)
     else:  # earlier versions kept the whole state
         fresh = flatten(module)
-        whole = carry_statistics(chosen, count_statistics(module)).init(fresh)
+        count = count_statistics(module)
+        whole = (WithStatistics(chosen, count) if count else chosen).init(fresh)
         params = load_state(files.state_path, Plain(fresh), whole)[0].params
     files.check_weights()
     if len(rounds) != result["rounds"]:
