@@ -66,6 +66,8 @@ def resnet18(shape: Sequence[int], classes: int, *, norm: str = "batch", width: 
         norm: "batch" for BatchNorm, "group" for GroupNorm with groups of 16 channels, which keeps no statistics.
         width: channels of the first stage.
     """
+    if norm not in {"batch", "group"}:
+        raise ConfigError(f"there is no norm {norm!r}; choose batch or group")
     make = (
         nn.BatchNorm2d if norm == "batch" else lambda channels: nn.GroupNorm(max(1, channels // 16), channels)
     )

@@ -214,7 +214,6 @@ def test_the_contract_beside_statistics(make):
     """Nothing that is given to tell changes, nothing is shared, and it says the same again."""
     method = WithStatistics(with_history(make()), 1)
     assert torch.equal(method.init(BEGIN).params, BEGIN)
-    assert (method.name, method.exact, method.needs) == (make().name, make().exact, make().needs)
     for t, state in enumerate(follow(method.method, apart())[:-1]):
         work = method.ask(state)
         assert work is None or torch.equal(work.params, state.params)

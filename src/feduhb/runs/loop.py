@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -57,24 +57,24 @@ def run(
             ``max_norm``; "drop" leaves that client out of the round.
         statistics: how many numbers at the end of the vectors are statistics, which do not count as movement.
     """
-    method = carry_statistics(method, statistics)
+    carried = carry_statistics(method, statistics)
     movements = list(moved)
     if movements and stop(movements) is not None:
         return
     for t in range(first, rounds):
         started = time.perf_counter()
-        work = method.ask(state)
+        work = carried.ask(state)
         clock, answered = _Clock(), list[ClientId]()
         asked, payload, passes = (), 0, 0
         if work is None:
-            new = method.tell(state, ())
+            new = carried.tell(state, ())
         else:
             asked = _list_asked(work, clients(t) if callable(clients) else clients)
             payload = work.params.numel() * work.params.element_size()
             passes = work.epochs or 1  # a full-batch gradient is one pass over the data
             with contextlib.closing(clock.watch(engine.train(work, asked, t))) as blocks:
                 good = check_answers(blocks, asked, work.params, t, answered, on_bad, max_norm)
-                new = method.tell(state, _require_one(good, asked, t) if work.needed else good)
+                new = carried.tell(state, _require_one(good, asked, t) if work.needed else good)
         size = new.params.numel() - statistics
         step = new.params[:size].to(torch.float64, copy=True).sub_(state.params[:size])
         movement = float(torch.linalg.vector_norm(step))
@@ -101,7 +101,7 @@ def run(
             return
 
 
-def carry_statistics(method: Method[Any], count: int) -> Method[Any]:
+def carry_statistics(method: Method[S], count: int) -> Method[S] | WithStatistics:
     """Return a method on vectors whose last ``count`` numbers are statistics; the method itself if there are none."""
     return WithStatistics(method, count) if count else method
 

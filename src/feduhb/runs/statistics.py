@@ -13,17 +13,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from feduhb.core.types import Method, Updates, Work
-from feduhb.stopping import StopRule
 
 
 @dataclass(frozen=True, slots=True)
-class WithStatistics(Method[Any]):
+class WithStatistics:
     """A method on the parameters [P], beside which the statistics [K] are averaged.
 
     A state is the method's own, but its ``params`` hold both.
@@ -31,40 +30,6 @@ class WithStatistics(Method[Any]):
 
     method: Method[Any]
     count: int  # K
-
-    @property
-    def name(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The method's name."""
-        return self.method.name
-
-    @property
-    def exact(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Whether the method is exact; so are the statistics, which begin afresh."""
-        return self.method.exact
-
-    @property
-    def needs_history(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Whether the method replays a history."""
-        return self.method.needs_history
-
-    @property
-    def samples_clients(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Whether the method takes part in client sampling."""
-        return self.method.samples_clients
-
-    @property
-    def needs(self) -> Literal["sum", "each"]:
-        """What the method needs; the statistics need only a sum."""
-        return self.method.needs
-
-    @property
-    def rounds(self) -> int | None:
-        """The method's own number of rounds."""
-        return self.method.rounds
-
-    def default_stop(self) -> StopRule:
-        """Return the method's stop rule."""
-        return self.method.default_stop()
 
     def init(self, params: Tensor) -> Any:
         """Return the method's state at the parameters, with the statistics."""
