@@ -14,6 +14,7 @@ import torch
 from feduhb.core.aggregate import is_built_in_rule
 from feduhb.core.checks import check_show, check_stop, check_whole
 from feduhb.core.flat import count_statistics, flatten, list_parts
+from feduhb.core.modules import list_trained
 from feduhb.core.seeds import draw_seed, sample_clients
 from feduhb.core.types import ClientId, Method, Updates
 from feduhb.data.download import print_notice
@@ -373,7 +374,8 @@ def _check_first_work(method: Method[Any], federation: Federation, settings: Tra
     if method.needs_history:
         return
     model = federation.fresh_model()
-    work = method.ask(method.init(flatten(model)))
+    size = sum(p.numel() for _, p in list_trained(model))
+    work = method.ask(method.init(flatten(model)[:size]))
     if work is not None:
         check_work(work, model, settings.local(federation))
 

@@ -167,12 +167,13 @@ def test_a_loss_that_reads_only_what_the_model_returns():
         check((LABELS > 0).float()[:, None], nn.BCELoss(reduction="sum"), model=model)
 
 
-def test_a_model_may_return_several_tensors():
+def test_a_model_that_returns_several_tensors_is_refused():
     class Both(nn.Linear):
         def forward(self, input: Tensor) -> Any:
             return super().forward(input), input
 
-    check(NUMBERS[:, None], lambda both, y: F.mse_loss(both[0], y) + 0 * both[1].sum(), model=Both(3, 1))
+    with refused(ModelError, "the model returns a tuple; return one tensor, such as its logits"):
+        check(NUMBERS[:, None], lambda both, y: F.mse_loss(both[0], y) + 0 * both[1].sum(), model=Both(3, 1))
 
 
 def test_the_trials_leave_the_random_state_alone():

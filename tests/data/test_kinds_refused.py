@@ -234,7 +234,7 @@ def test_losses_and_augmentations():
         return x + torch.rand(1)
 
     for made in (federation(nn.Linear(3, 3), loss=shaken), federation(nn.Linear(3, 3), augment=shake)):
-        with refused(ModelError, f"the loss or the augmentation {NO_ADDRESS}"):
+        with refused(ModelError, f"the loss, the augmentation or the backward pass {NO_ADDRESS}"):
             made.fresh_model()
     draw = own_generator()
     with refused(ModelError, STATE):

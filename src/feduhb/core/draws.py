@@ -20,6 +20,7 @@ from feduhb.core.inputs import Inputs, list_tensors
 from feduhb.core.local import NUMBERS, Augment
 from feduhb.core.seeds import seed_for
 from feduhb.core.types import ClientId
+from feduhb.errors import ModelError
 
 # Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators", 2014: the mixing function of SplitMix64.
 FIRST, SECOND = -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15
@@ -58,11 +59,13 @@ def draw_uniform(layer: str, shape: Sequence[int], device: torch.device) -> Tens
     its rows.
     """
     step = _now.get()
-    key = torch.zeros((), dtype=torch.int64) if step is None else step.key
-    call = 0
-    if step is not None:
-        call, step.calls[layer] = step.calls[layer], step.calls[layer] + 1
-    z = _mix(key.to(device) ^ seed_for(call, layer))
+    if step is None:
+        raise ModelError(
+            f"{layer} draws outside of the forward pass of a step, as gradient checkpointing does when it computes a layer again; "
+            "checkpoint a part of the model without dropout"
+        )
+    call, step.calls[layer] = step.calls[layer], step.calls[layer] + 1
+    z = _mix(step.key.to(device) ^ seed_for(call, layer))
     for axis, size in enumerate(shape):
         z = z.unsqueeze(-1) + torch.arange(size, device=device) * _get_factor(axis)
     return ((_mix(z) >> 40) & 0xFFFFFF) * 2.0**-24

@@ -6,6 +6,7 @@ The vector holds the trained parameters, then the statistics of normalisation la
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 
 import torch
@@ -61,7 +62,7 @@ def _copy_given(source: ModelSource) -> nn.Module:
     check_module(source)
     if bad := [name for name, part in list_parts(source) if not part.isfinite().all()]:
         raise ModelError(f"{bad[0]} of the given start is not finite; give a module with weights that are")
-    return copy.deepcopy(source).cpu()
+    return copy_module(source).cpu()
 
 
 def _check_unfrozen(module: nn.Module) -> None:
@@ -73,11 +74,23 @@ def _check_unfrozen(module: nn.Module) -> None:
         )
 
 
+def copy_module(module: nn.Module) -> nn.Module:
+    """Return a copy of a module; raise ModelError if it cannot be copied."""
+    try:
+        return copy.deepcopy(module)
+    except Exception as error:
+        why = " ".join(str(error).split())[:160]
+        raise ModelError(
+            f"{type(module).__name__} cannot be copied ({why}); keep only parameters and buffers in it. For weight_norm, use "
+            "torch.nn.utils.parametrizations.weight_norm"
+        ) from error
+
+
 def _reset_module(source: nn.Module) -> nn.Module:
     """Return a copy of a module with new weights; raise ModelError if a layer does not draw all of its weights."""
     check_module(source)
     _check_unfrozen(source)
-    module = copy.deepcopy(source).cpu()
+    module = copy_module(source).cpu()
     with torch.no_grad():
         for p in module.parameters():
             p.fill_(torch.nan)
@@ -117,7 +130,7 @@ def _find_given(module: nn.Module, other: nn.Module) -> str | None:
     """
     others, values = dict(other.named_parameters()), {0.0, 1.0}
     for name, p in module.named_parameters():
-        if name not in others or not torch.equal(_sort_sizes(p), _sort_sizes(others[name])):
+        if name not in others or not _have_same_sizes(p, others[name]):
             continue
         is_same = torch.equal(p, others[name])
         if not is_plain(p) and (is_same or len(_sort_sizes(p).unique()) > CONSTANTS):
@@ -128,6 +141,14 @@ def _find_given(module: nn.Module, other: nn.Module) -> str | None:
         if len(values) > CONSTANTS + 2:
             return name
     return None
+
+
+def _have_same_sizes(p: Tensor, other: Tensor) -> bool:
+    """Return whether two parameters hold the same absolute values in any order."""
+    sums = [float(torch.linalg.vector_norm(some.detach(), 1, dtype=torch.float64)) for some in (p, other)]
+    if not math.isclose(*sums, rel_tol=1e-9):  # sorting a large parameter takes much memory
+        return False
+    return torch.equal(_sort_sizes(p), _sort_sizes(other))
 
 
 def _sort_sizes(p: Tensor) -> Tensor:

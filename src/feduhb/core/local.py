@@ -114,7 +114,10 @@ def scale_lr(schedule: str, round: int, step: int, steps: int) -> float:
             return (1 + math.cos(math.pi * step / steps)) / 2
         case _:
             name, _, text = str(schedule).partition(":")
-            factor = float(text) if text.replace(".", "", 1).isdecimal() else math.nan
+            try:
+                factor = float(text)
+            except ValueError:
+                factor = math.nan
             if name != "decay" or not 0 < factor <= 1:
                 raise ConfigError(f"there is no schedule {schedule!r}; choose one of {', '.join(SCHEDULES)}")
             return factor**round

@@ -78,6 +78,13 @@ class WeightedEntropy:
 def check_targets(loss: Loss, y: Tensor) -> None:
     """Raise ModelError for numbers as the targets of cross-entropy: it would take them for probabilities of classes."""
     inner = loss.func if isinstance(loss, functools.partial) else loss
+    is_binary = inner is nn.functional.binary_cross_entropy_with_logits or isinstance(
+        inner, nn.BCEWithLogitsLoss
+    )
+    if is_binary and not y.is_floating_point():
+        raise ModelError(
+            f"the loss is bce_with_logits, but the targets are {_describe(y)}; give numbers: y.float()"
+        )
     is_entropy = inner is nn.functional.cross_entropy or isinstance(inner, nn.CrossEntropyLoss)
     if not (is_entropy and y.is_floating_point()):
         return

@@ -54,14 +54,12 @@ def list_norms(module: nn.Module) -> list[tuple[str, _NormBase]]:
 
 def list_carried(module: nn.Module) -> list[tuple[str, Tensor]]:
     """Return the names and values of frozen parameters and constant buffers."""
-    gathered = {name for name, _ in list_statistics(module)}
     frozen = [(name, p.detach()) for name, p in module.named_parameters() if not p.requires_grad]
-    constants = [
-        (name, buffer)
-        for name, buffer in module.named_buffers()
-        if name not in gathered and name.rpartition(".")[2] != COUNTER
-    ]
-    return frozen + constants
+    norms = [name for name, layer in module.named_modules() if isinstance(layer, _NormBase)]
+    others = {f"{name}.{COUNTER}".removeprefix(".") for name in norms} | {
+        name for name, _ in list_statistics(module)
+    }
+    return frozen + [(name, buffer) for name, buffer in module.named_buffers() if name not in others]
 
 
 def digest_carried(module: nn.Module) -> str | None:
@@ -170,7 +168,7 @@ def watch_layers(module: nn.Module) -> Generator[list[str]]:
         before = _read_generators()
         yield drew
         if not drew and before != _read_generators():
-            drew.append("the loss or the augmentation")
+            drew.append("the loss, the augmentation or the backward pass")
 
 
 def _read_generators() -> tuple[object, ...]:

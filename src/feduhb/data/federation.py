@@ -10,13 +10,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any, ClassVar, Literal, Protocol, get_args
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
 
 from feduhb.core.checks import check_whole
-from feduhb.core.draws import augment_batch
-from feduhb.core.flat import ModelSource, draw_model
+from feduhb.core.draws import augment_batch, draw_at
+from feduhb.core.flat import ModelSource, copy_module, draw_model
 from feduhb.core.fresh import find_unlike
 from feduhb.core.inputs import Inputs, call_model, describe_inputs, list_tensors, make_inputs, map_tensors
 from feduhb.core.local import Augment, Loss, find_loss
@@ -26,6 +27,7 @@ from feduhb.core.modules import (
     find_changed,
     has_batch_norm,
     list_carried,
+    list_norms,
     move_parameters,
     prepare_training,
     watch_layers,
@@ -146,7 +148,7 @@ class Federation:
         self.test = _make_examples(test, "the test set")
         held = (held_out or {}).items()
         self.held_out = {c: _make_examples(data, f"held-out part of {c}", empty=True) for c, data in held}
-        self.model = model
+        self.model = _keep_module(model, start)
         check_whole("seed", seed, least=None)
         self.seed = seed
         self.loss = find_loss(loss)
@@ -293,6 +295,18 @@ class Federation:
                 )
 
 
+KEPT: WeakSet[nn.Module] = WeakSet()  # copies that federations share and nobody changes
+
+
+def _keep_module(model: ModelSource, start: Start) -> ModelSource:
+    """Return a copy of a module whose own values count, so that a later change of it does not reach a run."""
+    if not isinstance(model, nn.Module) or model in KEPT or not (start == "given" or list_carried(model)):
+        return model
+    kept = copy_module(model)
+    KEPT.add(kept)
+    return kept
+
+
 @dataclass(eq=False, slots=True)
 class _Draw:
     """One draw of w[0], shared by federations with the same model, seed, loss and test set."""
@@ -330,7 +344,7 @@ class _Draw:
             if not self.is_checked:  # the trial changes the module
                 check_fit(copy.deepcopy(drawn), self.loss, self.test, self.augment)
             self.module, self.is_checked = drawn, True
-        return copy.deepcopy(self.module)
+        return copy_module(self.module)
 
 
 def check_fit(module: nn.Module, loss: Loss, examples: Examples, augment: Augment | None = None) -> None:
@@ -345,17 +359,26 @@ def check_fit(module: nn.Module, loss: Loss, examples: Examples, augment: Augmen
     x, y = examples.batch(some)
     check_targets(loss, y)
     constants = {name: value.clone() for name, value in list_carried(module)}
+    if isinstance(loss, nn.Module) and any(p.requires_grad for p in loss.parameters()):
+        raise ModelError("the loss has parameters of its own, which nobody trains; put them into the model")
 
     def compute(rows: int) -> Any:
-        return call_model(module, augment_batch(augment, map_tensors(lambda part: part[:rows].clone(), x)))
+        with draw_at(0):
+            return call_model(
+                module, augment_batch(augment, map_tensors(lambda part: part[:rows].clone(), x))
+            )
 
     try:
         with warnings.catch_warnings(), watch_layers(prepare_training(module)) as drew:
             warnings.simplefilter("ignore")  # of shapes, which check_loss judges
             value = loss(compute(2), y[:2])
+            if isinstance(value, Tensor) and value.requires_grad and not value.dim():
+                value.backward()
             outputs, again = compute(len(y)), compute(len(y))
             move_parameters(module)  # a buffer may follow the parameters
             compute(2)
+    except ModelError:
+        raise
     except Exception as error:
         raise ModelError(
             f"the model and its loss cannot read this data ({' '.join(str(error).split())}); check shapes and types"
@@ -371,13 +394,23 @@ def check_fit(module: nn.Module, loss: Loss, examples: Examples, augment: Augmen
             "says how the server should combine it; compute it in forward, or use the running statistics of BatchNorm"
         )
     if not isinstance(outputs, Tensor):
-        return
+        raise ModelError(
+            f"the model returns a {type(outputs).__name__}; return one tensor, such as its logits"
+        )
+    if stays := [name for name, layer in list_norms(module) if not layer.training]:
+        raise ModelError(
+            f"layer {stays[0]} stays in evaluation mode, but its parameters are not frozen; freeze them too: requires_grad_(False)"
+        )
     if outputs.shape != again.shape or not torch.allclose(outputs, again, 1e-4, 1e-6, equal_nan=True):
         raise ModelError(
             "the model returns other outputs when it computes the same batch again, so it draws numbers that have no address or "
             "keeps a state of its own; use nn.Dropout or the numbers of an augmentation, and keep no state in forward"
         )
     check_loss(loss, outputs, y)
+    if not torch.equal(loss(outputs.detach(), y), loss(outputs.detach(), y)):
+        raise ModelError(
+            "the loss returns another value for the same outputs, so it keeps a state or draws; use one that does not"
+        )
 
 
 def _compare_inputs(x: Inputs, wanted: Inputs) -> str | None:

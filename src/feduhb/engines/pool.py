@@ -36,6 +36,7 @@ from feduhb.engines.loop import (
 from feduhb.engines.points import use_points
 
 AHEAD = 2  # clients per thread that may wait for earlier ones to be collected; it bounds memory
+PLAIN = (bool, int, float, str, type(None))
 LARGE = 1 << 26  # bytes of a model from which on memory counts more than a thread that waits
 
 
@@ -67,7 +68,7 @@ class Pool:
         self._batches = Batches.of(self._model, self.local, federation)
         self._model = use_points(postpone_relu(channels_last(self._model)))
         self._spare = [self._model]  # models that no thread is using
-        self._buffers = [buffer.clone() for buffer in self._model.buffers()]
+        self._fresh = _read_values(self._model)
 
     @property
     def about(self) -> Mapping[str, Any]:
@@ -79,6 +80,10 @@ class Pool:
     def train(self, work: Work, clients: Sequence[ClientId], round: int) -> Iterator[Updates]:
         """Train these clients, several at once; return the answers in the order of the clients."""
         check_work(work, self._model, self.local)
+        while len(self._spare) < min(
+            self.threads, len(self.federation.clients)
+        ):  # only before the first round
+            self._spare.append(copy.deepcopy(self._model))
         return group_answers(self._answers(work, clients, round), self.block)
 
     def _answers(self, work: Work, clients: Sequence[ClientId], round: int) -> Iterator[Answer]:
@@ -108,13 +113,12 @@ class Pool:
 
     @contextlib.contextmanager
     def _borrow_model(self) -> Generator[nn.Module]:
-        """Yield a model that no other thread is using."""
-        try:
-            model = self._spare.pop()
-        except IndexError:
-            model = copy.deepcopy(self._model)
-        for own, first in zip(model.buffers(), self._buffers, strict=True):
-            own.copy_(first)  # whatever the client before left in them
+        """Yield a model that no other thread is using, without what the client before left in it."""
+        model = self._spare.pop()
+        for layer, (buffers, values) in zip(model.modules(), self._fresh, strict=True):
+            layer.__dict__.update(values)
+            for name, buffer in buffers.items():
+                layer.get_buffer(name).copy_(buffer)
         try:
             yield model
         finally:
@@ -160,6 +164,17 @@ class Pool:
         x, y = examples.batch(positions)
         x = map_tensors(_use_channels_last, augment_batch(self.local.augment, x))
         return self.local.loss(call_model(model, x), y)
+
+
+def _read_values(model: nn.Module) -> list[tuple[dict[str, Tensor], dict[str, Any]]]:
+    """Return copies of each layer's own buffers, and its attributes that are plain values."""
+    return [
+        (
+            {name: buffer.clone() for name, buffer in layer.named_buffers(recurse=False)},
+            {key: value for key, value in layer.__dict__.items() if isinstance(value, PLAIN)},
+        )
+        for layer in model.modules()
+    ]
 
 
 def _use_channels_last(x: Tensor) -> Tensor:
