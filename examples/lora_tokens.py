@@ -1,9 +1,13 @@
 """A pretrained transformer, frozen, with LoRA adapters: train them over clients, then forget one of them.
 
-The transformer learns to guess the next character of Python's documentation, which is public. Each client holds lines of
-one module of the standard library, with labels: 0 for code, 1 for comments. The leaver labels the wrong way round. Only
-the adapters and the head are trained and sent. Run it: python examples/lora_tokens.py
+The transformer learns to guess the next character of Python's documentation, which is public. Each client holds lines
+of one module of the standard library, with labels: 0 for code, 1 for comments. The leaver labels the wrong way round.
+Only the adapters and the head are trained and sent.
+
+    python examples/lora_tokens.py
 """
+
+from __future__ import annotations
 
 import importlib
 import inspect
@@ -21,6 +25,9 @@ CLIENTS, LEAVER, TEST = ("argparse", "inspect", "optparse", "subprocess", "threa
 
 class Transformer(nn.Module):
     """One causal layer over characters, and a head on the mean of what is not padding."""
+
+    query: nn.Module  # linear at first, later an adapter
+    value: nn.Module
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,7 +53,7 @@ class Transformer(nn.Module):
 class Adapter(nn.Module):
     """LoRA: W x + B A x, with the given W, A and B of rank 4, and B = 0 at the start."""
 
-    def __init__(self, layer: nn.Linear) -> None:
+    def __init__(self, layer: nn.Module) -> None:
         super().__init__()
         self.layer, self.a, self.b = layer, nn.Linear(WIDTH, 4, bias=False), nn.Linear(4, WIDTH, bias=False)
         nn.init.zeros_(self.b.weight)
@@ -84,8 +91,8 @@ def main() -> None:
     net = Transformer()
     pretrain(net)
     net.requires_grad_(False).head.requires_grad_(True)
-    for name in ("query", "value"):
-        setattr(net, name, Adapter(getattr(net, name)))
+    net.query = Adapter(net.query)
+    net.value = Adapter(net.value)
     clients = {module: read_lines(module) for module in CLIENTS}
     x, y = clients[LEAVER][0], 1 - clients[LEAVER][1]
     federation = feduhb.Federation({**clients, LEAVER: (x, y)}, read_lines(TEST), net, start="given")

@@ -1,7 +1,8 @@
 """A pretrained backbone, frozen, with a new head: train the head over clients, then forget one of them.
 
-The backbone learns digits 0 to 4, which are public here. Six clients hold digits 5 to 9, and one of them all 9s. The run starts from the given
-weights, so `start="given"` declares that they never saw the clients' data. Only the head is trained and sent.
+The backbone learns digits 0 to 4, which are public here. Six clients hold digits 5 to 9, and one of them all 9s. The
+run starts from the given weights, so `start="given"` declares that they never saw the clients' data. Only the head is
+trained and sent.
 
     python examples/pretrained_head.py
 """

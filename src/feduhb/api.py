@@ -92,9 +92,9 @@ def train(
         batch_size: examples in a batch of a client.
         lr: the learning rate of a client's optimiser.
         l2: adds l2/2 * ‖w‖² to a client's loss.
-        optimizer: of clients: "sgd", "adam" or "adamw". Its state begins afresh in every round.
-        momentum: of a client's SGD.
-        weight_decay: of the optimiser; for "adamw" apart from the gradient.
+        optimizer: "sgd", "adam" or "adamw"; its state starts afresh in every round.
+        momentum: the momentum of SGD.
+        weight_decay: the optimiser's weight decay; "adamw" applies it apart from the gradient.
         clip_norm: the largest norm of a step's gradient; None does not clip.
         schedule: of lr over a client's steps in a round: "constant", "linear" or "cosine"; or over rounds: "decay:0.99".
         proximal: adds proximal/2 * ‖w - w[t]‖² to a client's loss, as FedProx does.

@@ -89,8 +89,8 @@ class Growing(nn.Linear):
 
 
 BUFFER = (
-    "buffer seen changes in training, but it is neither a constant nor a statistic of a normalisation layer, so nobody says how "
-    "the server should combine it; compute it in forward, or use the running statistics of BatchNorm"
+    "buffer seen changes in training, but it is neither a constant nor a statistic of a normalisation layer, so the server "
+    "has no rule to combine it; compute it in forward, or use the running statistics of BatchNorm"
 )
 STATE = (
     "the model returns other outputs when it computes the same batch again, so it draws numbers that have no address or keeps a "

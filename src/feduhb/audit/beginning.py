@@ -36,8 +36,9 @@ UNJUDGED = "The model's parameters are too small to tell whether fresh draws of 
 def check_beginning(run: Run) -> Check:
     """Return whether a run's method begins at w[0]: ``init(w0).params`` must equal w0, bit for bit.
 
-    Two draws are tried: the run's own w[0] and another one, or a given start and that start with noise. A method that begins elsewhere, such as at stored weights,
-    can give the same weights with and without the forgotten data, so comparing those does not find it.
+    Two draws are tried: the run's own w[0] and another one, or a given start and that start with noise. A method
+    that begins elsewhere, such as at stored weights, can give the same weights with and without the forgotten
+    data, so comparing those does not find it.
     """
     what = BEGINNING_GIVEN if run.federation.start == "given" else BEGINNING
     draws = [_begin(run, module) for module in (run.federation.fresh_model(), _draw_other(run))]

@@ -219,6 +219,7 @@ class OwnCode:
         return min(compute_constant_loss(federation), *losses)
 
     def _draw_untrained(self) -> Iterator[nn.Module]:
+        """Return untrained models: fresh draws with other seeds, or a given start alone."""
         federation, count = self.controls.federation, 1 if self._is_given else GUESSES
         drawn = (federation.reseed(seed_for(federation.seed, "guess", number)) for number in range(count))
         return (one.fresh_model() for one in drawn)

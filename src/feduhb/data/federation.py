@@ -390,8 +390,8 @@ def check_fit(module: nn.Module, loss: Loss, examples: Examples, augment: Augmen
         raise ModelError(f"{drew[0]} {DRAWS}; use nn.Dropout, the numbers of an augmentation, or remove it")
     if (name := next(find_changed(module, constants), None)) is not None:
         raise ModelError(
-            f"buffer {name} changes in training, but it is neither a constant nor a statistic of a normalisation layer, so nobody "
-            "says how the server should combine it; compute it in forward, or use the running statistics of BatchNorm"
+            f"buffer {name} changes in training, but it is neither a constant nor a statistic of a normalisation layer, so the "
+            "server has no rule to combine it; compute it in forward, or use the running statistics of BatchNorm"
         )
     if not isinstance(outputs, Tensor):
         raise ModelError(

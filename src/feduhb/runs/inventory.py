@@ -342,6 +342,7 @@ def _describe(one: _Facts, facts: Sequence[_Facts], leavers: Sequence[_Leaver]) 
 
 
 def _find_maker(config: Mapping[str, Any]) -> Literal["commands", "Python", "Flower"]:
+    """Return what made a run, by the tables of its config."""
     if "flower" in config:
         return "Flower"
     return "commands" if "federation" in config else "Python"

@@ -159,12 +159,12 @@ def _compare(file: _File, record: _Record) -> tuple[str, str | None]:
 
 
 def _is_counter(name: str) -> bool:
-    """Whether a tensor of a state_dict counts batches, which has no effect."""
+    """Return whether a tensor of a state_dict counts batches, which has no effect."""
     return name.rpartition(".")[2] == COUNTER
 
 
 def _has_carried(file: _File, record: _Record) -> bool:
-    """Whether a file holds everything that a run carries beside its weights; a state_dict lacks buffers that are not persistent."""
+    """Return whether a file holds all that a run carries; a state_dict lacks buffers that are not persistent."""
     return bool(record.start.carried) and {*record.start.carried} <= {*file.tensors}
 
 
