@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -258,17 +259,21 @@ def test_work_whose_deletion_failed_is_not_taken_up(tmp_path, monkeypatch):
     """It is incomplete: an audit that continued with it could not be repeated until somebody deleted it by hand."""
     monkeypatch.setenv("FEDUHB_STATE", str(tmp_path / "state"))
 
-    def fail(path):
+    def delete_half(path):
         (path / "retrain" / "state").unlink()
         raise StorageError("no")
 
-    with pytest.raises(StorageError), open_work(tmp_path / "run", {}, keep=False) as work:
-        (work.path / "retrain").mkdir()
-        for name in ("state", "result"):
-            (work.path / "retrain" / name).touch()
-        with monkeypatch.context() as patch:
-            patch.setattr("feduhb.audit.work.remove", fail)
-            work.finish(None)
+    def work_and_fail():
+        with open_work(tmp_path / "run", {}, keep=False) as work:
+            (work.path / "retrain").mkdir()
+            for name in ("state", "result"):
+                (work.path / "retrain" / name).touch()
+            with monkeypatch.context() as patch:
+                patch.setattr(sys.modules["feduhb.audit.work"], "remove", delete_half)
+                work.finish(None)
+
+    with pytest.raises(StorageError):
+        work_and_fail()
     with open_work(tmp_path / "run", {}, keep=False) as work:
         assert work.taken_up == []
         assert not (work.path / "retrain").exists()
