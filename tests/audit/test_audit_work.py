@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from feduhb.audit import procedure
 from feduhb.audit.audit import audit
 from feduhb.audit.procedure import AuditSettings
 from feduhb.audit.result import Audit, read_audit
-from feduhb.audit.work import LIST
+from feduhb.audit.work import LIST, open_work
 from feduhb.errors import RunFolderError, StorageError
 from feduhb.methods.retrain import Plain
 from feduhb.runs.checkpoint import digest_weights, save_state
@@ -252,3 +253,27 @@ def test_the_work_of_an_audit_goes_with_its_run(runs, monkeypatch):
     work = interrupt(runs, monkeypatch)
     feduhb.retire(runs / "new", replaced_by=runs / "newer", unaudited="a test")
     assert not work.exists()
+
+
+def test_work_whose_deletion_failed_is_not_taken_up(tmp_path, monkeypatch):
+    """It is incomplete: an audit that continued with it could not be repeated until somebody deleted it by hand."""
+    monkeypatch.setenv("FEDUHB_STATE", str(tmp_path / "state"))
+
+    def delete_half(path):
+        (path / "retrain" / "state").unlink()
+        raise StorageError("no")
+
+    def work_and_fail():
+        with open_work(tmp_path / "run", {}, keep=False) as work:
+            (work.path / "retrain").mkdir()
+            for name in ("state", "result"):
+                (work.path / "retrain" / name).touch()
+            with monkeypatch.context() as patch:
+                patch.setattr(sys.modules["feduhb.audit.work"], "remove", delete_half)
+                work.finish(None)
+
+    with pytest.raises(StorageError):
+        work_and_fail()
+    with open_work(tmp_path / "run", {}, keep=False) as work:
+        assert work.taken_up == []
+        assert not (work.path / "retrain").exists()

@@ -337,6 +337,29 @@ def test_a_killed_replay_ends_with_the_same_weights_and_erases_its_history(strat
         strategy("bee,cat", **place, **make_settings()).start(make_grid(FEDERATION), draw_start())
 
 
+@pytest.mark.parametrize("name", [".result.json", "result.json"])
+@pytest.mark.parametrize("is_link", [True, False])
+def test_a_planted_result_does_not_end_a_replay(name, is_link, tmp_path):
+    """Before, the history was erased, and the run ended with the planted file as its result."""
+    train_first(tmp_path / "first", 3)
+    place = {"trained": tmp_path / "first", "checkpoint": tmp_path / "run"}
+    with pytest.raises(Killed):
+        flower.FedEraser("bee", **place, **make_settings()).start(kill_in_round(1), draw_start())
+    (tmp_path / "foreign").write_text("a letter")
+    planted = tmp_path / "run" / name
+    planted.symlink_to(tmp_path / "foreign") if is_link else planted.write_text("a letter")
+    again = flower.FedEraser("bee", **place, **make_settings())
+    if is_link and name == ".result.json":  # it is replaced
+        again.start(make_grid(FEDERATION), draw_start())
+        assert not (tmp_path / "run" / "result.json").is_symlink()
+        RunFolder(tmp_path / "run").check_weights()
+    else:
+        with pytest.raises(RunFolderError, match=r"result.json is damaged; delete it and use --resume"):
+            again.start(make_grid(FEDERATION), draw_start())
+        assert DiskHistory(tmp_path / "first" / "history").rounds == [0, 1, 2]
+    assert (tmp_path / "foreign").read_text() == "a letter"
+
+
 def test_a_replay_killed_while_erasing_its_history_is_finished_without_training(tmp_path, monkeypatch):
     train_first(tmp_path / "first", 4)
     place = {"trained": tmp_path / "first", "checkpoint": tmp_path / "run"}

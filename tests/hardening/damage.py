@@ -59,6 +59,7 @@ BASIC = {  # and a flipped bit: truncated, of another shape, not UTF-8, a folder
     "a file in its place",
     "a link to a copy elsewhere",
 }
+OWN = (STATE, f"{STATE}/audits")  # FEDUHB_STATE names it, and only the auditor may write there
 TABLES = {".toml"}
 TREES = {".json", ".jsonl"}
 TENSORS = {".safetensors"}
@@ -368,8 +369,8 @@ def reshape_tensors(content: bytes) -> Iterator[tuple[str, bytes]]:
 def refers_to(command: Command, damage: Damage) -> bool:
     """Whether a command is worth trying on a damage: some read no other run than those they name, slow ones no tensors of rounds."""
     top = damage.path.parts[0]
-    if str(damage.path) in (*command.arguments, STATE) and damage.is_given:
-        return False  # a person who names a pipe or a link means it; FEDUHB_STATE names the other one
+    if str(damage.path) in (*command.arguments, *OWN) and damage.is_given:
+        return False  # a person who names a pipe or a link means it
     named = {Path(word).parts[0] for word in command.arguments[1:] if word not in {"", "."}}
     if command.arguments[0] in ALONE and "." not in command.arguments and top not in named:
         return False

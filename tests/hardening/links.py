@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from hardening.damage import Damage, Do, References
+from hardening.running import STATE
 from hardening.scenes import Command, Scene
 
 BEFORE = " before it is written"
@@ -25,7 +26,7 @@ def list_plants(references: References, scene: Scene, command: Command) -> list[
         Damage(path, f"{name}{BEFORE}", do)
         for path in list_written(references, scene, command)
         for name, do in PLANTS.items()
-        if str(path) not in command.arguments  # a person who names a link means it
+        if str(path) not in (*command.arguments, STATE)  # a person who names a link means it
         and (not (scene.folder / path).is_dir() or "link" in name)
     ]
 

@@ -82,6 +82,7 @@ class WorkFolder:
     def finish(self, keep_at: Path | None) -> None:
         """Delete the folder, or move it to where the user wants to keep it."""
         if keep_at is None or self.key is None:
+            self.key = None  # if this fails, what is left must not be signed and taken up
             remove(self.path)
             return
         remove(self.path / LIST)

@@ -164,6 +164,8 @@ def finish_replay(
     if written != (method.name, forget, settings_of(method)):
         raise RunFolderError(f"{folder.path} holds another request or other settings; {advice.elsewhere}")
     with folder.claim(advice.writer, advice.elsewhere):
+        if folder.is_finished():
+            folder.check_weights()
         erased = erase(erasure, reporter, folder)
         if not folder.is_finished():
             folder.publish()

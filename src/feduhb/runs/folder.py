@@ -255,9 +255,10 @@ class RunFolder:
             yield
 
     def is_replayed(self) -> bool:
-        """Whether all rounds are done, so that the run needs no history any more."""
+        """Whether all rounds are done, so that the run needs no history any more; raise RunFolderError if that is damaged."""
         with reading_errors(self.path):
-            return self.is_finished() or self._prepared_path.is_file()
+            is_prepared = self._prepared_path.is_file() and not self._prepared_path.is_symlink()
+        return self.is_finished() or (is_prepared and self._find_result(self._prepared_path) is not None)
 
     def create(self, config: str) -> None:
         """Start a run: make the folder and its config.toml."""
@@ -310,10 +311,15 @@ class RunFolder:
 
     def result(self) -> Result:
         """Return the content of result.json."""
-        advice = "delete it and use --resume"
-        if (found := find_json(self.result_path, dict[str, Any], advice)) is None:
+        if (found := self._find_result(self.result_path)) is None:
             raise RunFolderError(f"{self.path} has not finished; continue it with --resume")
-        return parse_json(json.dumps({**DEFAULTS, **found}).encode(), Result, str(self.result_path), advice)
+        return found
+
+    def _find_result(self, path: Path) -> Result | None:
+        advice = "delete it and use --resume"
+        found = find_json(path, dict[str, Any], advice)
+        content = json.dumps({**DEFAULTS, **found}).encode() if found is not None else None
+        return None if content is None else parse_json(content, Result, str(path), advice)
 
     def check_weights(self) -> None:
         """Raise RunFolderError if the weights in this folder are not those that the run ended with.
