@@ -14,6 +14,7 @@ import torch
 from feduhb.core.aggregate import is_built_in_rule
 from feduhb.core.checks import check_show, check_stop, check_whole
 from feduhb.core.flat import count_statistics, flatten, list_parts
+from feduhb.core.modules import list_carried
 from feduhb.core.seeds import draw_seed, sample_clients
 from feduhb.core.types import ClientId, Method, Updates
 from feduhb.data.download import print_notice
@@ -28,13 +29,10 @@ from feduhb.methods import METHODS, check_method, rule_of, settings_of
 from feduhb.methods.replay import bind_history
 from feduhb.runs.checkpoint import keep_models
 from feduhb.runs.config import (  # fmt: skip
-    NOTICE,
     Config,
     KeepHistory,
     TrainSettings,
     UnlearnSettings,
-    describe_start,
-    explain_given,
     identify_run,
     to_toml,
     upgrade,
@@ -53,6 +51,7 @@ from feduhb.runs.lineage import (
 from feduhb.runs.loop import Participants
 from feduhb.runs.plan import Advice, Plan, Reporter, Show
 from feduhb.runs.run import Run, adapt_method, open_run
+from feduhb.runs.start import GIVEN_NOTICE, describe_start, explain_given
 from feduhb.stopping import DynamicStop, Never, StopRule, never
 
 ROUNDS = 40  # of an unlearning, at most, if no number is given
@@ -118,7 +117,7 @@ def train(
     if (unused := federation.explain_unused()) is not None:
         print_notice(unused)
     if federation.start == "given":
-        print_notice(NOTICE)
+        print_notice(GIVEN_NOTICE)
     return run_method(
         federation, adapt_method("retrain", settings), settings, rounds=rounds, engine=engine, block=block, out=out,
         resume=resume, checkpoint_every=checkpoint_every, show=show, label="train",
@@ -197,7 +196,7 @@ def unlearn(
     if not chosen.needs_history and (shared := _explain_shared_seed(run)):
         print_notice(shared)
     if erase_history and remaining.start == "given":  # comparisons erase nothing
-        print_notice(NOTICE)
+        print_notice(GIVEN_NOTICE)
     if keep_history is None:
         keep_history = run.settings.keep_history if out is not None and not chosen.needs_history else False
     maker = run.engine if engine is None else engine
@@ -314,7 +313,9 @@ def run_method(
     evaluate = make_evaluator(federation, device) if scored else None
     score = None if evaluate is None else lambda _, params: evaluate(params)
     keep, fresh = settings.keep_history, federation.fresh_model()
-    start = describe_start(fresh, given=federation.start == "given") if folder else None
+    is_given = federation.start == "given"
+    has_table = folder is not None and bool(is_given or list_carried(fresh))
+    start = describe_start(fresh, given=is_given) if has_table else None
     config = Config(
         seed=federation.seed,
         federation=before.about if isinstance(before.about, FederationSettings) else None,
@@ -333,7 +334,7 @@ def run_method(
         method=method,
         start=flatten(fresh),
         statistics=count_statistics(fresh),
-        declaration=explain_given(start),
+        declaration=None if start is None else explain_given(start),
         layout=tuple((name, tuple(each.shape)) for name, each in list_parts(fresh)),
         engine=made,
         clients=clients,

@@ -25,9 +25,10 @@ from feduhb.core.modules import COUNTER, STATISTICS, digest_named
 from feduhb.errors import ModelError, RunFolderError
 from feduhb.models import MODELS, make_model
 from feduhb.runs.audits import KeptAudit, read_kept_audits
-from feduhb.runs.config import StartSettings, validate
+from feduhb.runs.config import validate
 from feduhb.runs.files import check_regular, open_regular
 from feduhb.runs.folder import RunFolder
+from feduhb.runs.start import StartSettings
 
 ZIP, PICKLE = b"PK\x03\x04", b"\x80"  # how files of torch.save begin
 # Any image that each of the package's models takes: only the names of its parameters are used.
