@@ -15,7 +15,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 from torch import Tensor
 
-from feduhb.core.local import describe_local
+from feduhb.core.local import list_added
 from feduhb.core.seeds import sample_clients
 from feduhb.core.types import ClientId, Method
 from feduhb.data.request import Request
@@ -31,7 +31,7 @@ from feduhb.methods import settings_of
 from feduhb.methods.replay import bind_history, get_replayed_clients
 from feduhb.methods.retrain import Plain
 from feduhb.runs.checkpoint import digest_weights, load_params
-from feduhb.runs.config import ADDED, drop_none, identify_run
+from feduhb.runs.config import drop_none, identify_run
 from feduhb.runs.execute import Finished, execute, finish_replay
 from feduhb.runs.files import find_json
 from feduhb.runs.folder import (
@@ -229,7 +229,7 @@ def _describe(
         "engine": "flower",
         "keep_history": strategy.keep_history,
     }
-    train |= {key: value for key, value in describe_local(local).items() if key in ADDED}
+    train |= list_added(local)
     if strategy.clients_per_round is not None:
         train["clients_per_round"] = strategy.clients_per_round
     flower: dict[str, Any] = {"start": digest_weights(begun.params)}

@@ -32,7 +32,7 @@ from flwr.app import (
 from torch import Tensor, nn
 
 from feduhb.core.flat import ModelSource, check_module, draw_model, flatten, list_parts
-from feduhb.core.local import Augment
+from feduhb.core.local import ADDED, Augment, list_added
 from feduhb.core.modules import COUNTER, STATISTICS, digest_carried, list_carried, list_trained
 from feduhb.core.types import ClientId, Local, Loss, Work
 from feduhb.errors import ModelError
@@ -42,10 +42,9 @@ EXAMPLES, ANSWER, DELETED = "num-examples", "answer", "deleted-files"
 TRAIN, EVALUATE, WHO, LEAVE = "train", "evaluate", "query.feduhb_who", "query.feduhb_leave"
 ROWS, CLASSES = "forget-rows", "forget-classes"
 CARRIED = "carried-sha256"
-# Settings of a client's training that are sent only if they are used: earlier versions do not know them.
-ADDED = ("optimizer", "momentum", "weight-decay", "clip-norm", "schedule", "proximal")
+ADDED_KEYS = tuple(name.replace("_", "-") for name in ADDED)
 OURS = (
-    *("server-round", "client", "round", "seed", "epochs", "batch-size", "lr", "l2", *ADDED),
+    *("server-round", "client", "round", "seed", "epochs", "batch-size", "lr", "l2", *ADDED_KEYS),
     *(ANSWER, ROWS, CLASSES, CARRIED),
 )
 DRAWN_FROM, FIXED = "drawn_from", "carried"
@@ -236,7 +235,6 @@ def describe_work(
     work: Work, local: Local, client: ClientId, round: int, seed: int
 ) -> dict[str, ConfigRecordValues]:
     """Return the config of a train message: the work of a round for one client."""
-    used = {key: value for key in ADDED if (value := _get_setting(local, key)) != _get_setting(Local(), key)}
     return {
         "server-round": round + 1,  # counted from 1, as Flower's own strategies do
         "client": client,
@@ -247,12 +245,8 @@ def describe_work(
         "lr": local.lr,
         "l2": local.l2,
         ANSWER: UPDATE,
-        **used,
+        **{name.replace("_", "-"): value for name, value in list_added(local).items()},
     }
-
-
-def _get_setting(local: Local, key: str) -> Any:
-    return getattr(local, key.replace("-", "_"))
 
 
 def read_local(config: Mapping[str, Any], loss: Loss, augment: Augment | None) -> Local:

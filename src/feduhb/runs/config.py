@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeVar, get_args, get_type_hints
 import tomli_w
 
 from feduhb.core.checks import check_whole
-from feduhb.core.local import Local
+from feduhb.core.local import ADDED, Local
 from feduhb.data.federation import Federation
 from feduhb.data.load import FederationSettings
 from feduhb.errors import ConfigError
@@ -25,8 +25,6 @@ from feduhb.stopping import DynamicStop
 KeepHistory = bool | Literal["float16"]
 C = TypeVar("C")
 FORBID = {"extra": "forbid"}  # pydantic refuses unknown keys
-# Settings of [train] that are written only if they are used, so that runs of earlier versions can be continued.
-ADDED = ("optimizer", "momentum", "weight_decay", "clip_norm", "schedule", "proximal")
 UNKNOWN = "unexpected_keyword_argument"  # pydantic's name for that error
 
 
