@@ -22,7 +22,7 @@ from feduhb.data.federation import Federation
 from feduhb.data.load import FederationSettings, build_federation
 from feduhb.data.request import Forget, Request, as_request
 from feduhb.engines import EngineMaker, block_of, describe_engine, make_engine, name_engine
-from feduhb.engines.loop import check_work
+from feduhb.engines.batches import check_work
 from feduhb.engines.scoring import make_evaluator
 from feduhb.errors import ConfigError, HistoryError, RequestError
 from feduhb.methods import METHODS, check_method, rule_of, settings_of

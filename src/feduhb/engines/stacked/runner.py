@@ -18,7 +18,7 @@ from feduhb.core.draws import make_key
 from feduhb.core.inputs import Inputs as ModelInputs
 from feduhb.core.local import scale_lr
 from feduhb.core.types import ClientId, Local
-from feduhb.engines.loop import draw_order, list_sizes
+from feduhb.engines.batches import draw_order, list_sizes
 from feduhb.engines.stacked.data import ExampleStore
 from feduhb.engines.stacked.networks import MappedNetwork, Network
 from feduhb.engines.stacked.optimizers import RATES, list_rates
