@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import difflib
 import re
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
@@ -15,21 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from feduhb.core.checks import check_whole
-from feduhb.core.draws import augment_batch
 from feduhb.core.flat import ModelSource, draw_model
 from feduhb.core.fresh import find_unlike
-from feduhb.core.inputs import Inputs, call_model, describe_inputs, list_tensors, make_inputs, map_tensors
+from feduhb.core.inputs import compare_inputs, list_tensors, make_inputs, map_tensors
 from feduhb.core.local import Augment, Loss, find_loss
-from feduhb.core.loss import SOME, check_loss, check_targets
-from feduhb.core.modules import (
-    DRAWS,
-    find_changed,
-    has_batch_norm,
-    list_carried,
-    move_parameters,
-    prepare_training,
-    watch_layers,
-)
+from feduhb.core.trial import check_fit
 from feduhb.core.types import ClientId
 from feduhb.data.backdoor import Backdoor
 from feduhb.data.request import Forget, Request, as_request, explain_unclear
@@ -170,7 +159,7 @@ class Federation:
         named = {f"client {c}": e for c, e in self.clients.items()}
         named.update({f"held-out part of {c}": e for c, e in self.held_out.items()})
         for what, examples in named.items():
-            if (difference := _compare_inputs(examples.x, self.test.x)) is not None:
+            if (difference := compare_inputs(examples.x, self.test.x)) is not None:
                 raise DataError(f"{what} holds inputs {difference}; make them alike")
 
     def __repr__(self) -> str:
@@ -331,69 +320,6 @@ class _Draw:
                 check_fit(copy.deepcopy(drawn), self.loss, self.test, self.augment)
             self.module, self.is_checked = drawn, True
         return copy.deepcopy(self.module)
-
-
-def check_fit(module: nn.Module, loss: Loss, examples: Examples, augment: Augment | None = None) -> None:
-    """Raise ModelError if a training step on some examples fails, draws without an address or keeps a state of its own.
-
-    The loss is tried too. The module's parameters and statistics change.
-    """
-    count = len(examples)
-    some = torch.linspace(0, count - 1, min(SOME, count)).long()
-    if count == 1 and has_batch_norm(module):
-        some = some.repeat(2)
-    x, y = examples.batch(some)
-    check_targets(loss, y)
-    constants = {name: value.clone() for name, value in list_carried(module)}
-
-    def compute(rows: int) -> Any:
-        return call_model(module, augment_batch(augment, map_tensors(lambda part: part[:rows].clone(), x)))
-
-    try:
-        with warnings.catch_warnings(), watch_layers(prepare_training(module)) as drew:
-            warnings.simplefilter("ignore")  # of shapes, which check_loss judges
-            value = loss(compute(2), y[:2])
-            outputs, again = compute(len(y)), compute(len(y))
-            move_parameters(module)  # a buffer may follow the parameters
-            compute(2)
-    except Exception as error:
-        raise ModelError(
-            f"the model and its loss cannot read this data ({' '.join(str(error).split())}); check shapes and types"
-        ) from error
-    if not isinstance(value, Tensor) or value.dim():
-        returned = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
-        raise ModelError(f"the loss returns {returned}, not one number; use its mean over the batch")
-    if drew:
-        raise ModelError(f"{drew[0]} {DRAWS}; use nn.Dropout, the numbers of an augmentation, or remove it")
-    if (name := next(find_changed(module, constants), None)) is not None:
-        raise ModelError(
-            f"buffer {name} changes in training, but it is neither a constant nor a statistic of a normalisation layer, so nobody "
-            "says how the server should combine it; compute it in forward, or use the running statistics of BatchNorm"
-        )
-    if not isinstance(outputs, Tensor):
-        return
-    if outputs.shape != again.shape or not torch.allclose(outputs, again, 1e-4, 1e-6, equal_nan=True):
-        raise ModelError(
-            "the model returns other outputs when it computes the same batch again, so it draws numbers that have no address or "
-            "keeps a state of its own; use nn.Dropout or the numbers of an augmentation, and keep no state in forward"
-        )
-    check_loss(loss, outputs, y)
-
-
-def _compare_inputs(x: Inputs, wanted: Inputs) -> str | None:
-    """Return the first difference between the types and shapes of two inputs in words; None if they are alike."""
-    forms = [_describe_form(some) for some in (x, wanted)]
-    if forms[0] != forms[1]:
-        return f"{forms[0]}, the test set {forms[1]}"
-    both = zip(describe_inputs(x), describe_inputs(wanted), strict=True)
-    pairs = ((a, b) for one, two in both for a, b in zip(one, two, strict=True))
-    return next((f"{a}, the test set {b}" for a, b in pairs if a != b), None)
-
-
-def _describe_form(x: Inputs) -> str:
-    if isinstance(x, Tensor):
-        return "as one tensor"
-    return f"by the names {', '.join(x)}" if isinstance(x, dict) else f"as a tuple of {len(x)}"
 
 
 def _kind(y: Tensor) -> tuple[torch.dtype, torch.Size]:
