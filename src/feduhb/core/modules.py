@@ -15,6 +15,7 @@ import random
 import sys
 from collections.abc import Generator, Iterable, Iterator
 from hashlib import sha256
+from typing import TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -48,7 +49,7 @@ def list_norms(module: nn.Module) -> list[tuple[str, _NormBase]]:
     return [
         (name, layer)
         for name, layer in module.named_modules()
-        if isinstance(layer, _NormBase) and layer.running_mean is not None and not _is_frozen(layer)
+        if _keeps_statistics(layer) and not _is_frozen(layer)
     ]
 
 
@@ -93,9 +94,13 @@ def has_dropout(module: nn.Module) -> bool:
 def prepare_training(module: nn.Module) -> nn.Module:
     """Put a module into training mode, in place: dropout draws at the step's address, frozen norms stay as they are."""
     for layer in key_dropout(module).train().modules():
-        if isinstance(layer, _NormBase) and layer.running_mean is not None and _is_frozen(layer):
+        if _keeps_statistics(layer) and _is_frozen(layer):
             layer.eval()
     return module
+
+
+def _keeps_statistics(layer: nn.Module) -> TypeGuard[_NormBase]:
+    return isinstance(layer, _NormBase) and layer.running_mean is not None
 
 
 def _is_frozen(layer: nn.Module) -> bool:
@@ -134,7 +139,7 @@ def _find_fault(layer: nn.Module) -> str | None:
         return "does not know its shape yet; give the sizes, or pass a batch through it first"
     if isinstance(layer, _BatchNorm) and layer.running_mean is None:
         return "scores an example by the others in its batch; set track_running_stats=True, or use GroupNorm or LayerNorm"
-    if isinstance(layer, _NormBase) and layer.running_mean is not None and layer.momentum is None:
+    if _keeps_statistics(layer) and layer.momentum is None:
         return "averages over all batches it ever saw (momentum=None), but clients keep no state; give a number, such as momentum=0.1"
     if type(layer) in KEYED:
         return None
