@@ -25,9 +25,24 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from feduhb.core.draws import KEYED, key_dropout
 from feduhb.errors import ModelError
 
-STATISTICS = ("running_mean", "running_var")
+STATISTICS = MEAN, VARIANCE = "running_mean", "running_var"
 COUNTER = "num_batches_tracked"
 DRAWS = "draws random numbers that have no address, so no seed of a client and round fixes them"
+
+
+def is_statistic(name: str) -> bool:
+    """Return whether a tensor of this name is a running mean or variance."""
+    return name.rpartition(".")[2] in STATISTICS
+
+
+def is_variance(name: str) -> bool:
+    """Return whether a tensor of this name is a running variance."""
+    return name.rpartition(".")[2] == VARIANCE
+
+
+def is_counter(name: str) -> bool:
+    """Return whether a tensor of this name counts batches, which has no effect."""
+    return name.rpartition(".")[2] == COUNTER
 
 
 def list_trained(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
@@ -60,7 +75,7 @@ def list_carried(module: nn.Module) -> list[tuple[str, Tensor]]:
     constants = [
         (name, buffer)
         for name, buffer in module.named_buffers()
-        if name not in gathered and name.rpartition(".")[2] != COUNTER
+        if name not in gathered and not is_counter(name)
     ]
     return frozen + constants
 
