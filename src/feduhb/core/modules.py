@@ -27,7 +27,7 @@ from feduhb.errors import ModelError
 
 STATISTICS = MEAN, VARIANCE = "running_mean", "running_var"
 COUNTER = "num_batches_tracked"
-DRAWS = "draws random numbers that have no address, so no seed of a client and round fixes them"
+NO_ADDRESS = "draws random numbers that have no address, so no seed of a client and round fixes them"
 
 
 def is_statistic(name: str) -> bool:
@@ -159,10 +159,10 @@ def _find_fault(layer: nn.Module) -> str | None:
     if type(layer) in KEYED:
         return None
     if isinstance(layer, nn.RReLU | nn.modules.dropout._DropoutNd):
-        return f"{DRAWS}; use nn.Dropout, or remove it"
+        return f"{NO_ADDRESS}; use nn.Dropout, or remove it"
     rate = getattr(layer, "dropout", 0.0)
     if isinstance(rate, int | float) and rate > 0:  # of LSTM and attention
-        return f"{DRAWS}; set its dropout to 0, and use nn.Dropout as a layer of its own"
+        return f"{NO_ADDRESS}; set its dropout to 0, and use nn.Dropout as a layer of its own"
     return None
 
 

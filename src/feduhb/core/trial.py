@@ -14,7 +14,7 @@ from feduhb.core.inputs import Inputs, call_model, map_tensors
 from feduhb.core.local import Augment, Loss
 from feduhb.core.loss import SOME, check_loss, check_targets
 from feduhb.core.modules import (
-    DRAWS,
+    NO_ADDRESS,
     find_changed,
     has_batch_norm,
     list_carried,
@@ -57,7 +57,7 @@ def check_fit(module: nn.Module, loss: Loss, examples: Rows, augment: Augment | 
     _check_value(found.value)
     if found.drew:
         raise ModelError(
-            f"{found.drew[0]} {DRAWS}; use nn.Dropout, the numbers of an augmentation, or remove it"
+            f"{found.drew[0]} {NO_ADDRESS}; use nn.Dropout, the numbers of an augmentation, or remove it"
         )
     _check_constants(module, constants)
     if isinstance(found.outputs, Tensor):
