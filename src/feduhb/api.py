@@ -7,14 +7,15 @@ from collections.abc import Collection, Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
+from torch import Tensor
 
 from feduhb.core.aggregate import is_built_in_rule
 from feduhb.core.checks import check_show, check_stop, check_whole
 from feduhb.core.flat import count_statistics, flatten, list_parts
-from feduhb.core.modules import list_trained
+from feduhb.core.modules import list_carried, list_trained
 from feduhb.core.seeds import draw_seed, sample_clients
 from feduhb.core.types import ClientId, Method, Updates
 from feduhb.data.download import print_notice
@@ -22,20 +23,17 @@ from feduhb.data.federation import Federation
 from feduhb.data.load import FederationSettings, build_federation
 from feduhb.data.request import Forget, Request, as_request
 from feduhb.engines import EngineMaker, block_of, describe_engine, make_engine, name_engine
-from feduhb.engines.loop import check_work
+from feduhb.engines.batches import check_work
 from feduhb.engines.scoring import make_evaluator
 from feduhb.errors import ConfigError, HistoryError, RequestError
 from feduhb.methods import METHODS, check_method, rule_of, settings_of
 from feduhb.methods.replay import bind_history
 from feduhb.runs.checkpoint import keep_models
 from feduhb.runs.config import (  # fmt: skip
-    NOTICE,
     Config,
     KeepHistory,
     TrainSettings,
     UnlearnSettings,
-    describe_start,
-    explain_given,
     identify_run,
     to_toml,
     upgrade,
@@ -54,6 +52,7 @@ from feduhb.runs.lineage import (
 from feduhb.runs.loop import Participants
 from feduhb.runs.plan import Advice, Plan, Reporter, Show
 from feduhb.runs.run import Run, adapt_method, open_run
+from feduhb.runs.start import GIVEN_NOTICE, StartSettings, describe_start, explain_given
 from feduhb.stopping import DynamicStop, Never, StopRule, never
 
 ROUNDS = 40  # of an unlearning, at most, if no number is given
@@ -119,7 +118,7 @@ def train(
     if (unused := federation.explain_unused()) is not None:
         print_notice(unused)
     if federation.start == "given":
-        print_notice(NOTICE)
+        print_notice(GIVEN_NOTICE)
     return run_method(
         federation, adapt_method("retrain", settings), settings, rounds=rounds, engine=engine, block=block, out=out,
         resume=resume, checkpoint_every=checkpoint_every, show=show, label="train",
@@ -198,7 +197,7 @@ def unlearn(
     if not chosen.needs_history and (shared := _explain_shared_seed(run)):
         print_notice(shared)
     if erase_history and remaining.start == "given":  # comparisons erase nothing
-        print_notice(NOTICE)
+        print_notice(GIVEN_NOTICE)
     if keep_history is None:
         keep_history = run.settings.keep_history if out is not None and not chosen.needs_history else False
     maker = run.engine if engine is None else engine
@@ -314,14 +313,13 @@ def run_method(
     device = "cuda" if made.about["device"] == "cuda" else "cpu"
     evaluate = make_evaluator(federation, device) if scored else None
     score = None if evaluate is None else lambda _, params: evaluate(params)
-    keep, fresh = settings.keep_history, federation.fresh_model()
-    start = describe_start(fresh, given=federation.start == "given") if folder else None
+    keep, first = settings.keep_history, _prepare_start(federation, recorded=folder is not None)
     config = Config(
         seed=federation.seed,
         federation=before.about if isinstance(before.about, FederationSettings) else None,
         train=settings,
         unlearn=None if forgot is None else _describe(method, rounds, stop, forgot),
-        start=start,
+        start=first.table,
         made_by=describe_engine(made),
         block=block_of(made),
         remote=federation.is_remote or None,
@@ -332,10 +330,10 @@ def run_method(
     plan = Plan(
         label=label,
         method=method,
-        start=flatten(fresh),
-        statistics=count_statistics(fresh),
-        declaration=explain_given(start),
-        layout=tuple((name, tuple(each.shape)) for name, each in list_parts(fresh)),
+        start=first.params,
+        statistics=first.statistics,
+        declaration=None if first.table is None else explain_given(first.table),
+        layout=first.layout,
         engine=made,
         clients=clients,
         rounds=rounds,
@@ -357,13 +355,32 @@ def run_method(
         notice="".join(notices) if show == "lines" else "",
         observe=None if models is None else partial(keep_models, folder=models),
     )
-    del fresh  # a copy, which a large model would miss
     done = execute(plan)
     return Run(
         federation=federation, original=before, settings=settings, method=method, state=done.state, rounds=done.rounds,
         forgot=forgot, earlier=ancestors, folder=None if folder is None else folder.path, engine=engine,
         block=block_of(made), scheduled=rounds, stop=stop, erased=done.erased,
     )  # fmt: skip
+
+
+class _First(NamedTuple):
+    """What a run needs to know of the model that it starts from."""
+
+    params: Tensor  # [P]
+    statistics: int  # how many numbers at their end are statistics
+    layout: tuple[tuple[str, tuple[int, ...]], ...]  # names and shapes
+    table: (
+        StartSettings | None
+    )  # [start] of config.toml; None if everything was drawn, or nothing is recorded
+
+
+def _prepare_start(federation: Federation, *, recorded: bool) -> _First:
+    """Return what a run needs of its fresh model. The module itself is freed: a large one would be missed in training."""
+    fresh, given = federation.fresh_model(), federation.start == "given"
+    layout = tuple((name, tuple(part.shape)) for name, part in list_parts(fresh))
+    has_table = recorded and bool(given or list_carried(fresh))
+    table = describe_start(fresh, given=given) if has_table else None
+    return _First(flatten(fresh), count_statistics(fresh), layout, table)
 
 
 def _check_first_work(method: Method[Any], federation: Federation, settings: TrainSettings) -> None:

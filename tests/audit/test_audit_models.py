@@ -27,8 +27,8 @@ from feduhb.data.canaries import plant_canaries
 from feduhb.data.federation import Examples
 from feduhb.data.request import Request
 from feduhb.errors import ConfigError, RunFolderError
-from feduhb.runs.config import DECLARED, SHARED_START
 from feduhb.runs.run import Run
+from feduhb.runs.start import DECLARED, SHARED_START
 
 HOW: dict[str, Any] = {"epochs": 2, "batch_size": 10, "lr": 0.1, "engine": "loop", "show": None}
 CHEAP: dict[str, Any] = {**QUIET, "canaries": 0}

@@ -16,7 +16,7 @@ import feduhb
 from audit.auditing import LEAVERS, QUIET, ROUNDS, TRAINED, Keeps, load_digits
 from feduhb.audit.audit import audit, audit_all, check_control
 from feduhb.audit.controls import name_run
-from feduhb.audit.exactness import find_carried
+from feduhb.audit.exactness import find_non_setting
 from feduhb.audit.own_code import is_ours
 from feduhb.audit.verdict import OWN
 from feduhb.core.aggregate import RULES, parse_rule
@@ -258,4 +258,4 @@ def test_what_a_bent_partial_holds_is_not_a_setting():
     class Bent(partial[Any]):
         weights = torch.zeros(3)
 
-    assert find_carried(feduhb.Retrain(aggregate=Bent(feduhb.trimmed_mean, trim=0.1))) == "aggregate"
+    assert find_non_setting(feduhb.Retrain(aggregate=Bent(feduhb.trimmed_mean, trim=0.1))) == "aggregate"

@@ -15,7 +15,7 @@ import feduhb
 from audit.auditing import QUIET, Called, Keeps, Replays, draw_federation
 from feduhb.audit.audit import audit, check_control
 from feduhb.audit.controls import Controls, carry_out, name_run, rebuild, replace_with_noise
-from feduhb.audit.exactness import Counterfactuals, find_carried
+from feduhb.audit.exactness import Counterfactuals, find_non_setting
 from feduhb.audit.result import Exactness
 from feduhb.data.federation import Federation
 from feduhb.data.request import Request, as_request
@@ -162,14 +162,14 @@ def test_folders_of_two_settings_of_one_method_are_apart():
 
 def test_what_a_method_carries_is_named():
     hidden: Any = {"trim": torch.zeros(3)}
-    assert find_carried(feduhb.FedUHB()) is None
-    assert find_carried(feduhb.Retrain(aggregate=partial(feduhb.trimmed_mean, trim=0.2))) is None
-    assert find_carried(feduhb.FedEraser()) is None
-    assert find_carried(Keeps(torch.zeros(3))) == "weights"
-    assert find_carried(Keeps(aggregate=partial(feduhb.trimmed_mean, **hidden))) == "aggregate"
-    assert find_carried(Called(aggregate=torch.nn.Linear(2, 2))) == "aggregate"
+    assert find_non_setting(feduhb.FedUHB()) is None
+    assert find_non_setting(feduhb.Retrain(aggregate=partial(feduhb.trimmed_mean, trim=0.2))) is None
+    assert find_non_setting(feduhb.FedEraser()) is None
+    assert find_non_setting(Keeps(torch.zeros(3))) == "weights"
+    assert find_non_setting(Keeps(aggregate=partial(feduhb.trimmed_mean, **hidden))) == "aggregate"
+    assert find_non_setting(Called(aggregate=torch.nn.Linear(2, 2))) == "aggregate"
     given = Replays(history=torch.zeros(3))
-    assert find_carried(given) is None  # for it is taken away before every counterfactual:
+    assert find_non_setting(given) is None  # for it is taken away before every counterfactual:
     assert getattr(unbind_history(given), "history") is MISSING  # noqa: B009
 
 

@@ -135,7 +135,7 @@ def test_rounds_and_clients_shuffle_differently(maker):
 @pytest.mark.parametrize("maker", [feduhb.Loop, feduhb.Pool])
 def test_gradient_mode_answers_with_the_full_batch_gradient(maker, monkeypatch):
     """Chunked or not, with l2/2 ‖w‖² over every parameter."""
-    monkeypatch.setattr("feduhb.engines.loop.CHUNK", 5)
+    monkeypatch.setattr("feduhb.engines.batches.CHUNK", 5)
     federation = ragged()
     found, _ = train_all(maker(federation, feduhb.Local(l2=0.3)), federation, epochs=0, clients=("dog",))
     model = federation.fresh_model()

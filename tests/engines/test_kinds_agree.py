@@ -320,7 +320,7 @@ def test_full_batch_gradients_are_alike_in_chunks_and_in_one(kind, monkeypatch):
         federation = federation.replace(model=make_mlp().double())
     local = make_local(kind)
     whole = train_all(Loop(federation, local), federation, epochs=0)
-    monkeypatch.setattr("feduhb.engines.loop.CHUNK", 3)
+    monkeypatch.setattr("feduhb.engines.batches.CHUNK", 3)
     for maker in (Loop, Pool, Stacked):
         torch.testing.assert_close(
             train_all(maker(federation, local), federation, epochs=0), whole, rtol=0, atol=1e-12
@@ -333,7 +333,7 @@ def test_chunks_with_targets_that_are_left_out_count_by_the_others(maker, monkey
     y[[1, 3, 4, 5]] = -100  # all of the second chunk
     federation = feduhb.Federation({"a": (x, y)}, (x, y), make_mlp().double())
     whole = train_all(Loop(federation), federation, epochs=0)
-    monkeypatch.setattr("feduhb.engines.loop.CHUNK", 3)
+    monkeypatch.setattr("feduhb.engines.batches.CHUNK", 3)
     torch.testing.assert_close(train_all(maker(federation), federation, epochs=0), whole, rtol=0, atol=1e-12)
 
 

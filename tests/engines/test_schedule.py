@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feduhb.engines.loop import draw_order
+from feduhb.engines.batches import draw_order
 from feduhb.engines.stacked.runner import WASTE, Phase, Schedule, _clip_phases, plan_phases
 from toys import quick
 

@@ -166,13 +166,13 @@ def test_the_papers_cnn_in_float32(engine):
 
 def test_shuffles_keyed_by_position_are_caught(monkeypatch):
     """The leak that others made: a client's shuffle depends on its place in the list, so it changes when somebody leaves."""
-    import feduhb.engines.loop as loop
-    from feduhb.engines.loop import draw_order
+    import feduhb.engines.batches as batches
+    from feduhb.engines.batches import draw_order
 
     def by_position(federation, local):
         places = {client: str(i) for i, client in enumerate(sorted(federation.clients))}
         monkeypatch.setattr(
-            loop,
+            batches,
             "draw_order",
             lambda n, seed, client, *at: draw_order(n, seed, places[client], *at),
         )

@@ -77,17 +77,17 @@ def test_a_fresh_start_has_no_such_table_and_no_warning(tmp_path, caplog):
         (
             {},
             {"model": change(WHOLE.model)},
-            "started from other given weights than this module has, which may hold",
+            "started from other given weights, with the SHA-256",
         ),
         (
             {"start": "fresh"},
             {},
-            "started from a fresh model, so given weights may hold what it learned; leave start",
+            "started from a fresh model, but this strategy starts from given weights; give it with start='fresh'",
         ),
         (
             {},
             {"start": "fresh"},
-            "started from given weights; start from the same module: model=net, start='given'",
+            "started from given weights, but this strategy starts from a fresh model; give it with start='given'",
         ),
     ],
     ids=["other weights", "given after fresh", "fresh after given"],
@@ -111,9 +111,7 @@ def test_another_backbone_is_refused(tmp_path):
     other = make_frozen()
     next(value for _, value in list_carried(other)).flatten()[0] += 1e-3
     train(tmp_path, FROZEN)
-    with pytest.raises(
-        RunFolderError, match="started from other frozen parameters or constants than this module has"
-    ):
+    with pytest.raises(RunFolderError, match="was made with other frozen parameters or constant buffers"):
         unlearn(None, FROZEN, trained=tmp_path, model=other)
 
 
@@ -126,7 +124,7 @@ def test_other_constants_of_a_fresh_model_are_refused_and_those_that_the_seed_dr
     settings: dict[str, Any] = {"federation": make_federation(make, as_tokens=True)}
     train(tmp_path / "table", **settings)
     assert read_start(tmp_path / "table")["given"] is False
-    with pytest.raises(RunFolderError, match="started from other frozen parameters or constants"):
+    with pytest.raises(RunFolderError, match="was made with other frozen parameters or constant buffers"):
         unlearn(trained=tmp_path / "table", model=lambda: make(2.0), **settings)
 
     def draw():

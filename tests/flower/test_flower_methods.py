@@ -12,7 +12,7 @@ from feduhb import flower
 from feduhb.core.flat import flatten
 from feduhb.core.seeds import sample_clients
 from feduhb.errors import ConfigError
-from feduhb.flower.wire import ADDED, CARRIED, OURS
+from feduhb.flower.wire import ADDED_KEYS, CARRIED, OURS
 from feduhb.runs.loop import run
 from feduhb.stopping import StopRule
 from flower.gridding import make_grid
@@ -211,7 +211,7 @@ def test_a_train_message_holds_our_keys_and_train_config(federation):
     flower.FedUHB("class:1,cat:0", epochs=1, stop=feduhb.never, **make_settings(federation)).start(
         grid, draw_start(federation), 1, train_config=ConfigRecord({"mine": 1})
     )
-    assert list_said(grid) == {*OURS, "mine"} - {*ADDED, CARRIED}
+    assert list_said(grid) == {*OURS, "mine"} - {*ADDED_KEYS, CARRIED}
 
 
 def test_settings_that_earlier_clients_do_not_know_are_sent_only_if_they_are_used(federation):
@@ -225,7 +225,7 @@ def test_settings_that_earlier_clients_do_not_know_are_sent_only_if_they_are_use
         there = flower.Train(epochs=1, **make_settings(federation, local=local)).start(
             grid, draw_start(federation), 2
         )
-        assert list_said(grid) & {*ADDED} == {key.replace("_", "-") for key in settings}
+        assert list_said(grid) & {*ADDED_KEYS} == {key.replace("_", "-") for key in settings}
         here = feduhb.train(
             federation, 2, epochs=1, batch_size=4, lr=0.05, engine="loop", show=None, **settings
         )

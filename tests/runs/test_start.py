@@ -19,8 +19,9 @@ from feduhb.core.modules import digest_carried
 from feduhb.errors import ConfigError, RunFolderError
 from feduhb.report import write_report
 from feduhb.runs.checkpoint import digest_weights
-from feduhb.runs.config import DECLARED, NOTICE, SHARED_START, read_config
+from feduhb.runs.config import read_config
 from feduhb.runs.folder import RunFolder
+from feduhb.runs.start import DECLARED, GIVEN_NOTICE, SHARED_START
 from feduhb.runs.verify import verify_weights
 
 HOW: dict[str, Any] = {"epochs": 1, "engine": "loop", "show": None}
@@ -65,7 +66,7 @@ def read(folder: Path) -> dict[str, Any]:
 
 def test_a_given_start_is_recorded_with_its_digest_and_declared(given, tmp_path, capsys):
     trained = feduhb.train(given, 1, out=tmp_path / "a", **HOW)
-    assert capsys.readouterr().err == f"feduhb: {NOTICE}\n"
+    assert capsys.readouterr().err == f"feduhb: {GIVEN_NOTICE}\n"
     start = given.fresh_model()
     digest = digest_weights(flatten(start))
     table = {
@@ -78,10 +79,10 @@ def test_a_given_start_is_recorded_with_its_digest_and_declared(given, tmp_path,
     said = f"The start was given, not drawn (SHA-256 {digest}): {DECLARED}. {SHARED_START}"
     assert RunFolder(tmp_path / "a").result().get("start") == said
     feduhb.unlearn(trained, ["bee"], rounds=1, out=tmp_path / "b", show=None)
-    assert capsys.readouterr().err == f"feduhb: {NOTICE}\n"
+    assert capsys.readouterr().err == f"feduhb: {GIVEN_NOTICE}\n"
     assert read(tmp_path / "b")["start"] == table
     feduhb.compare(trained, ["bee"], ["feduhb", "retrain"], rounds=1, show=None)
-    assert NOTICE not in capsys.readouterr().err
+    assert GIVEN_NOTICE not in capsys.readouterr().err
 
 
 def test_what_a_fresh_model_carries_is_recorded_and_nothing_else_is(tmp_path, capsys):

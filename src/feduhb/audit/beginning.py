@@ -19,9 +19,9 @@ from feduhb.core.flat import count_statistics, flatten
 from feduhb.core.fresh import DRAWS, draw_several, find_shared
 from feduhb.core.seeds import generator, seed_for
 from feduhb.engines.scoring import score_model
-from feduhb.runs.config import describe_start, explain_given
 from feduhb.runs.loop import carry_statistics
 from feduhb.runs.run import Run
+from feduhb.runs.start import describe_start, explain_given
 
 BEGINNING = "Given two draws of a fresh model"
 BEGINNING_GIVEN = "Given the start of the run, and this start after noise was added to it"
@@ -52,8 +52,10 @@ def check_beginning(run: Run) -> Check:
 def note_start(run: Run) -> list[str]:
     """Return notes on what a run starts from that was not drawn: a given start, frozen parameters, constant buffers."""
     start = describe_start(run.federation.fresh_model(), given=run.federation.start == "given")
+    if start is None:
+        return []
     notes = [*filter(None, [explain_given(start)])]
-    if start is not None and start.carried:
+    if start.carried:
         some, others = ", ".join(start.carried[:NAMED]), len(start.carried) - NAMED
         more = f" and {others} other{'s'[: others != 1]}" if others > 0 else ""
         notes.append(

@@ -18,8 +18,8 @@ def note_client_code(federation: Federation) -> list[str]:
     """Return a note if the model, the loss or the augmentation has code of its own, which could hold an old model where no check looks."""
     own = {
         "model": not _is_known_module(federation.fresh_model()),
-        "loss": not _is_known_loss(federation.loss),
-        "augmentation": federation.augment is not None and not _is_known_loss(federation.augment),
+        "loss": not _is_known_function(federation.loss),
+        "augmentation": federation.augment is not None and not _is_known_function(federation.augment),
     }
     if not any(own.values()):
         return []
@@ -29,10 +29,11 @@ def note_client_code(federation: Federation) -> list[str]:
     ]
 
 
-def _is_known_loss(loss: Any) -> bool:
-    if type(loss) is partial:
-        return _is_known_loss(loss.func) and not any(map(callable, (*loss.args, *loss.keywords.values())))
-    return _is_known_module(loss) if isinstance(loss, nn.Module) else _is_known(loss)
+def _is_known_function(function: Any) -> bool:
+    if type(function) is partial:
+        given = (*function.args, *function.keywords.values())
+        return _is_known_function(function.func) and not any(map(callable, given))
+    return _is_known_module(function) if isinstance(function, nn.Module) else _is_known(function)
 
 
 def _is_known_module(module: nn.Module) -> bool:

@@ -125,7 +125,7 @@ def is_fault_of_method(error: FeduhbError, run: Run) -> bool:
     return isinstance(error, FailedRunError) or not is_ours(run)
 
 
-def find_carried(method: Method[Any]) -> str | None:
+def find_non_setting(method: Method[Any]) -> str | None:
     """Return the name of a field that is not a setting, such as stored weights, which could carry forgotten data; or None."""
     return next((name for name, value in values_of(method).items() if not _is_setting(value)), None)
 

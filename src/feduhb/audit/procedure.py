@@ -16,7 +16,7 @@ from feduhb.audit.attacks.misr import measure_misr
 from feduhb.audit.beginning import DOUBTED, UNDRAWN, explain_given_start, explain_start, note_start
 from feduhb.audit.client_code import note_client_code
 from feduhb.audit.controls import Controls, ShowRound, Step, name_run
-from feduhb.audit.exactness import Counterfactuals, find_carried, is_fault_of_method
+from feduhb.audit.exactness import Counterfactuals, find_non_setting, is_fault_of_method
 from feduhb.audit.forecast import forecast_power
 from feduhb.audit.measures import (
     attack_by_backdoor,
@@ -123,7 +123,7 @@ class RunAudit:
     def _choose_counterfactuals(self) -> Counterfactuals | None:
         if not self.how.exactness:
             return None
-        if held := find_carried(self.run.method):
+        if held := find_non_setting(self.run.method):
             self.notes.append(
                 f"Exactness was not checked: the method carries {held!r}, which is not a setting, into every world."
             )

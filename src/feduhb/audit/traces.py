@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from feduhb.core.flat import list_parts, split, with_params
 from feduhb.core.inputs import Inputs, map_tensors
+from feduhb.core.modules import is_variance
 from feduhb.core.seeds import generator
 from feduhb.engines.scoring import compute_outputs
 
@@ -149,7 +150,7 @@ def _are_alike(module: nn.Module, x: Inputs, units: Units) -> bool:
     draw = generator(0, "units")
     parts = [torch.randn(p.shape, generator=draw) / _fan_in(p) ** 0.5 for _, p in list_parts(module)]
     for place, (name, _) in enumerate(list_parts(module)):
-        if name.rpartition(".")[2] == "running_var":
+        if is_variance(name):
             parts[place] = 0.5 + parts[place].abs()
 
     def compute(order: Tensor, places: Sequence[tuple[int, int]], *, of_input: bool) -> Tensor:

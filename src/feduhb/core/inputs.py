@@ -79,3 +79,19 @@ def describe_inputs(x: Inputs) -> list[tuple[str, torch.dtype, list[int]]]:
     return [
         (name, part.dtype, list(part.shape[1:])) for name, part in zip(names, list_tensors(x), strict=True)
     ]
+
+
+def compare_inputs(x: Inputs, test: Inputs) -> str | None:
+    """Return the first difference from the types and shapes of a test set's inputs in words; None if they are alike."""
+    forms = [_describe_form(some) for some in (x, test)]
+    if forms[0] != forms[1]:
+        return f"{forms[0]}, the test set {forms[1]}"
+    both = zip(describe_inputs(x), describe_inputs(test), strict=True)
+    pairs = ((a, b) for one, two in both for a, b in zip(one, two, strict=True))
+    return next((f"{a}, the test set {b}" for a, b in pairs if a != b), None)
+
+
+def _describe_form(x: Inputs) -> str:
+    if isinstance(x, Tensor):
+        return "as one tensor"
+    return f"by the names {', '.join(x)}" if isinstance(x, dict) else f"as a tuple of {len(x)}"

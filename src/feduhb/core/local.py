@@ -23,6 +23,8 @@ Augment = Callable[[Inputs, Tensor], Inputs]  # of a batch and of numbers [B, NU
 
 OPTIMIZERS = ("sgd", "adam", "adamw")
 SCHEDULES = ("constant", "linear", "cosine", "decay:0.99")
+# Settings that earlier versions lacked. They are recorded and sent only if they are used.
+ADDED = ("optimizer", "momentum", "weight_decay", "clip_norm", "schedule", "proximal")
 BETAS, EPS = (0.9, 0.999), 1e-8  # of Adam, as in torch
 LOSSES: dict[str, Loss] = {
     "cross_entropy": functional.cross_entropy,
@@ -147,10 +149,14 @@ def describe_local(local: Local) -> Mapping[str, Any]:
     found: dict[str, Any] = {
         "batch_size": local.batch_size, "lr": local.lr, "loss": name_function(local.loss), "l2": local.l2,
     }  # fmt: skip
-    for name in ("optimizer", "momentum", "weight_decay", "clip_norm", "schedule", "proximal"):
-        if (value := getattr(local, name)) != Local.__dataclass_fields__[name].default:
-            found[name] = value
+    found |= list_added(local)
     return found if local.augment is None else {**found, "augment": name_function(local.augment)}
+
+
+def list_added(local: Local) -> dict[str, Any]:
+    """Return the settings that earlier versions lacked, by name, of those that are used."""
+    unused = Local()
+    return {name: value for name in ADDED if (value := getattr(local, name)) != getattr(unused, name)}
 
 
 def name_function(function: Callable[..., Any]) -> str:

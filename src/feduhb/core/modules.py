@@ -15,6 +15,7 @@ import random
 import sys
 from collections.abc import Generator, Iterable, Iterator
 from hashlib import sha256
+from typing import TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -24,9 +25,24 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from feduhb.core.draws import KEYED, key_dropout
 from feduhb.errors import ModelError
 
-STATISTICS = ("running_mean", "running_var")
+STATISTICS = MEAN, VARIANCE = "running_mean", "running_var"
 COUNTER = "num_batches_tracked"
-DRAWS = "draws random numbers that have no address, so no seed of a client and round fixes them"
+NO_ADDRESS = "draws random numbers that have no address, so no seed of a client and round fixes them"
+
+
+def is_statistic(name: str) -> bool:
+    """Return whether a tensor of this name is a running mean or variance."""
+    return name.rpartition(".")[2] in STATISTICS
+
+
+def is_variance(name: str) -> bool:
+    """Return whether a tensor of this name is a running variance."""
+    return name.rpartition(".")[2] == VARIANCE
+
+
+def is_counter(name: str) -> bool:
+    """Return whether a tensor of this name counts batches, which has no effect."""
+    return name.rpartition(".")[2] == COUNTER
 
 
 def list_trained(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
@@ -48,7 +64,7 @@ def list_norms(module: nn.Module) -> list[tuple[str, _NormBase]]:
     return [
         (name, layer)
         for name, layer in module.named_modules()
-        if isinstance(layer, _NormBase) and layer.running_mean is not None and not _is_frozen(layer)
+        if _keeps_statistics(layer) and not _is_frozen(layer)
     ]
 
 
@@ -91,9 +107,13 @@ def has_dropout(module: nn.Module) -> bool:
 def prepare_training(module: nn.Module) -> nn.Module:
     """Put a module into training mode, in place: dropout draws at the step's address, frozen norms stay as they are."""
     for layer in key_dropout(module).train().modules():
-        if isinstance(layer, _NormBase) and layer.running_mean is not None and _is_frozen(layer):
+        if _keeps_statistics(layer) and _is_frozen(layer):
             layer.eval()
     return module
+
+
+def _keeps_statistics(layer: nn.Module) -> TypeGuard[_NormBase]:
+    return isinstance(layer, _NormBase) and layer.running_mean is not None
 
 
 def _is_frozen(layer: nn.Module) -> bool:
@@ -132,15 +152,15 @@ def _find_fault(layer: nn.Module) -> str | None:
         return "does not know its shape yet; give the sizes, or pass a batch through it first"
     if isinstance(layer, _BatchNorm) and layer.running_mean is None:
         return "scores an example by the others in its batch; set track_running_stats=True, or use GroupNorm or LayerNorm"
-    if isinstance(layer, _NormBase) and layer.running_mean is not None and layer.momentum is None:
+    if _keeps_statistics(layer) and layer.momentum is None:
         return "averages over all batches it ever saw (momentum=None), but clients keep no state; give a number, such as momentum=0.1"
     if type(layer) in KEYED:
         return None
     if isinstance(layer, nn.RReLU | nn.modules.dropout._DropoutNd):
-        return f"{DRAWS}; use nn.Dropout, or remove it"
+        return f"{NO_ADDRESS}; use nn.Dropout, or remove it"
     rate = getattr(layer, "dropout", 0.0)
     if isinstance(rate, int | float) and rate > 0:  # of LSTM and attention
-        return f"{DRAWS}; set its dropout to 0, and use nn.Dropout as a layer of its own"
+        return f"{NO_ADDRESS}; set its dropout to 0, and use nn.Dropout as a layer of its own"
     return None
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import difflib
 import re
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
@@ -16,22 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from feduhb.core.checks import check_whole
-from feduhb.core.draws import augment_batch, draw_at
 from feduhb.core.flat import ModelSource, copy_module, draw_model
 from feduhb.core.fresh import find_unlike
-from feduhb.core.inputs import Inputs, call_model, describe_inputs, list_tensors, make_inputs, map_tensors
+from feduhb.core.inputs import compare_inputs, list_tensors, make_inputs, map_tensors
 from feduhb.core.local import Augment, Loss, find_loss
-from feduhb.core.loss import SOME, check_loss, check_targets
-from feduhb.core.modules import (
-    DRAWS,
-    find_changed,
-    has_batch_norm,
-    list_carried,
-    list_norms,
-    move_parameters,
-    prepare_training,
-    watch_layers,
-)
+from feduhb.core.modules import list_carried
+from feduhb.core.trial import check_fit
 from feduhb.core.types import ClientId
 from feduhb.data.backdoor import Backdoor
 from feduhb.data.request import Forget, Request, as_request, explain_unclear
@@ -172,7 +161,7 @@ class Federation:
         named = {f"client {c}": e for c, e in self.clients.items()}
         named.update({f"held-out part of {c}": e for c, e in self.held_out.items()})
         for what, examples in named.items():
-            if (difference := _compare_inputs(examples.x, self.test.x)) is not None:
+            if (difference := compare_inputs(examples.x, self.test.x)) is not None:
                 raise DataError(f"{what} holds inputs {difference}; make them alike")
 
     def __repr__(self) -> str:
@@ -345,88 +334,6 @@ class _Draw:
                 check_fit(copy.deepcopy(drawn), self.loss, self.test, self.augment)
             self.module, self.is_checked = drawn, True
         return copy_module(self.module)
-
-
-def check_fit(module: nn.Module, loss: Loss, examples: Examples, augment: Augment | None = None) -> None:
-    """Raise ModelError if a training step on some examples fails, draws without an address or keeps a state of its own.
-
-    The loss is tried too. The module's parameters and statistics change.
-    """
-    count = len(examples)
-    some = torch.linspace(0, count - 1, min(SOME, count)).long()
-    if count == 1 and has_batch_norm(module):
-        some = some.repeat(2)
-    x, y = examples.batch(some)
-    check_targets(loss, y)
-    constants = {name: value.clone() for name, value in list_carried(module)}
-    if isinstance(loss, nn.Module) and any(p.requires_grad for p in loss.parameters()):
-        raise ModelError("the loss has parameters of its own, which nobody trains; put them into the model")
-
-    def compute(rows: int) -> Any:
-        with draw_at(0):
-            return call_model(
-                module, augment_batch(augment, map_tensors(lambda part: part[:rows].clone(), x))
-            )
-
-    try:
-        with warnings.catch_warnings(), watch_layers(prepare_training(module)) as drew:
-            warnings.simplefilter("ignore")  # of shapes, which check_loss judges
-            value = loss(compute(2), y[:2])
-            if isinstance(value, Tensor) and value.requires_grad and not value.dim():
-                value.backward()
-            outputs, again = compute(len(y)), compute(len(y))
-            move_parameters(module)  # a buffer may follow the parameters
-            compute(2)
-    except ModelError:
-        raise
-    except Exception as error:
-        raise ModelError(
-            f"the model and its loss cannot read this data ({' '.join(str(error).split())}); check shapes and types"
-        ) from error
-    if not isinstance(value, Tensor) or value.dim():
-        returned = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
-        raise ModelError(f"the loss returns {returned}, not one number; use its mean over the batch")
-    if drew:
-        raise ModelError(f"{drew[0]} {DRAWS}; use nn.Dropout, the numbers of an augmentation, or remove it")
-    if (name := next(find_changed(module, constants), None)) is not None:
-        raise ModelError(
-            f"buffer {name} changes in training, but it is neither a constant nor a statistic of a normalisation layer, so the "
-            "server has no rule to combine it; compute it in forward, or use the running statistics of BatchNorm"
-        )
-    if not isinstance(outputs, Tensor):
-        raise ModelError(
-            f"the model returns a {type(outputs).__name__}; return one tensor, such as its logits"
-        )
-    if stays := [name for name, layer in list_norms(module) if not layer.training]:
-        raise ModelError(
-            f"layer {stays[0]} stays in evaluation mode, but its parameters are not frozen; freeze them too: requires_grad_(False)"
-        )
-    if outputs.shape != again.shape or not torch.allclose(outputs, again, 1e-4, 1e-6, equal_nan=True):
-        raise ModelError(
-            "the model returns other outputs when it computes the same batch again, so it draws numbers that have no address or "
-            "keeps a state of its own; use nn.Dropout or the numbers of an augmentation, and keep no state in forward"
-        )
-    check_loss(loss, outputs, y)
-    if not torch.equal(loss(outputs.detach(), y), loss(outputs.detach(), y)):
-        raise ModelError(
-            "the loss returns another value for the same outputs, so it keeps a state or draws; use one that does not"
-        )
-
-
-def _compare_inputs(x: Inputs, wanted: Inputs) -> str | None:
-    """Return the first difference between the types and shapes of two inputs in words; None if they are alike."""
-    forms = [_describe_form(some) for some in (x, wanted)]
-    if forms[0] != forms[1]:
-        return f"{forms[0]}, the test set {forms[1]}"
-    both = zip(describe_inputs(x), describe_inputs(wanted), strict=True)
-    pairs = ((a, b) for one, two in both for a, b in zip(one, two, strict=True))
-    return next((f"{a}, the test set {b}" for a, b in pairs if a != b), None)
-
-
-def _describe_form(x: Inputs) -> str:
-    if isinstance(x, Tensor):
-        return "as one tensor"
-    return f"by the names {', '.join(x)}" if isinstance(x, dict) else f"as a tuple of {len(x)}"
 
 
 def _kind(y: Tensor) -> tuple[torch.dtype, torch.Size]:

@@ -21,22 +21,20 @@ from feduhb.core.local import Local, describe_local
 from feduhb.core.modules import list_trained, prepare_training
 from feduhb.core.types import ClientId, Updates, Work
 from feduhb.data.federation import Examples, Federation
+from feduhb.engines.batches import Batches, check_work, weigh_chunks
 from feduhb.engines.loop import (
     Answer,
-    Batches,
     Descent,
     check_sizes,
-    check_work,
     client_errors,
     get_precision,
     group_answers,
     make_local,
-    weigh_chunks,
 )
 from feduhb.engines.points import use_points
 
 AHEAD = 2  # clients per thread that may wait for earlier ones to be collected; it bounds memory
-PLAIN = (bool, int, float, str, type(None))
+PLAIN = (bool, int, float, str, type(None))  # attributes that a model's own code may change
 LARGE = 1 << 26  # bytes of a model from which on memory counts more than a thread that waits
 
 

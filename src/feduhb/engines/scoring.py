@@ -27,7 +27,11 @@ def compute_outputs(model: nn.Module, x: Inputs) -> Tensor:
     device = next(model.parameters()).device
     size = GPU_CHUNK if device.type == "cuda" else CPU_CHUNK
     exact = torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False)
-    with torch.no_grad(), _in_use(model), exact if device.type == "cuda" else contextlib.nullcontext():
+    with (
+        torch.no_grad(),
+        _evaluation_mode(model),
+        exact if device.type == "cuda" else contextlib.nullcontext(),
+    ):
         return torch.cat([call_model(model, part) for part in _split(x, size, device)]).cpu()
 
 
@@ -43,7 +47,7 @@ def _split(x: Inputs, size: int, device: torch.device) -> Iterator[Inputs]:
 
 
 @contextlib.contextmanager
-def _in_use(model: nn.Module) -> Generator[None]:
+def _evaluation_mode(model: nn.Module) -> Generator[None]:
     """Put a model into evaluation mode inside the block; restore the mode of every layer afterwards."""
     modes = [(layer, layer.training) for layer in model.modules()]
     model.eval()

@@ -14,9 +14,9 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from feduhb.core.checks import check_whole
+from feduhb.core.local import describe_local
 from feduhb.core.types import ClientId, Local, Updates, Work
 from feduhb.data.request import Forget
-from feduhb.engines.loop import describe_local
 from feduhb.errors import AnswerError, ConfigError
 from feduhb.flower import wire
 from feduhb.flower.files import ONLY_FIRST, ONLY_WORDS, Memory, Reasons, write_file

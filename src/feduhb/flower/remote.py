@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NoReturn
 
 import torch
-from flwr.app import ArrayRecord
 from flwr.serverapp import Grid
 from torch import Tensor, nn
 
@@ -79,19 +78,15 @@ class Remote(Federation):
     def engine(self, federation: Federation, local: Local) -> Engine:
         """Return the engine for a run over this federation or over what remains of it; pass it as ``engine=federation.engine``."""
         forgot = federation.forgot if isinstance(federation, Remote) else None
-        arrays, forgotten = self._make_arrays(federation.seed), Forgotten.of(forgot, self.roster.names)
         return FlowerEngine(
             self.roster.grid,
-            arrays,
+            fresh_arrays(self.model, federation.seed, given=self.start == "given"),
             local,
             seed=federation.seed,
-            forget=forgotten,
+            forget=Forgotten.of(forgot, self.roster.names),
             roster=self.roster,
             **self.options,
         )
-
-    def _make_arrays(self, seed: int) -> ArrayRecord:
-        return fresh_arrays(self.model, seed, given=self.start == "given")
 
     def without(self, forget: Forget) -> Remote:
         """Return the federation that remains: it lacks the forgotten clients; rows and classes are dropped by the clients."""

@@ -15,7 +15,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 from torch import Tensor
 
-from feduhb.core.local import describe_local
+from feduhb.core.local import list_added
 from feduhb.core.seeds import sample_clients
 from feduhb.core.types import ClientId, Method
 from feduhb.data.request import Request
@@ -31,7 +31,7 @@ from feduhb.methods import settings_of
 from feduhb.methods.replay import bind_history, get_replayed_clients
 from feduhb.methods.retrain import Plain
 from feduhb.runs.checkpoint import digest_weights, load_params
-from feduhb.runs.config import ADDED, identify_run
+from feduhb.runs.config import drop_none, identify_run
 from feduhb.runs.execute import Finished, execute, finish_replay
 from feduhb.runs.files import find_json
 from feduhb.runs.folder import (
@@ -46,6 +46,7 @@ from feduhb.runs.history import DiskHistory
 from feduhb.runs.lineage import Ancestor, Erasure, check_revival, find_histories, read_ancestors
 from feduhb.runs.loop import Participants, Rounds
 from feduhb.runs.plan import Advice, Plan, Reporter
+from feduhb.runs.start import explain_given
 from feduhb.stopping import DynamicStop
 
 if TYPE_CHECKING:
@@ -129,7 +130,7 @@ def serve(
     observer = _Observer(engine, start, scheduled, outcome, folder, evaluate, strategy.evaluate_every)
     ancestors = () if trained is None else (Ancestor.at(trained.path), *read_ancestors(trained.path))
     plan = Plan(
-        label=method.name, method=method, start=start, statistics=engine.layout.statistics, declaration=begun.declaration, engine=engine,
+        label=method.name, method=method, start=start, statistics=engine.layout.statistics, declaration=explain_given(begun.settings) if begun.settings else None, engine=engine,
         clients=_choose_clients(method, engine, strategy, begun.seed),
         layout=tuple(engine.layout.shapes.items()),
         rounds=scheduled, stop=strategy.stop_rule(), on_bad="drop", score=observer.score, folder=folder,
@@ -228,15 +229,15 @@ def _describe(
         "engine": "flower",
         "keep_history": strategy.keep_history,
     }
-    train |= {key: value for key, value in describe_local(local).items() if key in ADDED}
+    train |= list_added(local)
     if strategy.clients_per_round is not None:
         train["clients_per_round"] = strategy.clients_per_round
     flower: dict[str, Any] = {"start": digest_weights(begun.params)}
     if train_config:
         flower["train_config"] = {key: _to_toml(value) for key, value in train_config.items()}
     config: dict[str, Any] = {"seed": strategy.seed, "made_by": "flower", "train": train, "flower": flower}
-    if table := begun.describe():
-        config["start"] = table
+    if begun.settings is not None:
+        config["start"] = drop_none(asdict(begun.settings))
     if not strategy.unlearns:
         flower |= {} if forgotten is None else {"forget": str(forgotten)}
         flower["settings"] = settings

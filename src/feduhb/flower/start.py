@@ -26,10 +26,11 @@ from feduhb.errors import ConfigError, ModelError, RunFolderError
 from feduhb.flower.messages import log
 from feduhb.flower.wire import Layout, MalformedError, fresh_arrays, get_carried, get_source
 from feduhb.runs.checkpoint import digest_weights
-from feduhb.runs.config import NOTICE, StartSettings, explain_given
+from feduhb.runs.config import validate
 from feduhb.runs.folder import HISTORY, RunFolder
 from feduhb.runs.history import DiskHistory
 from feduhb.runs.lineage import explain_shared_seed, read_ancestors
+from feduhb.runs.start import GIVEN_NOTICE, StartSettings, check_start, record_start
 
 GIVEN = "model=net, start='given'"
 DRAW = "let the strategy draw the fresh model: strategy = FedUHB(..., model=Net); strategy.start(grid, num_rounds=40)"
@@ -48,20 +49,10 @@ class Start:
         """The weights w[0], flat [P]."""
         return Layout.of(self.arrays).flatten(self.arrays)
 
-    def describe(self) -> dict[str, Any]:
-        """Return the table [start] of config.toml: what was not drawn, with its digests; empty if everything was drawn."""
-        names, digest = get_carried(self.arrays)
-        if not self.given and digest is None:
-            return {}
-        given = {"given": True, "sha256": digest_weights(self.params)} if self.given else {"given": False}
-        return {**given, "carried": names, **({} if digest is None else {"carried_sha256": digest})}
-
     @property
-    def declaration(self) -> str | None:
-        """The operator's declaration, for result.json; None if the start was drawn."""
-        return explain_given(
-            StartSettings(given=True, sha256=digest_weights(self.params)) if self.given else None
-        )
+    def settings(self) -> StartSettings | None:
+        """The table [start] of config.toml: what was not drawn, with its digests; None if everything was drawn."""
+        return record_start(self.params if self.given else None, *get_carried(self.arrays))
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,31 +158,20 @@ def _check_same_start(start: Start, source: ModelSource | None, *folders: RunFol
         source: draws the constants of another seed, if the start is fresh.
     """
     for folder in (folder for folder in folders if folder is not None and folder.exists()):
-        before = folder.config().get("start", {})
-        if not before and not start.describe():
+        config = folder.config()
+        table, seed = config.get("start"), int(config.get("seed", 0))
+        if table is None and start.settings is None:
             continue
-        if bool(before.get("given")) != start.given:
-            raise RunFolderError(
-                f"{folder.path} started from a fresh model, so given weights may hold what it learned; leave start='given' out"
-                if start.given
-                else f"{folder.path} started from given weights; start from the same module: {GIVEN}"
-            )
-        seed = int(folder.config().get("seed", 0))
+        before = None if table is None else validate(StartSettings, table, f"[start] of {folder.path}")
         if source is not None and not start.given and seed != start.seed:
             start = Start(seed, fresh_arrays(source, seed))
-        own = start.describe()
-        for key, what in (("sha256", "given weights"), ("carried_sha256", "frozen parameters or constants")):
-            if own.get(key) != before.get(key):
-                raise RunFolderError(
-                    f"{folder.path} started from other {what} than this module has, which may hold what a run learned; give "
-                    "the module as it was then"
-                )
+        check_start(folder.path, before, start.settings, "this strategy")
 
 
 def warn_of_shared_start(start: Start) -> None:
     """Warn of what a given start reveals, once per run."""
     if start.given:
-        log.warning("%s", NOTICE)
+        log.warning("%s", GIVEN_NOTICE)
 
 
 def _check_draws(source: ModelSource, seed: int, trained: RunFolder | None) -> None:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from feduhb.core.modules import is_variance
 from feduhb.core.types import ClientId, Updates
 from feduhb.errors import ConfigError
 from feduhb.flower.wire import Layout
@@ -27,7 +28,6 @@ ENOUGH = 3  # answers of which a median says something; for fewer only absurd va
 # Times the median of the round: heavier answers are left out, and longer ones if they are few.
 OUTLIER = 1000.0
 FEW, MOST = 1e5, 1e12  # numbers of examples that are always accepted, and never above
-VARIANCE = "running_var"  # the end of the name of an array of variances
 SCORE = 100.0  # scores up to this, or this many times the median of their sizes, are averaged
 SCORES, LETTERS = 100, 100  # limits: scores of a client, letters in the name of a score
 
@@ -113,7 +113,7 @@ def _find_odd_statistics(name: str, start: Tensor, change: Tensor, longest: floa
     norm = _norm(change)
     if not math.isfinite(norm):
         return f"{'NaN' if math.isnan(norm) else 'infinity'} in {name}"
-    if name.endswith(VARIANCE) and bool((change > start.to(change)).any()):
+    if is_variance(name) and bool((change > start.to(change)).any()):
         return f"a negative variance in {name}"
     return f"a change of {name} of norm {norm:.3g}, above the limit {longest:.3g}" if norm > longest else None
 

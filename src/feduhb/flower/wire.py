@@ -32,8 +32,15 @@ from flwr.app import (
 from torch import Tensor, nn
 
 from feduhb.core.flat import ModelSource, check_module, draw_model, flatten, list_parts
-from feduhb.core.local import Augment
-from feduhb.core.modules import COUNTER, STATISTICS, digest_carried, list_carried, list_trained
+from feduhb.core.local import ADDED, Augment, list_added
+from feduhb.core.modules import (
+    STATISTICS,
+    digest_carried,
+    is_counter,
+    is_statistic,
+    list_carried,
+    list_trained,
+)
 from feduhb.core.types import ClientId, Local, Loss, Work
 from feduhb.errors import ModelError
 
@@ -42,10 +49,9 @@ EXAMPLES, ANSWER, DELETED = "num-examples", "answer", "deleted-files"
 TRAIN, EVALUATE, WHO, LEAVE = "train", "evaluate", "query.feduhb_who", "query.feduhb_leave"
 ROWS, CLASSES = "forget-rows", "forget-classes"
 CARRIED = "carried-sha256"
-# Settings of a client's training that are sent only if they are used: earlier versions do not know them.
-ADDED = ("optimizer", "momentum", "weight-decay", "clip-norm", "schedule", "proximal")
+ADDED_KEYS = tuple(name.replace("_", "-") for name in ADDED)
 OURS = (
-    *("server-round", "client", "round", "seed", "epochs", "batch-size", "lr", "l2", *ADDED),
+    *("server-round", "client", "round", "seed", "epochs", "batch-size", "lr", "l2", *ADDED_KEYS),
     *(ANSWER, ROWS, CLASSES, CARRIED),
 )
 DRAWN_FROM, FIXED = "drawn_from", "carried"
@@ -74,7 +80,7 @@ class Layout:
             raise ModelError(
                 "the initial arrays are empty; leave them out, and give the strategy a model to draw: FedUHB(..., model=Net)"
             )
-        if counters := [name for name in arrays if _get_kind(name) == COUNTER]:
+        if counters := [name for name in arrays if is_counter(name)]:
             raise ModelError(f"array {counters[0]} is not a weight; {LEAVE_OUT}")
         kinds = {array.dtype for array in arrays.values()}
         kind = np.dtype(next(iter(kinds)))
@@ -90,7 +96,7 @@ class Layout:
     def of_module(cls, module: nn.Module) -> Layout:
         """Return the layout of what training changes in a module."""
         parts = list_parts(module)
-        if named := [name for name, _ in list_trained(module) if _get_kind(name) in STATISTICS]:
+        if named := [name for name, _ in list_trained(module) if is_statistic(name)]:
             raise ModelError(
                 f"parameter {named[0]} has the name of a statistic, and arrays go by their names; rename it"
             )
@@ -99,7 +105,7 @@ class Layout:
     @property
     def statistics(self) -> int:
         """How many numbers at the end of the flat vector are statistics."""
-        return sum(size for name, size in self.sizes.items() if _get_kind(name) in STATISTICS)
+        return sum(size for name, size in self.sizes.items() if is_statistic(name))
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -109,14 +115,14 @@ class Layout:
     def split_statistics(self, values: Tensor) -> dict[str, Tensor]:
         """Return the statistics in a flat vector [P] by their names."""
         parts = zip(self.shapes, values.split([*self.sizes.values()]), strict=True)
-        return {name: part for name, part in parts if _get_kind(name) in STATISTICS}
+        return {name: part for name, part in parts if is_statistic(name)}
 
     def flatten(self, arrays: ArrayRecord) -> Tensor:
         """Return the arrays of a message as one vector [P]; raise MalformedError unless they have these names and shapes."""
         if missing := sorted({*self.shapes} - {*arrays}):
             raise MalformedError(f"no array {missing[0]}")
         if unknown := sorted({*arrays} - {*self.shapes}):
-            hint = f"; {LEAVE_OUT}" if _get_kind(unknown[0]) == COUNTER else ""
+            hint = f"; {LEAVE_OUT}" if is_counter(unknown[0]) else ""
             raise MalformedError(f"an unknown array {to_line(repr(unknown[0][:80]), 80)}{hint}")
         return torch.cat([self._read(name, arrays[name]) for name in self.shapes])
 
@@ -153,17 +159,12 @@ class Layout:
         return torch.from_numpy(native).reshape(-1).to(self.dtype)
 
 
-def _get_kind(name: str) -> str:
-    """Return the last part of an array's name, by which statistics and counters are known."""
-    return name.rpartition(".")[2]
-
-
 def _sort_parts(shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
     """Return names in the order of `feduhb.core.flat.list_parts`: parameters, then each layer's mean and variance.
 
     Raise ModelError if a mean has no variance of its shape, or a variance no mean.
     """
-    layers = dict.fromkeys(name.rpartition(".")[0] for name in shapes if _get_kind(name) in STATISTICS)
+    layers = dict.fromkeys(name.rpartition(".")[0] for name in shapes if is_statistic(name))
     pairs = [tuple(f"{layer}.{key}".removeprefix(".") for key in STATISTICS) for layer in layers]
     for mean, variance in pairs:
         if (found := shapes.get(mean)) != (other := shapes.get(variance)):
@@ -171,9 +172,7 @@ def _sort_parts(shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
             raise ModelError(
                 f"the statistics {mean} and {variance} do not fit: {sizes[0]} and {sizes[1]}; give both, of the layer's shape"
             )
-    return [name for name in shapes if _get_kind(name) not in STATISTICS] + [
-        n for pair in pairs for n in pair
-    ]
+    return [name for name in shapes if not is_statistic(name)] + [n for pair in pairs for n in pair]
 
 
 def _is_float(kind: np.dtype[Any]) -> bool:
@@ -236,7 +235,6 @@ def describe_work(
     work: Work, local: Local, client: ClientId, round: int, seed: int
 ) -> dict[str, ConfigRecordValues]:
     """Return the config of a train message: the work of a round for one client."""
-    used = {key: value for key in ADDED if (value := _get_setting(local, key)) != _get_setting(Local(), key)}
     return {
         "server-round": round + 1,  # counted from 1, as Flower's own strategies do
         "client": client,
@@ -247,12 +245,8 @@ def describe_work(
         "lr": local.lr,
         "l2": local.l2,
         ANSWER: UPDATE,
-        **used,
+        **{name.replace("_", "-"): value for name, value in list_added(local).items()},
     }
-
-
-def _get_setting(local: Local, key: str) -> Any:
-    return getattr(local, key.replace("-", "_"))
 
 
 def read_local(config: Mapping[str, Any], loss: Loss, augment: Augment | None) -> Local:

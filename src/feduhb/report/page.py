@@ -183,7 +183,7 @@ def _get_templates() -> Environment:
         "colour": follow_scheme,
         "number": words.format_number,
         "request": words.format_request,
-        "carried": words.list_carried,
+        "carried": words.format_carried,
         "settings": words.join_settings,
     }
     return made

@@ -149,7 +149,7 @@ def list_settings(views: Sequence[RunView]) -> list[str]:
         *([f"forget {'; '.join(asked)}"] if asked else []),
         f"rounds {main.result['scheduled_rounds']}, epochs {' / '.join(epochs)}, seed {' / '.join(seeds)}",
         " / ".join(dict.fromkeys(map(_describe_model, views))),
-        *dict.fromkeys(start for view in views if (start := describe_start(view))),
+        *dict.fromkeys(start for view in views if (start := format_start(view))),
     ]
 
 
@@ -180,13 +180,13 @@ def _describe_model(view: RunView) -> str:
     return f"{name} model of {view.result['parameters']:,} parameters".strip()
 
 
-def describe_start(view: RunView) -> str:
+def format_start(view: RunView) -> str:
     """Describe a start that was given, with its digest; an empty string if the first weights were drawn."""
     start = _get(view, "start")
     return f"given start, SHA-256 {printable(str(start.get('sha256')))[:12]}…" if start.get("given") else ""
 
 
-def list_carried(view: RunView) -> str:
+def format_carried(view: RunView) -> str:
     """Name the frozen parameters and constant buffers, or count them if there are many; an empty string if there are none."""
     found = _get(view, "start").get("carried")
     names = [printable(str(name)) for name in found] if isinstance(found, list) else []

@@ -13,30 +13,19 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_type_hints
 
 import tomli_w
-from torch import nn
 
 from feduhb.core.checks import check_whole
-from feduhb.core.flat import flatten
-from feduhb.core.local import Local
-from feduhb.core.modules import digest_carried, list_carried
+from feduhb.core.local import ADDED, Local
 from feduhb.data.federation import Federation
 from feduhb.data.load import FederationSettings
-from feduhb.errors import ConfigError, RunFolderError
-from feduhb.runs.checkpoint import digest_weights
+from feduhb.errors import ConfigError
+from feduhb.runs.start import StartSettings
 from feduhb.stopping import DynamicStop
 
 KeepHistory = bool | Literal["float16"]
 C = TypeVar("C")
 FORBID = {"extra": "forbid"}  # pydantic refuses unknown keys
-# Settings of [train] that are written only if they are used, so that runs of earlier versions can be continued.
-ADDED = ("optimizer", "momentum", "weight_decay", "clip_norm", "schedule", "proximal")
 UNKNOWN = "unexpected_keyword_argument"  # pydantic's name for that error
-DECLARED = "the operator declares that these weights are public and never saw clients' data"
-SHARED_START = (
-    "A shared start lets a server take the difference of two runs, even if each draws its own seed: the difference of their first "
-    "sums points to the update of the clients that left. Delete old sums with the old run."
-)
-NOTICE = f"every run starts from the weights that were given: {DECLARED}. {SHARED_START}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,18 +85,6 @@ class UnlearnSettings:
 
     def __post_init__(self) -> None:
         check_whole("rounds", self.rounds)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StartSettings:
-    """[start]: what a run starts from that was not drawn. Written into a run's folder if there is anything."""
-
-    given: bool = False  # whether the first weights were given: a declaration that they are public
-    sha256: str | None = None  # of these weights, as `digest_weights` gives it
-    carried: tuple[str, ...] = ()  # names of frozen parameters and constant buffers, sorted
-    carried_sha256: str | None = None
-
-    __pydantic_config__ = FORBID
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,13 +187,14 @@ def to_toml(config: Config) -> str:
     values = asdict(config)
     unused = [name for name in ADDED if values["train"][name] == getattr(TrainSettings(), name)]
     values["train"] = {key: value for key, value in values["train"].items() if key not in unused}
-    return tomli_w.dumps(_drop_none(values))
+    return tomli_w.dumps(drop_none(values))
 
 
-def _drop_none(value: Any) -> Any:
+def drop_none(value: Any) -> Any:
+    """Return a value for a TOML file, which knows no None: without the keys of tables that are None."""
     if isinstance(value, Mapping):
-        return {key: _drop_none(v) for key, v in value.items() if v is not None}
-    return [_drop_none(v) for v in value] if isinstance(value, list | tuple) else value
+        return {key: drop_none(v) for key, v in value.items() if v is not None}
+    return [drop_none(v) for v in value] if isinstance(value, list | tuple) else value
 
 
 def find_difference(old: Mapping[str, Any], new: Mapping[str, Any], table: str = "") -> str | None:
@@ -232,47 +210,6 @@ def find_difference(old: Mapping[str, Any], new: Mapping[str, Any], table: str =
         elif a != b:
             return f"{name} = {a!r}, not {b!r}"
     return None
-
-
-def describe_start(module: nn.Module, *, given: bool) -> StartSettings | None:
-    """Return the [start] table of a run that starts at a module; None if all of it was drawn.
-
-    Args:
-        given: whether the module's weights were given, and not drawn.
-    """
-    carried = tuple(sorted(name for name, _ in list_carried(module)))
-    if not given and not carried:
-        return None
-    digest = digest_weights(flatten(module)) if given else None
-    return StartSettings(given=given, sha256=digest, carried=carried, carried_sha256=digest_carried(module))
-
-
-def explain_given(start: StartSettings | None) -> str | None:
-    """Return the operator's declaration, and what a shared start reveals; None if the start was not given."""
-    if start is None or not start.given:
-        return None
-    return f"The start was given, not drawn (SHA-256 {start.sha256}): {DECLARED}. {SHARED_START}"
-
-
-def check_start(path: Path, recorded: StartSettings | None, found: StartSettings | None) -> None:
-    """Raise RunFolderError if a federation has other given weights or carried parts than the run in a folder."""
-    old, new = recorded or StartSettings(), found or StartSettings()
-    if old.given != new.given:
-        names = {True: "given weights", False: "a fresh model"}
-        raise RunFolderError(
-            f"{path} started from {names[old.given]}, but this federation starts from {names[new.given]}; "
-            f"give it with start={'given' if old.given else 'fresh'!r}"
-        )
-    if old.sha256 != new.sha256:
-        raise RunFolderError(
-            f"{path} started from other given weights, with the SHA-256 {str(old.sha256)[:12]}..., not {str(new.sha256)[:12]}...; "
-            "give the module with the weights that the run started from"
-        )
-    if old.carried_sha256 != new.carried_sha256:
-        some = ", ".join((old.carried or new.carried)[:3])
-        raise RunFolderError(
-            f"{path} was made with other frozen parameters or constant buffers ({some}); give the module of the run"
-        )
 
 
 def identify_run(config: Mapping[str, Any]) -> str:

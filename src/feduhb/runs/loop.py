@@ -186,9 +186,8 @@ def find_faults(
 
 
 def _describe_fault(row: Tensor, weight: float, max_norm: float, max_weight: float) -> str | None:
-    if not all(
-        map(math.isfinite, map(float, torch.aminmax(row)))
-    ):  # isfinite would take the memory of the row
+    low, high = map(float, torch.aminmax(row))  # isfinite would take the memory of the row
+    if not (math.isfinite(low) and math.isfinite(high)):
         return "NaN" if torch.isnan(row).any() else "infinity"
     if not 0 < weight < math.inf:
         return f"a weight of {weight:g} examples"

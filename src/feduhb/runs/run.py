@@ -13,6 +13,7 @@ from typing_extensions import TypedDict
 
 from feduhb.core.aggregate import parse_rule
 from feduhb.core.flat import count_statistics, flatten, with_params
+from feduhb.core.modules import list_carried
 from feduhb.core.types import ClientId, Engine, Method
 from feduhb.data.federation import Federation, restore_keys, select_held
 from feduhb.data.load import build_federation
@@ -25,14 +26,13 @@ from feduhb.runs.checkpoint import load_params, load_state
 from feduhb.runs.config import (
     Config,
     TrainSettings,
-    check_start,
-    describe_start,
     parse_config,
     validate,
 )
 from feduhb.runs.folder import HISTORY, Round, RunFolder, explain_end
 from feduhb.runs.history import DiskHistory
 from feduhb.runs.lineage import Ancestor, Erased, check_chain, read_ancestors
+from feduhb.runs.start import check_start, describe_start
 from feduhb.runs.statistics import WithStatistics
 from feduhb.stopping import DynamicStop, StopRule, never
 
@@ -145,8 +145,10 @@ def open_run(
     else:
         _check_fingerprints(files, remaining, config)
     module = remaining.fresh_model()
-    if config.start is not None or not strategy:
-        check_start(files.path, config.start, describe_start(module, given=remaining.start == "given"))
+    given_start = remaining.start == "given"
+    start = describe_start(module, given=given_start) if given_start or list_carried(module) else None
+    if config.start is not None or (start is not None and not strategy):
+        check_start(files.path, config.start, start)
     chosen = _find_method(files, config, strategy) if method is None else check_method(method)
     if chosen.needs_history:
         params = load_params(files.state_path)

@@ -21,13 +21,14 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from feduhb.core.modules import COUNTER, STATISTICS, digest_named
+from feduhb.core.modules import digest_named, is_counter, is_statistic
 from feduhb.errors import ModelError, RunFolderError
 from feduhb.models import MODELS, make_model
 from feduhb.runs.audits import KeptAudit, read_kept_audits
-from feduhb.runs.config import StartSettings, validate
+from feduhb.runs.config import validate
 from feduhb.runs.files import check_regular, open_regular
 from feduhb.runs.folder import RunFolder
+from feduhb.runs.start import StartSettings
 
 ZIP, PICKLE = b"PK\x03\x04", b"\x80"  # how files of torch.save begin
 # Any image that each of the package's models takes: only the names of its parameters are used.
@@ -132,7 +133,7 @@ def _compare(file: _File, record: _Record) -> tuple[str, str | None]:
             return "", f"{other[0]} has the shape {[*tensors[other[0]].shape]}, not {[*shapes[other[0]]]}"
         orders = [names]
     else:
-        names = [name for name in tensors if not _is_counter(name)]
+        names = [name for name in tensors if not is_counter(name)]
         orders = [*_list_orders(file, names)]
     count = sum(tensors[name].numel() for name in names)
     if record.parameters is not None and count != record.parameters:
@@ -149,18 +150,13 @@ def _compare(file: _File, record: _Record) -> tuple[str, str | None]:
             )
         return found, f"their SHA-256 is {found[:12]}..."
     known = {*names, *record.start.carried}
-    strange = [name for name in tensors if name not in known and not _is_counter(name)]
+    strange = [name for name in tensors if name not in known and not is_counter(name)]
     if extra := [name for name in strange if not _is_tied(name, names, tensors)]:
         return found, f"it also holds {', '.join(extra)}, which the run does not have; the rest is the same"
     if _has_carried(file, record) and _digest_carried(file, record) != record.start.carried_sha256:
         some = ", ".join(record.start.carried[:3])
         return found, f"its frozen parameters or constant buffers ({some}) are others; the rest is the same"
     return found, None
-
-
-def _is_counter(name: str) -> bool:
-    """Return whether a tensor of a state_dict counts batches, which has no effect."""
-    return name.rpartition(".")[2] == COUNTER
 
 
 def _has_carried(file: _File, record: _Record) -> bool:
@@ -174,7 +170,7 @@ def _digest_carried(file: _File, record: _Record) -> str:
 
 def _name_others(file: _File, record: _Record) -> str:
     """Return what a file holds beside the weights, in words, and whether it was compared."""
-    counters = [name for name in file.tensors if _is_counter(name)]
+    counters = [name for name in file.tensors if is_counter(name)]
     carried = [name for name in record.start.carried if name in file.tensors]
     if _has_carried(file, record):
         compared, skipped = carried, counters
@@ -211,7 +207,7 @@ def digest_tensors(tensors: Iterable[Tensor]) -> str:
 
 def _list_orders(file: _File, names: list[str]) -> Iterator[list[str]]:
     """Yield the orders that the weights of a run without a layout may have had, the likeliest first."""
-    statistics = [name for name in names if name.rpartition(".")[2] in STATISTICS]
+    statistics = [name for name in names if is_statistic(name)]
     if file.has_order:
         yield [name for name in names if name not in statistics] + statistics
     yield from (order for order in _list_built_in() if {*order} == {*names})

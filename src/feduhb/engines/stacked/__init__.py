@@ -18,14 +18,8 @@ from feduhb.core.loss import WeightedEntropy
 from feduhb.core.modules import has_dropout, list_norms, list_trained, prepare_training
 from feduhb.core.types import ClientId, Updates, Work
 from feduhb.data.federation import Federation
-from feduhb.engines.loop import (
-    Batches,
-    check_work,
-    client_errors,
-    get_precision,
-    make_local,
-    split_chunks,
-)
+from feduhb.engines.batches import Batches, check_work, split_chunks
+from feduhb.engines.loop import client_errors, get_precision, make_local
 from feduhb.engines.stacked.data import ExampleStore, are_tensors_shared
 from feduhb.engines.stacked.fused import make_fused_layers
 from feduhb.engines.stacked.layers import Chain, NoStackedFormError, make_layers, trace

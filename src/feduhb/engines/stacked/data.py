@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_right
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 import torch
@@ -30,7 +30,8 @@ class ExampleStore:
             length += count_rows(examples.x)
         everything = join_inputs([examples.x for examples in whole.values()])
         self.x: Any = map_tensors(lambda part: part.to(device).contiguous(), everything)
-        self.y = _join([examples.y for examples in whole.values()]).to(device).contiguous()
+        (y,) = list_tensors(join_inputs([examples.y for examples in whole.values()]))
+        self.y = y.to(device).contiguous()
         self.rows = {
             c: _positive_rows(e) + begins[_key(e)] for c, e in clients.items()
         }  # positions, on the CPU
@@ -96,10 +97,6 @@ def _versions(examples: Examples) -> tuple[int, ...]:
 def _positive_rows(examples: Examples) -> Tensor:
     """Return a client's rows counted from its first: -1 is the last row of the client, not of the store."""
     return torch.where(examples.rows < 0, examples.rows + count_rows(examples.x), examples.rows)
-
-
-def _join(parts: Sequence[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
 def sample_examples(clients: Mapping[ClientId, Examples], count: int) -> tuple[Any, Tensor]:

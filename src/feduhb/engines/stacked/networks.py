@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from feduhb.core.draws import augment_batch, draw_at
 from feduhb.core.flat import list_parts, split
-from feduhb.core.inputs import Inputs
+from feduhb.core.inputs import Inputs, list_tensors
 from feduhb.core.loss import WeightedEntropy
 from feduhb.core.modules import list_trained
 from feduhb.core.types import Local, Loss
@@ -216,11 +216,20 @@ class LayeredNetwork:
             layer.begin([parts[place] for place in places])
 
     @torch.no_grad()
-    def step(self, x: Tensor, y: Tensor, share: Tensor, on: Tensor) -> None:
+    def step(
+        self,
+        x: Inputs,
+        y: Tensor,
+        share: Tensor,
+        on: Tensor,
+        keys: Tensor | None = None,  # noqa: ARG002 (layers draw nothing)
+        rates: Tensor | None = None,  # noqa: ARG002 (the optimiser is plain SGD)
+    ) -> None:
         """w <- w - lr (∇loss + l2 w), for clients that are on."""
+        (outputs,) = list_tensors(x)
         for layer in self.layers:
-            x = layer.forward(x)
-        gradient: Tensor | None = compute_gradient(self.local.loss, x.to(share.dtype), y, share)
+            outputs = layer.forward(outputs)
+        gradient: Tensor | None = compute_gradient(self.local.loss, outputs.to(share.dtype), y, share)
         descent = Descent(self.local.lr, self.local.decay, on)
         for layer in reversed(self.layers):
             gradient = layer.backward(gradient, descent) if gradient is not None else None

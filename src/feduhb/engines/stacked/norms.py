@@ -17,9 +17,7 @@ from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-from feduhb.core.modules import STATISTICS, list_norms
-
-MEAN, VARIANCE = STATISTICS
+from feduhb.core.modules import MEAN, VARIANCE, list_norms
 
 
 @dataclass(slots=True)

@@ -18,9 +18,9 @@ from feduhb.core.draws import make_key
 from feduhb.core.inputs import Inputs as ModelInputs
 from feduhb.core.local import scale_lr
 from feduhb.core.types import ClientId, Local
-from feduhb.engines.loop import draw_order, list_sizes
+from feduhb.engines.batches import draw_order, list_sizes
 from feduhb.engines.stacked.data import ExampleStore
-from feduhb.engines.stacked.networks import MappedNetwork, Network
+from feduhb.engines.stacked.networks import Network
 from feduhb.engines.stacked.optimizers import RATES, list_rates
 from feduhb.engines.triton import HAS_TRITON
 from feduhb.engines.triton.elementwise import gather_batches
@@ -222,14 +222,11 @@ class Runner:
     def _step(self, inputs: Inputs, clients: int) -> None:
         """Take the step with the number ``now``, and increase it."""
         x, y, share, on = self._batches(inputs, clients)
-        if isinstance(self.network, MappedNetwork):
-            keys, rates = (
-                None if part is None else part[:clients].index_select(1, inputs.now).squeeze(1)
-                for part in (inputs.keys, inputs.rates)
-            )
-            self.network.step(x, y, share, on, keys, rates)
-        else:
-            self.network.step(x, y, share, on)  # pyright: ignore[reportArgumentType]
+        keys, rates = (
+            None if part is None else part[:clients].index_select(1, inputs.now).squeeze(1)
+            for part in (inputs.keys, inputs.rates)
+        )
+        self.network.step(x, y, share, on, keys, rates)
         inputs.now += 1
 
     def _batches(self, inputs: Inputs, clients: int) -> tuple[ModelInputs, Tensor, Tensor, Tensor]:

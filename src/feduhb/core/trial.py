@@ -1,0 +1,139 @@
+"""A trial step: can a model and its loss be trained on some data, exactly?"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from feduhb.core.draws import augment_batch, draw_at
+from feduhb.core.inputs import Inputs, call_model, map_tensors
+from feduhb.core.local import Augment, Loss
+from feduhb.core.loss import SOME, check_loss, check_targets
+from feduhb.core.modules import (
+    NO_ADDRESS,
+    find_changed,
+    has_batch_norm,
+    list_carried,
+    list_norms,
+    move_parameters,
+    prepare_training,
+    watch_layers,
+)
+from feduhb.errors import ModelError
+
+
+class Rows(Protocol):
+    """Examples that can be read by their positions."""
+
+    def __len__(self) -> int: ...
+
+    def batch(self, positions: Tensor) -> tuple[Any, Tensor]:
+        """Return the inputs and targets at some positions."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    """What a trial step computed."""
+
+    value: Any  # the loss, or whatever the function returned
+    outputs: Any  # of the model
+    again: Any  # the outputs for the same batch, a second time
+    drew: list[str]  # what drew random numbers without an address
+
+
+def check_fit(module: nn.Module, loss: Loss, examples: Rows, augment: Augment | None = None) -> None:
+    """Raise ModelError if a training step on some examples fails, draws without an address or keeps a state of its own.
+
+    The loss is tried too. The module's parameters and statistics change.
+    """
+    x, y = _choose_batch(module, examples)
+    check_targets(loss, y)
+    if isinstance(loss, nn.Module) and any(p.requires_grad for p in loss.parameters()):
+        raise ModelError("the loss has parameters of its own, which nobody trains; put them into the model")
+    constants = {name: value.clone() for name, value in list_carried(module)}
+    found = _try_step(module, loss, x, y, augment)
+    _check_value(found.value)
+    if found.drew:
+        raise ModelError(
+            f"{found.drew[0]} {NO_ADDRESS}; use nn.Dropout, the numbers of an augmentation, or remove it"
+        )
+    _check_constants(module, constants)
+    _check_modes(module)
+    if not isinstance(found.outputs, Tensor):
+        raise ModelError(
+            f"the model returns a {type(found.outputs).__name__}; return one tensor, such as its logits"
+        )
+    _check_repetition(found.outputs, found.again)
+    check_loss(loss, found.outputs, y)
+    if not torch.equal(*(loss(found.outputs.detach(), y) for _ in range(2))):
+        raise ModelError(
+            "the loss returns another value for the same outputs, so it keeps a state or draws; use one that does not"
+        )
+
+
+def _choose_batch(module: nn.Module, examples: Rows) -> tuple[Inputs, Tensor]:
+    """Return evenly spaced examples; a single one twice if BatchNorm needs two."""
+    count = len(examples)
+    some = torch.linspace(0, count - 1, min(SOME, count)).long()
+    if count == 1 and has_batch_norm(module):
+        some = some.repeat(2)
+    return examples.batch(some)
+
+
+def _try_step(module: nn.Module, loss: Loss, x: Inputs, y: Tensor, augment: Augment | None) -> _Trial:
+    def compute(rows: int) -> Any:
+        with draw_at(0):
+            return call_model(
+                module, augment_batch(augment, map_tensors(lambda part: part[:rows].clone(), x))
+            )
+
+    try:
+        with warnings.catch_warnings(), watch_layers(prepare_training(module)) as drew:
+            warnings.simplefilter("ignore")  # of shapes, which check_loss judges
+            value = loss(compute(2), y[:2])
+            if isinstance(value, Tensor) and value.requires_grad and not value.dim():
+                value.backward()
+            outputs, again = compute(len(y)), compute(len(y))
+            move_parameters(module)  # a buffer may follow the parameters
+            compute(2)
+    except ModelError:
+        raise
+    except Exception as error:
+        raise ModelError(
+            f"the model and its loss cannot read this data ({' '.join(str(error).split())}); check shapes and types"
+        ) from error
+    return _Trial(value, outputs, again, drew)
+
+
+def _check_value(value: Any) -> None:
+    if not isinstance(value, Tensor) or value.dim():
+        returned = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
+        raise ModelError(f"the loss returns {returned}, not one number; use its mean over the batch")
+
+
+def _check_constants(module: nn.Module, before: dict[str, Tensor]) -> None:
+    if (name := next(find_changed(module, before), None)) is not None:
+        raise ModelError(
+            f"buffer {name} changes in training, but it is neither a constant nor a statistic of a normalisation layer, so the "
+            "server has no rule to combine it; compute it in forward, or use the running statistics of BatchNorm"
+        )
+
+
+def _check_modes(module: nn.Module) -> None:
+    if stays := [name for name, layer in list_norms(module) if not layer.training]:
+        raise ModelError(
+            f"layer {stays[0]} stays in evaluation mode, but its parameters are not frozen; freeze them too: requires_grad_(False)"
+        )
+
+
+def _check_repetition(outputs: Tensor, again: Tensor) -> None:
+    if outputs.shape != again.shape or not torch.allclose(outputs, again, 1e-4, 1e-6, equal_nan=True):
+        raise ModelError(
+            "the model returns other outputs when it computes the same batch again, so it draws numbers that have no address or "
+            "keeps a state of its own; use nn.Dropout or the numbers of an augmentation, and keep no state in forward"
+        )
