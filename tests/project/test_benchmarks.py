@@ -46,6 +46,14 @@ def test_engines_are_measured_side_by_side(bench, commands, monkeypatch, capsys)
     assert set(answer["ratios"]) == {"pool / loop", "pool / plain"}
 
 
+@pytest.mark.parametrize("name", ["mlp", "transformer"])
+def test_architectures_are_measured_side_by_side(bench, name):
+    found = bench("architectures").measure(name, clients=2, examples=4, rounds=1)
+    assert len(found["milliseconds"]) == (4 if torch.cuda.is_available() else 2)
+    assert found["times_faster"]["loop"] == 1
+    assert found["refused"] == {}
+
+
 @pytest.mark.slow
 def test_all_implementations_do_the_same_work(bench, tmp_path, monkeypatch):
     """With one batch a round the order does not matter, so all models move equally far. A missing one is listed with what to install."""
