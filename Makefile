@@ -26,7 +26,7 @@ endef
 demo: $(READY)
 	$(BIN)/feduhb demo --out demo
 
-# Everything: style, types and all tests, in about 10 minutes on two cores.
+# Everything: style, types and all tests, in about 7 minutes on two cores.
 test: style
 	@$(call test_and_check_types,$(WORKERS))
 

@@ -78,9 +78,8 @@ class Pool:
     def train(self, work: Work, clients: Sequence[ClientId], round: int) -> Iterator[Updates]:
         """Train these clients, several at once; return the answers in the order of the clients."""
         check_work(work, self._model, self.local)
-        while len(self._spare) < min(
-            self.threads, len(self.federation.clients)
-        ):  # only before the first round
+        ready = min(self.threads, len(self.federation.clients))
+        while len(self._spare) < ready:  # only before the first round, while the model is untouched
             self._spare.append(copy.deepcopy(self._model))
         return group_answers(self._answers(work, clients, round), self.block)
 
