@@ -34,7 +34,7 @@ test: style
 check: style
 	@$(call test_and_check_types,$(FAST_WORKERS),-m "not slow and not deployment")
 
-# Every damaged file, kill, link and odd value, in about half an hour on two cores; SOAK="--minutes 10 --seed 1" for less,
+# Every damaged file, kill, link and odd value, in about ten minutes on two cores; SOAK="--minutes 10 --seed 1" for less,
 # SOAK=--more for every combination of them, which takes hours.
 soak: $(READY)
 	PYTHONPATH=tests $(BIN)/python -m hardening.soak $(SOAK)

@@ -11,10 +11,12 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 from feduhb.core.aggregate import is_built_in_rule
 from feduhb.core.checks import check_show, check_stop, check_whole
 from feduhb.core.flat import count_statistics, flatten, list_parts
+from feduhb.core.local import describe_function
 from feduhb.core.modules import list_carried, list_trained
 from feduhb.core.seeds import draw_seed, sample_clients
 from feduhb.core.types import ClientId, Method, Updates
@@ -320,6 +322,8 @@ def run_method(
         train=settings,
         unlearn=None if forgot is None else _describe(method, rounds, stop, forgot),
         start=first.table,
+        loss=None if federation.loss is cross_entropy else describe_function(federation.loss),
+        augment=None if federation.augment is None else describe_function(federation.augment),
         made_by=describe_engine(made),
         block=block_of(made),
         remote=federation.is_remote or None,

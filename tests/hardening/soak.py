@@ -1,4 +1,4 @@
-"""The instruments in full, to their end, in about half an hour on two busy cores: `make soak`, or
+"""The instruments in full, to their end, in about ten minutes on two cores: `make soak`, or
 
     PYTHONPATH=tests python -m hardening.soak --minutes 10 --only damage,kills
 

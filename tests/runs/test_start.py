@@ -175,3 +175,39 @@ def test_verify_knows_them_of_a_retired_run(given, tmp_path):
     feduhb.retire(tmp_path / "a", unaudited="a test")
     assert verify_weights(tmp_path / "model.pt", tmp_path / "a").same
     assert not verify_weights(tmp_path / "model.pt", tmp_path / "b").same
+
+
+LOSSES = [
+    "mse",
+    nn.HuberLoss(delta=0.5),
+    nn.HuberLoss(delta=2.0),
+    nn.BCEWithLogitsLoss(pos_weight=torch.ones(2)),
+    nn.BCEWithLogitsLoss(pos_weight=torch.tensor([1.0, 2.0])),
+]
+
+
+@pytest.mark.parametrize("number", range(len(LOSSES)))
+def test_a_run_knows_its_loss(number, tmp_path):
+    """Neither resuming nor opening takes another loss, or the same with other settings or weights."""
+    x = torch.rand(8, 3, generator=torch.Generator().manual_seed(0))
+    federations = [
+        feduhb.Federation({"a": (x, x[:, :2])}, (x, x[:, :2]), nn.Linear(3, 2), loss=loss) for loss in LOSSES
+    ]
+    feduhb.train(federations[number], 1, out=tmp_path / "run", engine="loop", show=None)
+    feduhb.open_run(tmp_path / "run", federations[number])
+    for other in [one for i, one in enumerate(federations) if i != number]:
+        with pytest.raises(RunFolderError, match="was made with loss="):
+            feduhb.open_run(tmp_path / "run", other)
+        with pytest.raises(RunFolderError, match="was started with loss = "):
+            feduhb.train(other, 2, out=tmp_path / "run", engine="loop", resume=True, show=None)
+
+
+def test_a_run_knows_its_augmentation(tmp_path):
+    def shift(x, numbers):
+        return x + numbers[:, :1]
+
+    x, y = torch.rand(8, 3, generator=torch.Generator().manual_seed(0)), torch.arange(8) % 2
+    plain = feduhb.Federation({"a": (x, y)}, (x, y), nn.Linear(3, 2))
+    feduhb.train(plain.replace(augment=shift), 1, out=tmp_path / "run", engine="loop", show=None)
+    with pytest.raises(RunFolderError, match="was made with augment=shift; give the federation the same"):
+        feduhb.open_run(tmp_path / "run", plain)

@@ -96,6 +96,8 @@ class Config:
     train: TrainSettings = field(default_factory=TrainSettings)
     unlearn: UnlearnSettings | None = None
     start: StartSettings | None = None  # None: everything was drawn
+    loss: str | None = None  # None: cross-entropy, or a run of an earlier version, which did not record it
+    augment: str | None = None
     made_by: str = ""  # engine, device, precision and version of torch, on which equal bits depend
     block: int | None = None  # clients trained at once, if bits depend on it
     remote: bool | None = None  # true: the clients' data stays with the clients

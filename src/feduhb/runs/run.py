@@ -13,6 +13,7 @@ from typing_extensions import TypedDict
 
 from feduhb.core.aggregate import parse_rule
 from feduhb.core.flat import count_statistics, flatten, with_params
+from feduhb.core.local import describe_function
 from feduhb.core.modules import list_carried
 from feduhb.core.types import ClientId, Engine, Method
 from feduhb.data.federation import Federation, restore_keys, select_held
@@ -193,6 +194,10 @@ def _check_fingerprints(files: RunFolder, remaining: Federation, config: Config)
     found = remaining.fingerprints()
     if other := [c for c in sorted({*found, *config.clients}) if found.get(c) != config.clients.get(c)]:
         raise RunFolderError(f"{files.path} was made with other data of client {other[0]}; give that data")
+    recorded = (("loss", config.loss, remaining.loss), ("augment", config.augment, remaining.augment))
+    for name, old, new in recorded:
+        if old is not None and (new is None or describe_function(new) != old):
+            raise RunFolderError(f"{files.path} was made with {name}={old}; give the federation the same")
 
 
 def _check_clients(files: RunFolder, rounds: Sequence[Round], remaining: Federation) -> None:
