@@ -16,7 +16,8 @@ Reference: Chen et al. 2021, "When machine unlearning jeopardizes privacy".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -163,21 +164,29 @@ def _compute_slope(model: nn.Module, towards: Sequence[Tensor], x: Inputs, y: Te
     with torch.enable_grad():
         z = call_model(model, x)
         u = torch.zeros_like(z, requires_grad=True)
-        try:
+        with _name_second_derivative():
             pulled = torch.autograd.grad(z, weights, u, create_graph=True, materialize_grads=True)
-            mapped = torch.stack([(one * d).sum() for one, d in zip(pulled, towards, strict=True)]).sum()
+        mapped = torch.stack([(one * d).sum() for one, d in zip(pulled, towards, strict=True)]).sum()
+        with _name_second_derivative():
             [moved] = torch.autograd.grad(mapped, u)
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError as error:  # also NotImplementedError: a layer has no second derivative
-            why = str(error).splitlines()[0]
-            raise ModelError(
-                f"The weights were not compared: torch cannot differentiate this model twice ({why})."
-            ) from error
         given = z.detach().requires_grad_()
         [steep] = torch.autograd.grad(to_confidences(given, y, loss).sum(), given)
     each = steep.double() * moved.double()  # [n, k], or [n] if the model has one output
     return each.unsqueeze(-1).flatten(1).sum(dim=1)
+
+
+@contextlib.contextmanager
+def _name_second_derivative() -> Generator[None]:
+    """Raise a ModelError if torch has no second derivative of a layer."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:  # NotImplementedError is one too
+        why = str(error).splitlines()[0]
+        raise ModelError(
+            f"The weights were not compared: torch cannot differentiate this model twice ({why})."
+        ) from error
 
 
 def _reveals(kept: Kept) -> bool:
