@@ -19,6 +19,7 @@ from quiet import (
     own_state,
     server_of_commands,
     small_attackers,
+    terminal,
 )
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "own_state",
     "server_of_commands",
     "small_attackers",
+    "terminal",
 ]
 
 

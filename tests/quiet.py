@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -124,3 +125,11 @@ def blank_figures() -> Iterator[None]:
     """Where files of figures are only looked for; tests/report looks into them."""
     with save_blank_figures():
         yield
+
+
+@pytest.fixture
+def terminal():
+    """Let programs start with a terminal's Ctrl-C, even where the tests run in the background and ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-pytestmark = pytest.mark.slow  # each test starts a process
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("terminal")]  # each test starts a process
 
 INTERRUPTING = """
 import importlib.abc, os, signal, sys

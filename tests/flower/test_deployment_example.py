@@ -30,14 +30,6 @@ from loopback.processes import have_ended, list_descendants, list_listening_addr
 GUIDE = (Path(__file__).parents[2] / "docs" / "flower.md").read_text()
 
 
-@pytest.fixture
-def terminal():
-    """Let programs start with a terminal's Ctrl-C, even where the tests run in the background and ignore it."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 @pytest.mark.deployment
 @pytest.mark.usefixtures("terminal")
 def test_a_script_that_receives_a_signal_stops_everything_it_started(tmp_path):
