@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from feduhb.core.types import Local, Method, Updates, Work
     from feduhb.data.backdoor import Backdoor
     from feduhb.data.canaries import Canaries
+    from feduhb.data.describe import describe_table
     from feduhb.data.federation import Federation
     from feduhb.data.load import load
     from feduhb.data.request import Request
@@ -43,6 +44,7 @@ _MODULES = {
     "feduhb.core.types": ("Local", "Method", "Updates", "Work"),
     "feduhb.data.backdoor": ("Backdoor",),
     "feduhb.data.canaries": ("Canaries",),
+    "feduhb.data.describe": ("describe_table",),
     "feduhb.data.federation": ("Federation",),
     "feduhb.data.load": ("load",),
     "feduhb.data.request": ("Request",),
@@ -59,7 +61,7 @@ _MODULE = {name: module for module, names in _MODULES.items() for name in names}
 __version__ = "0.1.0"
 __all__ = [
     "Audit", "Backdoor", "Canaries", "FedEraser", "FedRecover", "FedUHB", "Federation", "FeduhbError", "Local", "Loop", "Method", "Pool", "Request", "Retrain", "Round", "Run",
-    "Stacked", "Updates", "Work", "audit", "compare", "dynamic_stop", "geometric_median", "krum", "load", "median", "never", "open_run",
+    "Stacked", "Updates", "Work", "audit", "compare", "describe_table", "dynamic_stop", "geometric_median", "krum", "load", "median", "never", "open_run",
     "replay", "retire", "train", "trimmed_mean", "unlearn", "weighted_mean",
 ]  # fmt: skip
 

@@ -88,13 +88,13 @@ def separate(federation: Federation) -> Federation:
 
     def copy(some: Examples) -> Examples:
         x, y = some.all()
-        return replace(some, x=x, y=y, rows=torch.arange(len(some)))
+        return replace(some, x=x, y=y, rows=torch.arange(len(some)), plain=None)
 
     parts = {
         name: {client: copy(own) for client, own in getattr(federation, name).items()}
         for name in ("clients", "held_out")
     }
-    return federation.replace(**parts, test=copy(federation.test))
+    return federation.replace(**parts, test=copy(federation.test), standardize=False)
 
 
 def run_apart(job: Job, hidden: Sequence[Path], show: Callable[[Round], None] | None) -> str | None:

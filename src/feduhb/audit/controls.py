@@ -366,7 +366,9 @@ def rebuild(federation: Federation) -> Federation:
         return {client: own.all() for client, own in some.items()}
 
     clients, held_out = copy(federation.clients), copy(federation.held_out)
-    return federation.replace(clients=clients, held_out=held_out, test=federation.test.all(), about=None)
+    return federation.replace(
+        clients=clients, held_out=held_out, test=federation.test.all(), about=None, standardize=False
+    )
 
 
 def redraw(federation: Federation, world: World) -> Federation:
@@ -438,9 +440,9 @@ def replace_with_noise(federation: Federation, request: Request) -> Federation:
         if not mask.any():
             return examples
         draw = generator(federation.seed, "noise", client)
-        x, y = examples.all()
         if client in request.clients:
             return noise(_choose_size(len(examples), federation), draw)
+        x, y = examples.unscaled.all()
         classes = request.class_mask(y)
         inputs, fresh = noise(int(mask.sum()), draw)
         for part, values in zip(list_tensors(x), list_tensors(inputs), strict=True):

@@ -148,6 +148,7 @@ def make_shadow_federation(
         held_out={},
         seed=seed_for(federation.seed, "shadow", shadow),
         about=None,
+        standardize=False,
     )
 
 

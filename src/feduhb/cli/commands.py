@@ -11,6 +11,7 @@ from feduhb.cli.options import CommandGroup, join_lines, print_version
 from feduhb.cli.report import report
 from feduhb.cli.retire import retire
 from feduhb.cli.status import status
+from feduhb.cli.table import table
 from feduhb.cli.train import train
 from feduhb.cli.unlearn import unlearn
 from feduhb.cli.verify import verify
@@ -25,5 +26,5 @@ app = typer.Typer(
     add_completion=False,
 )
 app.callback(invoke_without_command=True)(print_version)
-for _command in (demo, train, unlearn, compare, audit, report, retire, status, verify):
+for _command in (demo, train, unlearn, compare, audit, report, retire, status, verify, table):
     app.command(help=join_lines(_command.__doc__ or ""))(_command)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -74,7 +74,10 @@ def plant_canaries(federation: Federation, canaries: Canaries, among: Forget | N
         steps = torch.randint(1, len(labels), (len(chosen),), generator=draw)  # from the right label
         wrong = y.clone()
         wrong[chosen] = labels[(torch.searchsorted(labels, y[chosen]) + steps) % len(labels)]
-        return Examples(x, wrong, torch.arange(count), examples.keys, marked)
+        planted = Examples(x, wrong, torch.arange(count), examples.keys, marked)
+        if examples.plain is None:
+            return planted
+        return replace(planted, plain=replace(planted, x=examples.plain.all()[0]))
 
     return federation.replace(
         clients={c: plant(c, examples, "trained") for c, examples in federation.clients.items()},

@@ -17,13 +17,14 @@ from torch import Tensor, nn
 from feduhb.core.checks import check_whole
 from feduhb.core.flat import ModelSource, copy_module, draw_model
 from feduhb.core.fresh import find_unlike
-from feduhb.core.inputs import compare_inputs, list_tensors, make_inputs, map_tensors
+from feduhb.core.inputs import compare_inputs, join_inputs, list_tensors, make_inputs, map_tensors
 from feduhb.core.local import Augment, Loss, find_loss
 from feduhb.core.modules import list_carried
 from feduhb.core.trial import check_fit
 from feduhb.core.types import ClientId
 from feduhb.data.backdoor import Backdoor
 from feduhb.data.request import Forget, Request, as_request, explain_unclear
+from feduhb.data.standardize import Columns, apply_scale, check_numbers, measure_scale
 from feduhb.errors import DataError, ModelError, RequestError
 
 
@@ -40,6 +41,7 @@ class Examples:
     rows: Tensor  # [n] positions in x and y
     keys: Tensor  # [n] positions in the data that the client joined with
     marked: Tensor | None = None  # [n] mask of the canaries; None: there are none
+    plain: Examples | None = None  # the same examples before they were standardised; None if they were not
 
     @classmethod
     def of(cls, x: Any, y: Any, rows: Tensor | None = None) -> Examples:
@@ -63,7 +65,8 @@ class Examples:
     def where(self, keep: Tensor) -> Examples:
         """Return the rows that a mask [n] selects."""
         marked = None if self.marked is None else self.marked[keep]
-        return Examples(self.x, self.y, self.rows[keep], self.keys[keep], marked)
+        plain = None if self.plain is None else self.plain.where(keep)
+        return Examples(self.x, self.y, self.rows[keep], self.keys[keep], marked, plain)
 
     def batch(self, positions: Tensor) -> tuple[Any, Tensor]:
         """Return copies of the inputs and targets at some positions."""
@@ -78,6 +81,27 @@ class Examples:
     def canaries(self) -> Examples:
         """The rows that are canaries."""
         return self.where(torch.zeros(len(self), dtype=torch.bool) if self.marked is None else self.marked)
+
+    def renumber(self, keys: Tensor) -> Examples:
+        """Return these examples with other keys [n]."""
+        return replace(self, keys=keys, plain=None if self.plain is None else self.plain.renumber(keys))
+
+    @property
+    def unscaled(self) -> Examples:
+        """These examples before they were standardised."""
+        return self if self.plain is None else self.plain
+
+
+def join_examples(parts: Sequence[Examples]) -> Examples:
+    """Return the examples of several parts, one after another; parts of the same tensors share them."""
+    first = parts[0]
+    keys = torch.cat([part.keys for part in parts])
+    if all(part.x is first.x and part.y is first.y for part in parts):
+        return Examples(first.x, first.y, torch.cat([part.rows for part in parts]), keys)
+    pairs = [part.all() for part in parts]
+    return Examples(
+        join_inputs([x for x, _ in pairs]), torch.cat([y for _, y in pairs]), torch.arange(len(keys)), keys
+    )
 
 
 Pair = tuple[Any, Any]
@@ -98,7 +122,8 @@ class Federation:
     Args:
         clients: the training examples (x, y) of each client, by id. The inputs x are a tensor, or several in a dict or
             tuple, such as {"tokens": ..., "mask": ...}, which the model gets as arguments of these names.
-        test: the server's examples (x, y), on which models are scored.
+        test: the server's examples (x, y), on which models are scored; or such examples of each client, by id, which leave
+            the test set when their client or their row is forgotten.
         model: a module, or a factory if the module's layers have no ``reset_parameters``.
         start: "fresh" draws w[0] from the seed in every run, and the weights of a module are never used. "given" starts every
             run from the module's own weights; by this you declare that they are public and never saw clients' data.
@@ -108,6 +133,11 @@ class Federation:
             "mse" or "huber".
         augment: changes the batches of clients in training: a function of a batch and of 16 numbers in [0, 1) for each row.
         backdoor: the trigger in some clients' data, to measure how often it works.
+        standardize: True subtracts from each client's inputs their own mean and divides them by their own standard deviation,
+            over the client's training examples; a list of numbers names the columns to standardise. Both are computed
+            again when rows are forgotten. Missing values (NaN) become the mean.
+        numbered_together: whether a client's training, held-out and test examples share one numbering of rows, so that
+            a request for rows reaches all three.
         about: the settings that describe this federation in a config file; None if only code can make it.
     """
 
@@ -117,7 +147,7 @@ class Federation:
     def __init__(
         self,
         clients: Mapping[ClientId, Examples | Pair],
-        test: Examples | Pair,
+        test: Examples | Pair | Mapping[ClientId, Examples | Pair],
         model: ModelSource,
         *,
         seed: int = 0,
@@ -127,6 +157,8 @@ class Federation:
         about: Description | None = None,
         start: Start = "fresh",
         augment: Augment | None = None,
+        standardize: Columns = False,
+        numbered_together: bool = False,
     ) -> None:
         for what, given in (("clients", clients), ("held_out", held_out or {})):
             if not isinstance(given, Mapping):
@@ -134,7 +166,16 @@ class Federation:
                     f"{what} is a {type(given).__name__}; give examples by the ids of clients: {what}={{'c00': (x, y)}}"
                 )
         self.clients = {check_id(c): _make_examples(data, f"client {c}") for c, data in clients.items()}
-        self.test = _make_examples(test, "the test set")
+        self.tested: dict[ClientId, Examples] | None = (
+            None  # the test set by client; None if it is the server's
+        )
+        if isinstance(test, Mapping):
+            self.tested = {c: _make_examples(data, f"test part of {c}") for c, data in test.items()}
+            if not self.tested:
+                raise DataError("the test set is empty; give the examples (x, y) of at least one client")
+            self.test = join_examples([*self.tested.values()])
+        else:
+            self.test = _make_examples(test, "the test set")
         held = (held_out or {}).items()
         self.held_out = {c: _make_examples(data, f"held-out part of {c}", empty=True) for c, data in held}
         self.model = _keep_module(model, start)
@@ -153,6 +194,10 @@ class Federation:
                 f"augment is {augment!r}; give a function of a batch and of 16 numbers for each row"
             )
         self.augment = augment
+        self.standardize = standardize
+        self.numbered_together = numbered_together
+        if standardize is not False:
+            self._standardize()
         self._draw = _Draw.of(self)
         if not self.clients:
             raise DataError("a federation needs at least one client; give clients={'name': (x, y)}")
@@ -164,6 +209,66 @@ class Federation:
             if (difference := compare_inputs(examples.x, self.test.x)) is not None:
                 raise DataError(f"{what} holds inputs {difference}; make them alike")
 
+    @classmethod
+    def from_table(
+        cls,
+        table: Any,
+        *,
+        client: str,
+        target: str | Sequence[str],
+        test: float | str = 0.2,
+        held_out: float = 0.25,
+        row: str | None = None,
+        numbers: Sequence[str] | None = None,
+        categories: Mapping[str, Sequence[Any]] | None = None,
+        dates: Mapping[str, str] | None = None,
+        drop: Sequence[str] = (),
+        classes: Sequence[Any] | None = None,
+        scaling: Mapping[str, Sequence[float]] | None = None,
+        fills: Mapping[str, float | str] | None = None,
+        standardize: bool = True,
+        model: str | ModelSource | None = None,
+        loss: str | None = None,
+        seed: int = 0,
+        **more: Any,
+    ) -> Federation:
+        """Return the federation of a table in which a column names the client of each row.
+
+        Nothing is inferred from the rows, because what is inferred over everybody would carry a leaver into the inputs of
+        the others. Columns that nothing names are numbers; `feduhb.describe_table` drafts the other declarations.
+
+        Args:
+            table: a .csv, .tsv or .parquet file, or a pandas DataFrame.
+            client: the column that names the client.
+            target: the column to predict; several for multi-label targets or several numbers.
+            test: the share of every client's rows on which models are scored, or a file of the server's own. A row is
+                assigned by a hash of the seed, its client and itself, so it stays where it is when others are deleted.
+            held_out: the share of the other rows that is never trained on.
+            row: a column of whole numbers by which requests name rows, such as the number of a patient, who may have several.
+                Without it, the rows of a client are counted from 0 in the order of the table.
+            numbers: the columns of numbers; None takes all columns that no other argument names.
+            categories: the values of text columns, {"sex": ["F", "M"]}; "*" stands for all values that are not listed.
+            dates: columns of dates, with the day to count from: {"admitted": "2000-01-01"}.
+            drop: columns to leave out.
+            classes: the values of the target, in their order; None is 0 and 1. A loss other than cross-entropy needs none.
+            scaling: what to subtract from a column and what to divide it by, {"age": (50, 20)}.
+            fills: what stands for a missing value: a number, a category, or "mean", the mean of the client's own rows.
+            standardize: standardise the other numbers of each client by the client's own mean and standard deviation.
+            model: "mlp", "softmax", ..., a module or a factory; None is "mlp".
+            loss: "cross_entropy", "bce_with_logits", "mse" or "huber".
+            seed: of the split and of every run over this federation.
+            more: further arguments of `Federation`.
+        """
+        from feduhb.data.load import make_table_federation
+
+        settings = {
+            "client": client, "target": target if isinstance(target, str) else tuple(target), "test": test, "row": row,
+            "numbers": numbers and tuple(numbers), "categories": categories or {}, "dates": dates or {}, "drop": tuple(drop),
+            "classes": classes and tuple(classes), "scaling": scaling or {}, "fills": fills or {}, "standardize": standardize,
+            "loss": loss,
+        }  # fmt: skip
+        return make_table_federation(table, settings, held_out=held_out, model=model, seed=seed, **more)
+
     def __repr__(self) -> str:
         sizes = [len(e) for e in self.clients.values()]
         return f"Federation({len(sizes)} clients, {min(sizes)} to {max(sizes)} examples each, {len(self.test)} for testing, seed {self.seed})"
@@ -171,6 +276,29 @@ class Federation:
     def __getstate__(self) -> dict[str, Any]:
         """Leave the drawn model out of pickles and copies, which draw it again."""
         return {**self.__dict__, "_draw": _Draw.of(self)}
+
+    def _standardize(self) -> None:
+        """Standardise the examples of every client that are not standardised yet, and the server's own test set by itself."""
+        columns = self.standardize
+        named = {f"client {c}": e for c, e in self.clients.items()} | {"the test set": self.test}
+        for what, examples in named.items():
+            check_numbers(examples, what)
+        scales = {c: measure_scale(e.unscaled, columns) for c, e in self.clients.items()}
+
+        def scale(client: ClientId, examples: Examples) -> Examples:
+            if examples.plain is not None:
+                return examples
+            # A client that has no training examples left has only its own test examples to measure.
+            found = scales.get(client) or measure_scale(examples, columns)
+            return apply_scale(examples, found)
+
+        self.clients = {c: scale(c, e) for c, e in self.clients.items()}
+        self.held_out = {c: scale(c, e) for c, e in self.held_out.items()}
+        if self.tested is not None:
+            self.tested = {c: scale(c, e) for c, e in self.tested.items()}
+            self.test = join_examples([*self.tested.values()])
+        elif self.test.plain is None:
+            self.test = apply_scale(self.test, measure_scale(self.test, columns))
 
     def fresh_model(self) -> nn.Module:
         """Return a copy of w[0], which is drawn and checked at the first call."""
@@ -204,14 +332,41 @@ class Federation:
         """Return the federation without the data that a request forgets, and without clients that have no data left."""
         request = as_request(forget)
         self._check_request(request)
-        split = {c: e.where(~request.mask(c, e.keys, e.targets)) for c, e in self.clients.items()}
+        split = {c: e.unscaled.where(~request.mask(c, e.keys, e.targets)) for c, e in self.clients.items()}
         clients = {c: remaining for c, remaining in split.items() if len(remaining)}
         if not clients:
             raise RequestError(
                 "no client would remain to train on; keep at least one client with examples, or delete the model instead"
             )
-        held = {c: e.where(~request.class_mask(e.targets)) for c, e in self.held_out.items() if c in clients}
-        return self.replace(clients=clients, held_out=held)
+        held = {
+            c: e.unscaled.where(~self._mask_held(request, c, e))
+            for c, e in self.held_out.items()
+            if c in clients
+        }
+        return self.replace(clients=clients, held_out=held, **self._forget_tests(request))
+
+    def _mask_held(self, request: Request, client: ClientId, examples: Examples) -> Tensor:
+        """Return a mask of the held-out examples of a remaining client that a request forgets."""
+        if self.numbered_together:
+            return request.mask(client, examples.keys, examples.targets)
+        return request.class_mask(examples.targets)
+
+    def _forget_tests(self, request: Request) -> dict[str, Any]:
+        """Return the test set without the examples of forgotten clients and rows, as a change for `replace`; none if it stays."""
+        if self.tested is None:
+            return {}
+        rows = request.rows if self.numbered_together else {}
+        if not (request.clients or rows or self.standardize):
+            return {}
+        split = {
+            c: e.unscaled.where(~_mask_named(request.clients, rows, c, e)) for c, e in self.tested.items()
+        }
+        tested = {c: remaining for c, remaining in split.items() if len(remaining)}
+        if not tested:
+            raise RequestError(
+                "no test example would remain to score models on; give the federation test data of the server's own"
+            )
+        return {"test": tested}
 
     def replace(self, **changes: Any) -> Federation:
         """Return a federation with other values for some of the arguments."""
@@ -226,8 +381,15 @@ class Federation:
             "about",
             "start",
             "augment",
+            "standardize",
+            "numbered_together",
         )
-        made = Federation(**{**{name: getattr(self, name) for name in names}, **changes})
+        kept = {name: getattr(self, name) for name in names}
+        if self.tested is not None:
+            kept["test"] = self.tested
+        made = Federation(**{**kept, **changes})
+        if "test" not in changes:
+            made.test = self.test  # the same object, so that the draw is shared
         made.share_draw(self)
         return made
 
@@ -258,9 +420,20 @@ class Federation:
         taken = {c: e.where(request.mask(c, e.keys, e.targets)) for c, e in self.clients.items()}
         return {client: examples for client, examples in taken.items() if len(examples)}
 
+    def list_keys(self, client: ClientId) -> set[int]:
+        """Return the numbers by which a request can name rows of a client."""
+        parts = [self.clients[client]]
+        if self.numbered_together:
+            parts += [some[client] for some in (self.held_out, self.tested or {}) if client in some]
+        return {key for part in parts for key in part.keys.tolist()}
+
     def _check_request(self, request: Request) -> None:
         """Raise RequestError if a request names clients, rows or classes that this federation does not have."""
         named = [*request.clients, *request.rows]
+        if untrained := [c for c in named if c not in self.clients and c in (self.tested or ())]:
+            raise RequestError(
+                f"no model was trained on data of {untrained[0]}, whose rows are all in the test set; delete them from the data"
+            )
         if unknown := [c for c in named if c not in self.clients]:
             some = ", ".join([*self.clients][:8]) + (" and others" if len(self.clients) > 8 else "")
             # c09 is never meant by c03.
@@ -269,11 +442,18 @@ class Federation:
             meant = f"did you mean {near[0]}? The" if near else "the"
             raise RequestError(f"there is no client {unknown[0]!r}; {meant} clients are {some}")
         for client, rows in request.rows.items():
-            if missing := sorted(set(rows) - set(self.clients[client].keys.tolist())):
+            if missing := sorted(set(rows) - self.list_keys(client)):
                 raise RequestError(
                     f"client {client} has no row {missing[0]}, or it was forgotten before: {len(self.clients[client])} rows remain; "
                     "count rows from 0 in the data that the client joined with"
                 )
+        trained = {c: {*self.clients[c].keys.tolist()} & {*rows} for c, rows in request.rows.items()}
+        if request.rows and not (request.clients or request.classes or any(trained.values())):
+            client, rows = next(iter(request.rows.items()))
+            raise RequestError(
+                f"no model was trained on row {rows[0]} of {client}: the rows that are named are held out or in the test set; "
+                "delete them from the data, no unlearning is needed"
+            )
         if request.classes:
             for examples in self.clients.values():
                 request.class_mask(examples.targets[:1])
@@ -336,6 +516,15 @@ class _Draw:
         return copy_module(self.module)
 
 
+def _mask_named(
+    clients: Sequence[ClientId], rows: Mapping[ClientId, Sequence[int]], client: ClientId, examples: Examples
+) -> Tensor:
+    """Return a mask of the examples of a client that are named, as a whole client or by their rows."""
+    if client in clients:
+        return torch.ones(len(examples), dtype=torch.bool)
+    return torch.isin(examples.keys, torch.tensor([*rows.get(client, ())], dtype=examples.keys.dtype))
+
+
 def _kind(y: Tensor) -> tuple[torch.dtype, torch.Size]:
     return y.dtype, y.shape[1:]
 
@@ -393,30 +582,52 @@ def restore_keys(
         remained: the fingerprints of the clients' examples after the last request.
     """
     last = requests[-1]
+    guesses = {
+        client: _find_deleted(examples, client, requests, remained.get(client, ""), federation.standardize)
+        for client, examples in federation.clients.items()
+        if client in last.rows
+    }
+    if not any(guesses.values()):
+        return federation
 
     def restore(client: ClientId, examples: Examples) -> Examples:
-        if client not in last.rows:
-            return examples
-        for deleted in ((), *(request.rows.get(client, ()) for request in requests)):
-            keys = examples.keys
-            if deleted:
-                original = torch.arange(len(examples) + len(deleted))
-                keys = original[~torch.isin(original, torch.tensor(deleted, dtype=torch.long))]
-            if len(keys) != len(examples):  # a request named rows that never existed
-                continue
-            guess = replace(examples, keys=keys)
-            remaining = guess.where(~last.mask(client, keys, guess.targets))
-            if fingerprint(remaining) == remained.get(client, ""):
-                return guess
-        return examples
+        deleted = guesses.get(client, ())
+        return examples.renumber(_restore_numbers(examples.keys, deleted)) if deleted else examples
 
-    return federation.replace(clients={c: restore(c, e) for c, e in federation.clients.items()})
+    changes: dict[str, Any] = {"clients": {c: restore(c, e) for c, e in federation.clients.items()}}
+    if federation.numbered_together:
+        changes["held_out"] = {c: restore(c, e) for c, e in federation.held_out.items()}
+        if federation.tested is not None:
+            changes["test"] = {c: restore(c, e) for c, e in federation.tested.items()}
+    return federation.replace(**changes)
+
+
+def _find_deleted(
+    examples: Examples, client: ClientId, requests: Sequence[Request], remained: str, columns: Columns
+) -> tuple[int, ...]:
+    """Return the rows that were deleted from a client's data; none if no guess gives the recorded fingerprint."""
+    last = requests[-1]
+    for deleted in ((), *(request.rows.get(client, ()) for request in requests)):
+        keys = _restore_numbers(examples.keys, deleted)
+        guess = examples.unscaled.renumber(keys)
+        remaining = guess.where(~last.mask(client, keys, guess.targets))
+        if columns is not False and len(remaining):
+            remaining = apply_scale(remaining, measure_scale(remaining, columns))
+        if fingerprint(remaining) == remained:
+            return deleted
+    return ()
+
+
+def _restore_numbers(keys: Tensor, deleted: Sequence[int]) -> Tensor:
+    """Return the numbers that rows had before others were deleted, given their numbers afterwards."""
+    gone = torch.tensor(sorted(deleted), dtype=torch.long)
+    return keys + torch.searchsorted(gone - torch.arange(len(gone)), keys, right=True)
 
 
 def select_held(federation: Federation, request: Request) -> Request | None:
     """Return the part of a request whose data a federation still holds; None if it holds none of it."""
     rows = {
-        client: sorted({*some} & {*federation.clients[client].keys.tolist()})
+        client: sorted({*some} & federation.list_keys(client))
         for client, some in request.rows.items()
         if client in federation.clients
     }

@@ -8,9 +8,10 @@ from __future__ import annotations
 import functools
 import gzip
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,12 +26,17 @@ from feduhb.data.canaries import Canaries, plant_canaries
 from feduhb.data.federation import Examples, Federation
 from feduhb.data.files import PUBLISHED, find_cache_folder, find_named_folder, read_files
 from feduhb.data.partition import partition_rows
+from feduhb.data.table import TableSettings, read_table_federation
 from feduhb.errors import ConfigError, DataError, RequestError
 from feduhb.models import make_model
 
 PLUGINS = "feduhb.datasets"  # entry points: functions of (folder: Path | None) that return a Dataset
 SPLIT_SEED = 20_240_901  # for data sets that are published without a split
 CIFAR10_IMAGE = (3, 32, 32)  # channels (red, green, blue), rows, columns
+
+
+# What [federation] does not have beside [federation.table].
+NOT_OF_TABLES = ("data", "clients", "partition", "per_client", "backdoor")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,10 +52,16 @@ class FederationSettings:
     backdoor: Backdoor | None = None
     canaries: Canaries | None = None
     seed: int | None = None  # of the partition and of everything else in the data; None: the runs' own
+    table: TableSettings | None = None  # a table instead of a data set by name
 
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012
 
     def __post_init__(self) -> None:
+        standard = {each.name: each.default for each in fields(self)}
+        if self.table and (given := [key for key in NOT_OF_TABLES if getattr(self, key) != standard[key]]):
+            raise ConfigError(
+                f"{given[0]} is not a setting of a table, whose rows name their clients; leave it out"
+            )
         if not 0 <= self.held_out < 1:
             raise ConfigError(f"held_out is {self.held_out}; give at least 0 and below 1, such as 0.25")
 
@@ -104,10 +116,16 @@ def build_federation(
     """Return the federation that a config describes.
 
     Args:
-        folder: the folder with the files of the data set.
+        folder: the folder with the files of the data set, or the file of a table.
         own: the user's own module or factory, which a config cannot describe; the federation's ``about`` is then None.
     """
     given, seed = seed, seed if settings.seed is None else settings.seed
+    if settings.table is not None:
+        federation = read_table_federation(
+            folder or settings.table.path, settings.table, held_out=settings.held_out, model=own or settings.model,
+            seed=seed, about=settings if own is None else None,
+        )  # fmt: skip
+        return _plant(federation, settings).reseed(given)
     source = load_dataset(settings.data, folder)
     if settings.backdoor and not 0 <= settings.backdoor.target < source.classes:
         raise ConfigError(
@@ -140,8 +158,42 @@ def build_federation(
         trained, (source.test_x, source.test_y), model,
         seed=seed, held_out=held, backdoor=settings.backdoor, about=settings if own is None else None,
     )  # fmt: skip
-    planted = plant_canaries(federation, settings.canaries) if settings.canaries else federation
-    return planted.reseed(given)
+    return _plant(federation, settings).reseed(given)
+
+
+def make_table_federation(
+    table: Any,
+    given: Mapping[str, Any],
+    *,
+    held_out: float,
+    model: str | ModelSource | None,
+    seed: int,
+    **more: Any,
+) -> Federation:
+    """Return the federation of a table, as `Federation.from_table` describes it.
+
+    A run over it can be opened without code if the table is a file, the model has a name and nothing more is given.
+    """
+    is_file = isinstance(table, str | Path)
+    settings = TableSettings(path=str(table) if is_file else "", **given)
+    if is_file:
+        settings = settings.resolve(Path.cwd())
+    about = None
+    if is_file and not more and (model is None or isinstance(model, str)):
+        about = FederationSettings(table=settings, held_out=held_out, model=model)
+    return read_table_federation(
+        settings.path if is_file else table,
+        settings,
+        held_out=held_out,
+        model=model,
+        seed=seed,
+        about=about,
+        **more,
+    )
+
+
+def _plant(federation: Federation, settings: FederationSettings) -> Federation:
+    return plant_canaries(federation, settings.canaries) if settings.canaries else federation
 
 
 @dataclass(frozen=True, slots=True)

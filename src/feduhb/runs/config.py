@@ -17,7 +17,7 @@ import tomli_w
 from feduhb.core.checks import check_whole
 from feduhb.core.local import ADDED, Local
 from feduhb.data.federation import Federation
-from feduhb.data.load import FederationSettings
+from feduhb.data.load import NOT_OF_TABLES, FederationSettings
 from feduhb.errors import ConfigError
 from feduhb.runs.start import StartSettings
 from feduhb.stopping import DynamicStop
@@ -107,8 +107,12 @@ class Config:
 
 
 def read_config(path: Path) -> Config:
-    """Return the config in a file."""
-    return parse_config(read_toml(path), str(path))
+    """Return the config in a file. Paths of tables are relative to its folder."""
+    config = parse_config(read_toml(path), str(path))
+    if config.federation is None or config.federation.table is None:
+        return config
+    table = config.federation.table.resolve(path.parent)
+    return replace(config, federation=replace(config.federation, table=table))
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -189,6 +193,11 @@ def to_toml(config: Config) -> str:
     values = asdict(config)
     unused = [name for name in ADDED if values["train"][name] == getattr(TrainSettings(), name)]
     values["train"] = {key: value for key, value in values["train"].items() if key not in unused}
+    if config.federation is not None and config.federation.table is not None:
+        values["federation"] = {k: v for k, v in values["federation"].items() if k not in NOT_OF_TABLES}
+        values["federation"]["table"] = {
+            k: v for k, v in values["federation"]["table"].items() if v not in ({}, ())
+        }
     return tomli_w.dumps(drop_none(values))
 
 

@@ -1,0 +1,75 @@
+"""Standardise the inputs of each client by its own mean and spread, which no other client's data can change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from feduhb.data.storage import make_tensor
+from feduhb.errors import DataError
+
+if TYPE_CHECKING:
+    from feduhb.data.federation import Examples
+
+Columns = bool | Sequence[int]  # which columns to standardise; True: all
+CHUNK = 2**21  # numbers that are computed at once
+
+
+class Scale(NamedTuple):
+    """The mean and the spread of each column of inputs, in float64."""
+
+    mean: Tensor
+    spread: Tensor  # 1 where all values are equal
+
+
+def measure_scale(examples: Examples, columns: Columns) -> Scale:
+    """Return the mean and the population standard deviation of each column, over the values that are not missing.
+
+    Columns that are not to be standardised have mean 0 and spread 1.
+    """
+    shape = examples.x.shape[1:]
+    total, count, squares = (torch.zeros(shape, dtype=torch.float64) for _ in range(3))
+    for part in _read_parts(examples):
+        total += part.nan_to_num(0.0).sum(dim=0)
+        count += (~part.isnan()).sum(dim=0)
+    mean = total / count.clamp(min=1)
+    for part in _read_parts(examples):
+        squares += (part - mean).nan_to_num(0.0).square().sum(dim=0)
+    spread = (squares / count.clamp(min=1)).sqrt()
+    spread[spread == 0] = 1.0
+    if not isinstance(columns, bool):
+        left = torch.ones(shape[-1], dtype=torch.bool)
+        left[list(columns)] = False
+        mean, spread = mean.masked_fill(left, 0.0), spread.masked_fill(left, 1.0)
+    return Scale(mean, spread)
+
+
+def apply_scale(examples: Examples, scale: Scale) -> Examples:
+    """Return examples with standardised inputs, which keep the plain ones beside them. A missing value becomes the mean."""
+    x = make_tensor((len(examples), *examples.x.shape[1:]), examples.x.dtype)
+    begin = 0
+    for part in _read_parts(examples):
+        x[begin : begin + len(part)] = ((part - scale.mean) / scale.spread).nan_to_num(0.0)
+        begin += len(part)
+    rows = torch.arange(len(examples))
+    return replace(examples, x=x, y=examples.targets, rows=rows, plain=examples)
+
+
+def check_numbers(examples: Examples, what: str) -> None:
+    """Raise DataError if the inputs are not numbers that can be standardised."""
+    if not isinstance(examples.x, Tensor) or not examples.x.is_floating_point():
+        raise DataError(
+            f"{what} cannot be standardised, because its inputs are not one tensor of a floating-point type; "
+            "give x.float(), or leave standardize out"
+        )
+
+
+def _read_parts(examples: Examples) -> Iterator[Tensor]:
+    """Yield the inputs in float64, a part at a time."""
+    size = max(1, CHUNK // max(1, examples.x[:1].numel()))
+    for rows in examples.rows.split(size):
+        yield examples.x[rows].double()

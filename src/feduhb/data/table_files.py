@@ -1,0 +1,121 @@
+"""Open a table, a CSV or Parquet file or a DataFrame, and read it a part at a time."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from feduhb.errors import DataError
+
+VALUES_AT_ONCE = 2**21  # of a part
+MISSING = ("", "NA", "N/A", "NaN", "nan", "null", "NULL", "None")  # in columns of numbers and dates
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A table that can be read several times, in parts."""
+
+    name: str  # for errors
+    header: tuple[str, ...]
+    read: Callable[
+        [Sequence[str], Sequence[str]], Iterator[Any]
+    ]  # DataFrames, of (columns, columns of numbers)
+    has_lines: bool  # whether errors count the lines of a file, with its header
+
+    @classmethod
+    def open(cls, table: Any) -> Source:
+        """Return the source of a file or DataFrame."""
+        if not isinstance(table, str | Path):
+            return _open_frame(table)
+        path = Path(table).expanduser()
+        if not path.is_file():
+            raise DataError(f"there is no file {path}; check the path of the table")
+        if path.suffix in {".parquet", ".pq"}:
+            return _open_parquet(path)
+        plain = path.with_suffix("") if path.suffix == ".gz" else path
+        if plain.suffix not in {".csv", ".tsv"}:
+            raise DataError(
+                f"{path.name} is not a table that can be read; give a .csv, .tsv, .csv.gz or .parquet file, or a DataFrame"
+            )
+        return _open_csv(path, "\t" if plain.suffix == ".tsv" else ",")
+
+
+def _open_frame(table: Any) -> Source:
+    if not hasattr(table, "iloc") or not hasattr(table, "columns"):
+        raise DataError(
+            f"a table is a file or a DataFrame, not a {type(table).__name__}; give the path of a .csv or .parquet file"
+        )
+    header = tuple(map(str, table.columns))
+    named = table.set_axis(list(header), axis=1)
+
+    def read(columns: Sequence[str], _: Sequence[str]) -> Iterator[Any]:
+        size = _count_at_once(len(columns))
+        return (named[[*columns]].iloc[begin : begin + size] for begin in range(0, len(named), size))
+
+    return Source("the table", _check_header("the table", header), read, has_lines=False)
+
+
+def _open_csv(path: Path, separator: str) -> Source:
+    opened = gzip.open if path.suffix == ".gz" else open
+    try:
+        with opened(path, "rt", encoding="utf-8-sig", newline="") as file:
+            header = tuple(next(csv.reader(file, delimiter=separator), ()))
+    except (UnicodeDecodeError, OSError, EOFError, csv.Error) as error:
+        raise DataError(f"{path.name} cannot be read ({error}); save it as text in UTF-8") from None
+
+    def read(columns: Sequence[str], numbers: Sequence[str]) -> Iterator[Any]:
+        import pandas
+
+        # All columns are read: pandas drops what is too much in a line if it is to read only some.
+        with pandas.read_csv(
+            path, sep=separator, encoding="utf-8-sig", chunksize=_count_at_once(len(header)), index_col=False,
+            dtype={column: "float64" if column in numbers else "str" for column in header}, keep_default_na=False,
+            na_values=dict.fromkeys(numbers, MISSING),
+        ) as parts:  # fmt: skip
+            while True:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("error", pandas.errors.ParserWarning)
+                    part = next(parts, None)
+                if part is None:
+                    return
+                yield part[list(columns)]
+
+    return Source(path.name, _check_header(path.name, header), read, has_lines=True)
+
+
+def _open_parquet(path: Path) -> Source:
+    try:
+        from pyarrow import ArrowInvalid
+        from pyarrow.parquet import ParquetFile
+    except ImportError:
+        raise DataError(
+            f"{path.name} is a Parquet file, which needs the package pyarrow; install it: pip install 'feduhb[parquet]'"
+        ) from None
+    try:
+        header = tuple(ParquetFile(path).schema_arrow.names)
+    except (ArrowInvalid, OSError) as error:
+        raise DataError(f"{path.name} cannot be read ({error}); give a Parquet file") from None
+
+    def read(columns: Sequence[str], _: Sequence[str]) -> Iterator[Any]:
+        with ParquetFile(path) as file:
+            for batch in file.iter_batches(_count_at_once(len(columns)), columns=list(columns)):
+                yield batch.to_pandas()
+
+    return Source(path.name, _check_header(path.name, header), read, has_lines=False)
+
+
+def _check_header(name: str, header: tuple[str, ...]) -> tuple[str, ...]:
+    if not header:
+        raise DataError(f"{name} is empty; give a table with a header and rows")
+    if twice := [column for column in header if header.count(column) > 1]:
+        raise DataError(f"{name} has two columns {twice[0]!r}; rename one")
+    return header
+
+
+def _count_at_once(columns: int) -> int:
+    return max(1000, VALUES_AT_ONCE // max(1, columns))
