@@ -24,7 +24,7 @@ from feduhb.core.trial import check_fit
 from feduhb.core.types import ClientId
 from feduhb.data.backdoor import Backdoor
 from feduhb.data.request import Forget, Request, as_request, explain_unclear
-from feduhb.data.standardize import Columns, apply_scale, check_numbers, measure_scale
+from feduhb.data.standardize import Columns, apply_scales, check_numbers, measure_scale
 from feduhb.errors import DataError, ModelError, RequestError
 
 
@@ -284,21 +284,19 @@ class Federation:
         for what, examples in named.items():
             check_numbers(examples, what)
         scales = {c: measure_scale(e.unscaled, columns) for c, e in self.clients.items()}
-
-        def scale(client: ClientId, examples: Examples) -> Examples:
-            if examples.plain is not None:
-                return examples
-            # A client that has no training examples left has only its own test examples to measure.
-            found = scales.get(client) or measure_scale(examples, columns)
-            return apply_scale(examples, found)
-
-        self.clients = {c: scale(c, e) for c, e in self.clients.items()}
-        self.held_out = {c: scale(c, e) for c, e in self.held_out.items()}
+        if self.tested is not None:  # a client may have no training examples left
+            scales = {
+                c: measure_scale(e.unscaled, columns) for c, e in self.tested.items() if c not in scales
+            } | scales
+        parts = [(group, c) for group in (self.clients, self.held_out, self.tested or {}) for c in group]
+        todo = [(group, c) for group, c in parts if group[c].plain is None]
+        done = apply_scales([(group[c], scales[c]) for group, c in todo])
+        for (group, client), examples in zip(todo, done, strict=True):
+            group[client] = examples
         if self.tested is not None:
-            self.tested = {c: scale(c, e) for c, e in self.tested.items()}
             self.test = join_examples([*self.tested.values()])
         elif self.test.plain is None:
-            self.test = apply_scale(self.test, measure_scale(self.test, columns))
+            [self.test] = apply_scales([(self.test, measure_scale(self.test, columns))])
 
     def fresh_model(self) -> nn.Module:
         """Return a copy of w[0], which is drawn and checked at the first call."""
@@ -612,7 +610,7 @@ def _find_deleted(
         guess = examples.unscaled.renumber(keys)
         remaining = guess.where(~last.mask(client, keys, guess.targets))
         if columns is not False and len(remaining):
-            remaining = apply_scale(remaining, measure_scale(remaining, columns))
+            [remaining] = apply_scales([(remaining, measure_scale(remaining, columns))])
         if fingerprint(remaining) == remained:
             return deleted
     return ()

@@ -48,15 +48,25 @@ def measure_scale(examples: Examples, columns: Columns) -> Scale:
     return Scale(mean, spread)
 
 
-def apply_scale(examples: Examples, scale: Scale) -> Examples:
-    """Return examples with standardised inputs, which keep the plain ones beside them. A missing value becomes the mean."""
-    x = make_tensor((len(examples), *examples.x.shape[1:]), examples.x.dtype)
+def apply_scales(parts: Sequence[tuple[Examples, Scale]]) -> list[Examples]:
+    """Return examples with standardised inputs, which keep the plain ones beside them. A missing value becomes the mean.
+
+    All parts share one tensor of inputs, which is in a file if it is large.
+    """
+    if not parts:
+        return []
+    sizes = [len(examples) for examples, _ in parts]
+    like = parts[0][0].x
+    x = make_tensor((sum(sizes), *like.shape[1:]), like.dtype)
+    y = torch.cat([examples.targets for examples, _ in parts])
+    found: list[Examples] = []
     begin = 0
-    for part in _read_parts(examples):
-        x[begin : begin + len(part)] = ((part - scale.mean) / scale.spread).nan_to_num(0.0)
-        begin += len(part)
-    rows = torch.arange(len(examples))
-    return replace(examples, x=x, y=examples.targets, rows=rows, plain=examples)
+    for rows, (examples, scale) in zip(torch.arange(len(x)).split(sizes), parts, strict=True):
+        for values in _read_parts(examples):
+            x[begin : begin + len(values)] = ((values - scale.mean) / scale.spread).nan_to_num(0.0)
+            begin += len(values)
+        found.append(replace(examples, x=x, y=y, rows=rows, plain=examples))
+    return found
 
 
 def check_numbers(examples: Examples, what: str) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-LARGE = 2**28  # bytes; what is larger is kept in a file
+LARGE = 2**26  # bytes; what is larger is kept in a file
 
 
 def make_tensor(shape: Sequence[int], dtype: torch.dtype) -> Tensor:

@@ -171,7 +171,7 @@ def read_rows(table: Any, settings: TableSettings, *, needs_client: bool = True)
     with (
         RowWriter(torch.float32, (len(reader.features),)) as x,
         RowWriter(torch.int64 if settings.is_classified else torch.float32, shape) as y,
-        RowWriter(torch.int64) as owners,
+        RowWriter(torch.int32) as owners,
         RowWriter(torch.int64) as keys,
     ):
         for part in reader:
@@ -198,7 +198,7 @@ def _number_clients(part: Rows, clients: dict[ClientId, int]) -> np.ndarray:
     first = np.unique(places, return_index=True)[1]
     for place in np.argsort(first, kind="stable"):
         clients.setdefault(str(names[place]), len(clients))
-    return np.array([clients[str(name)] for name in names], dtype=np.int64)[places]
+    return np.array([clients[str(name)] for name in names], dtype=np.int32)[places]
 
 
 def _count_rows(owners: Tensor, clients: int) -> Tensor:
@@ -206,7 +206,7 @@ def _count_rows(owners: Tensor, clients: int) -> Tensor:
     order = torch.argsort(owners, stable=True)
     sizes = torch.bincount(owners, minlength=clients)
     starts = torch.cumsum(sizes, 0) - sizes
-    keys = torch.empty_like(owners)
+    keys = torch.empty(len(owners), dtype=torch.int64)
     keys[order] = torch.arange(len(owners)) - starts[owners[order]]
     return keys
 
@@ -225,19 +225,13 @@ def split_rows(table: Table, seed: int, test: float, held_out: float) -> Split:
 
     The row is its number in the column that names rows or, without such a column, its content: equal rows stay together.
     """
-    shares = _hash_rows(table, seed)
-    is_test = shares < test
-    is_held = ~is_test & ((shares - test) / (1 - test) < held_out)
+    parts = _choose_parts(table, seed, test, held_out)
     found = Split({}, {}, {})
     order = torch.argsort(table.owners, stable=True)
     sizes = torch.bincount(table.owners, minlength=len(table.clients)).tolist()
     for client, rows in zip(table.clients, order.split(sizes), strict=True):
-        for part, mask in (
-            (found.tested, is_test),
-            (found.held_out, is_held),
-            (found.trained, ~is_test & ~is_held),
-        ):
-            chosen = rows[mask[rows]]
+        for number, part in enumerate((found.trained, found.held_out, found.tested)):
+            chosen = rows[parts[rows] == number]
             if len(chosen):
                 part[client] = Examples(table.x, table.y, chosen, table.keys[chosen])
     for client in {*found.held_out} - {*found.trained}:
@@ -245,17 +239,19 @@ def split_rows(table: Table, seed: int, test: float, held_out: float) -> Split:
     return found
 
 
-def _hash_rows(table: Table, seed: int) -> Tensor:
-    """Return a number in [0, 1) for each row, which depends on the seed, its client and itself alone."""
+def _choose_parts(table: Table, seed: int, test: float, held_out: float) -> Tensor:
+    """Return the part of each row: 0 to train on, 1 held out, 2 to test on."""
     salts = np.array([seed_for(seed, "split", client) for client in table.clients], dtype=np.uint64)
-    shares = torch.empty(len(table.x), dtype=torch.float64)
-    for begin in range(0, len(shares), HASHED_AT_ONCE):
-        part = slice(begin, begin + HASHED_AT_ONCE)
-        value = salts[table.owners[part].numpy()]
-        for bits in _list_bits(table, part):
+    found = torch.zeros(len(table.x), dtype=torch.uint8)
+    for begin in range(0, len(found), HASHED_AT_ONCE):
+        some = slice(begin, begin + HASHED_AT_ONCE)
+        value = salts[table.owners[some].numpy()]
+        for bits in _list_bits(table, some):
             value = _mix(value ^ _mix(bits + np.uint64(MIX[0])))
-        shares[part] = torch.from_numpy((value >> np.uint64(11)) / np.float64(2**53))
-    return shares
+        share = (value >> np.uint64(11)) / np.float64(2**53)  # uniform in [0, 1)
+        is_held = (share - test) / (1 - test) < held_out
+        found[some] = torch.from_numpy(np.where(share < test, 2, np.where(is_held, 1, 0)))
+    return found
 
 
 def _list_bits(table: Table, part: slice) -> list[np.ndarray]:
