@@ -284,16 +284,16 @@ class Federation:
         for what, examples in named.items():
             check_numbers(examples, what)
         scales = {c: measure_scale(e.unscaled, columns) for c, e in self.clients.items()}
-        if self.tested is not None:  # a client may have no training examples left
+        if self.tested:  # a client may have no training examples left
             scales = {
                 c: measure_scale(e.unscaled, columns) for c, e in self.tested.items() if c not in scales
             } | scales
-        parts = [(group, c) for group in (self.clients, self.held_out, self.tested or {}) for c in group]
+        parts = [(group, c) for group in (self.clients, self.held_out, self.tested) for c in group]
         todo = [(group, c) for group, c in parts if group[c].plain is None]
         done = apply_scales([(group[c], scales[c]) for group, c in todo])
         for (group, client), examples in zip(todo, done, strict=True):
             group[client] = examples
-        if self.tested is not None:
+        if self.tested:
             self.test = join_examples([*self.tested.values()])
         elif self.test.plain is None:
             [self.test] = apply_scales([(self.test, measure_scale(self.test, columns))])
@@ -351,7 +351,7 @@ class Federation:
 
     def _forget_tests(self, request: Request) -> dict[str, Any]:
         """Return the test set without the examples of forgotten clients and rows, as a change for `replace`; none if it stays."""
-        if self.tested is None:
+        if not self.tested:
             return {}
         rows = request.rows if self.numbered_together else {}
         if not (request.clients or rows or self.standardize):
@@ -383,7 +383,7 @@ class Federation:
             "numbered_together",
         )
         kept = {name: getattr(self, name) for name in names}
-        if self.tested is not None:
+        if self.tested:
             kept["test"] = self.tested
         made = Federation(**{**kept, **changes})
         if "test" not in changes:
@@ -422,13 +422,13 @@ class Federation:
         """Return the numbers by which a request can name rows of a client."""
         parts = [self.clients[client]]
         if self.numbered_together:
-            parts += [some[client] for some in (self.held_out, self.tested or {}) if client in some]
+            parts += [some[client] for some in (self.held_out, self.tested) if client in some]
         return {key for part in parts for key in part.keys.tolist()}
 
     def _check_request(self, request: Request) -> None:
         """Raise RequestError if a request names clients, rows or classes that this federation does not have."""
         named = [*request.clients, *request.rows]
-        if untrained := [c for c in named if c not in self.clients and c in (self.tested or ())]:
+        if untrained := [c for c in named if c not in self.clients and c in self.tested]:
             raise RequestError(
                 f"no model was trained on data of {untrained[0]}, whose rows are all in the test set; delete them from the data"
             )
@@ -595,7 +595,7 @@ def restore_keys(
     changes: dict[str, Any] = {"clients": {c: restore(c, e) for c, e in federation.clients.items()}}
     if federation.numbered_together:
         changes["held_out"] = {c: restore(c, e) for c, e in federation.held_out.items()}
-        if federation.tested is not None:
+        if federation.tested:
             changes["test"] = {c: restore(c, e) for c, e in federation.tested.items()}
     return federation.replace(**changes)
 

@@ -109,6 +109,8 @@ class RowReader:
         except UNREADABLE as again:
             error = again
         reason = " ".join(str(error).split()) or type(error).__name__
+        if isinstance(error, Warning):  # the only one that is raised
+            reason = "its lines have more values than its header"
         raise DataError(f"{self.name} cannot be read ({reason}); correct the file") from error
 
     def _convert(self, frame: Any, begin: int) -> Rows:

@@ -1,0 +1,333 @@
+"""Federations from tables: what is read, how rows are split, and that nobody changes anybody else's inputs."""
+
+from __future__ import annotations
+
+import gzip
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import feduhb
+from data.tables import DECLARED, TRAINED, make_patients
+from feduhb.data import storage
+from feduhb.errors import ConfigError, DataError, RequestError
+from feduhb.models import mlp
+
+
+def read(table, **more):
+    return feduhb.Federation.from_table(table, **{**DECLARED, **more})
+
+
+@pytest.fixture(scope="module")
+def patients():
+    return make_patients()
+
+
+def list_rows(federation):
+    """All rows of a federation as (client, part, key)."""
+    parts = {"trained": federation.clients, "held out": federation.held_out, "tested": federation.tested}
+    return {(c, part, int(key)) for part, some in parts.items() for c, e in some.items() for key in e.keys}
+
+
+def test_every_kind_of_file_gives_the_same_federation(patients, tmp_path):
+    patients.to_csv(tmp_path / "a.csv", index=False)
+    patients.to_csv(tmp_path / "a.tsv", index=False, sep="\t")
+    patients.to_parquet(tmp_path / "a.parquet")
+    (tmp_path / "a.csv.gz").write_bytes(gzip.compress((tmp_path / "a.csv").read_bytes()))
+    expected = read(patients).fingerprints()
+    for name in ("a.csv", "a.tsv", "a.parquet", "a.csv.gz"):
+        assert read(tmp_path / name).fingerprints() == expected, name
+
+
+def test_columns_become_inputs_as_declared(patients):
+    found = read(patients, standardize=False, scaling={"age": (50, 10)}, test=0.3, held_out=0.2)
+    examples = found.clients["north"]
+    x, y = examples.all()
+    own = patients[patients.hospital == "north"].reset_index(drop=True).iloc[examples.keys.tolist()]
+    days = (pd.to_datetime(own.admitted) - pd.Timestamp("2020-01-01")).dt.days
+    columns = [(own.age - 50) / 10, own.weight, days, own.sex == "F", own.sex == "M"]
+    assert torch.equal(x, torch.tensor(np.stack(columns, 1).astype(float), dtype=torch.float32))
+    assert y.tolist() == (own.disease == "malignant").astype(int).tolist()
+
+
+def test_every_row_is_in_one_part_and_shares_are_kept():
+    found = read(make_patients(4000), test=0.3, held_out=0.5)
+    rows = list_rows(found)
+    assert len(rows) == 4000
+    counts = {part: sum(1 for row in rows if row[1] == part) for part in ("trained", "held out", "tested")}
+    assert counts["tested"] == pytest.approx(1200, abs=100)
+    assert counts["held out"] == pytest.approx(1400, abs=100)
+
+
+def test_a_row_stays_in_its_part_when_other_rows_clients_and_the_order_change(patients):
+    named = patients.assign(number=np.arange(len(patients)))
+    before = list_rows(read(named, row="number", seed=3))
+    fewer = named[(named.hospital != "east") & (named.number % 5 > 0)].sample(frac=1, random_state=1)
+    after = list_rows(read(fewer, row="number", seed=3))
+    assert after == {row for row in before if row[0] != "east" and row[2] % 5 > 0}
+
+
+def test_rows_without_numbers_are_split_by_their_content(patients):
+    before = read(patients, seed=3, standardize=False)
+    after = read(patients[patients.hospital != "east"][::-1], seed=3, standardize=False)
+    for part in ("clients", "held_out", "tested"):
+        for client, examples in getattr(after, part).items():
+            old = getattr(before, part)[client].all()[0]
+            assert torch.equal(examples.all()[0].sort(0).values, old.sort(0).values)
+
+
+def test_equal_rows_stay_together(patients):
+    found = read(pd.concat([patients, patients]), standardize=False)
+    alone = read(patients, standardize=False)
+    for part in ("clients", "held_out", "tested"):
+        assert {c: len(e) for c, e in getattr(found, part).items()} == {
+            c: 2 * len(e) for c, e in getattr(alone, part).items()
+        }
+
+
+@pytest.mark.parametrize("odd", ["extreme", "category", "class"])
+def test_an_odd_leaver_changes_nothing_for_the_others(patients, odd):
+    """Extreme values, a rare category and an odd class of a leaver leave no trace: bit for bit."""
+    more = {"categories": {"sex": ["F", "M", "*"]}, "classes": ["benign", "malignant", "unclear"], "seed": 2}
+    own = patients.copy()
+    leaver = own.hospital == "west"
+    if odd == "extreme":
+        own.loc[leaver, "age"] = 1e9
+    elif odd == "category":
+        own.loc[leaver, "sex"] = "X"
+    else:
+        own.loc[leaver, "disease"] = "unclear"
+    trained = feduhb.train(read(own, **more), **TRAINED)
+    unlearned = feduhb.unlearn(trained, ["west"], rounds=3, show=None)
+    never = read(own[~leaver], **more)
+    assert unlearned.federation.fingerprints() == never.fingerprints()
+    assert torch.equal(unlearned.federation.test.all()[0], never.test.all()[0])
+    again = feduhb.unlearn(feduhb.train(read(patients, **more), **TRAINED), ["west"], rounds=3, show=None)
+    assert torch.equal(unlearned.params, again.params)
+
+
+def test_forgotten_rows_change_nothing_for_the_rest_of_their_client(patients):
+    named = patients.assign(number=np.arange(len(patients)))
+    federation = read(named, row="number")
+    rows = federation.clients["north"].keys[:3].tolist()
+    extreme = named.copy()
+    extreme.loc[rows, "age"] = 1e9
+    trained = feduhb.train(read(extreme, row="number"), **TRAINED)
+    unlearned = feduhb.unlearn(trained, {"north": rows}, rounds=3, show=None)
+    never = read(named.drop(index=rows), row="number")
+    assert unlearned.federation.fingerprints() == never.fingerprints()
+    x = unlearned.federation.clients["north"].all()[0]
+    assert float(x[:, :2].mean(0).abs().max()) < 1e-5  # standardised anew
+    assert torch.allclose(x[:, :3].std(0, correction=0), torch.ones(3), atol=1e-5)
+
+
+def test_all_rows_of_a_number_are_forgotten_in_every_part(patients):
+    visits = patients.assign(patient=np.arange(len(patients)) // 3, hospital="north")
+    visits.loc[120:, "hospital"] = "south"
+    federation = read(visits, row="patient")
+    trained, held, tested = (
+        {*some["north"].keys.tolist()}
+        for some in (federation.clients, federation.held_out, federation.tested)
+    )
+    assert not trained & held
+    assert not tested & (trained | held)
+    some = [min(trained), min(held), min(tested)]
+    rest = federation.without({"north": some})
+    left = {key for part in (rest.clients, rest.held_out, rest.tested) for key in part["north"].keys.tolist()}
+    assert left == (trained | held | tested) - {*some}
+    with pytest.raises(
+        RequestError, match=r"no model was trained on row \d+ of north: .* no unlearning is needed"
+    ):
+        federation.without({"north": [min(held), min(tested)]})
+
+
+def test_the_test_rows_of_a_leaver_leave_the_test_set(patients):
+    federation = read(patients)
+    rest = federation.without(["north"])
+    assert {*rest.tested} == {"east", "south", "west"}
+    assert len(rest.test) == len(federation.test) - len(federation.tested["north"])
+    with pytest.raises(RequestError, match="no test example would remain"):
+        feduhb.Federation({"a": federation.clients["north"].all(), "b": federation.clients["east"].all()},
+                          {"a": federation.test.all()}, mlp((5,), 2)).without(["a"])  # fmt: skip
+
+
+def test_a_test_file_of_the_server_stays(patients, tmp_path):
+    patients[:60].drop(columns="hospital").to_csv(tmp_path / "test.csv", index=False)
+    federation = read(patients[60:], test=str(tmp_path / "test.csv"))
+    assert len(federation.test) == 60
+    assert not federation.tested
+    assert len(federation.without(["north"]).test) == 60
+    assert sum(map(len, federation.clients.values())) + sum(map(len, federation.held_out.values())) == 180
+
+
+def test_missing_values_take_the_declared_fill_or_the_clients_own_mean(patients):
+    holes = patients.copy()
+    holes.loc[holes.hospital == "north", "age"] = np.nan
+    holes.loc[3, "sex"] = None
+    found = read(holes, fills={"age": "mean", "sex": "M"})
+    assert (found.clients["north"].all()[0][:, 0] == 0).all()  # it has no value at all
+    plain = read(holes, fills={"age": 40, "sex": "M"}, standardize=False)
+    assert (plain.clients["north"].all()[0][:, 0] == 40).all()
+    with_mean = holes.copy()
+    with_mean.loc[5:30, "weight"] = np.nan
+    examples = read(with_mean, fills={"age": "mean", "weight": "mean", "sex": "M"}).clients["south"]
+    column, known = examples.all()[0][:, 1], ~examples.unscaled.all()[0][:, 1].isnan()
+    assert float(column[known].mean()) == pytest.approx(0, abs=1e-5)
+    assert (column[~known] == 0).all()
+
+
+def test_several_targets_and_numbers_to_predict(patients):
+    labels = patients.assign(old=(patients.age > 50).astype(int), heavy=(patients.weight > 70).astype(int))
+    named = {"numbers": ["age", "weight"], "categories": {}, "dates": {}, "classes": None}
+    found = read(labels, target=["old", "heavy"], loss="bce_with_logits", **named)
+    assert found.test.targets.shape[1] == 2
+    assert feduhb.train(found, **TRAINED).rounds[-1].scores["test_loss"] < 1
+    number = read(
+        patients, target="weight", loss="mse", numbers=["age"], categories={}, dates={}, classes=None
+    )
+    assert number.test.targets.dtype == torch.float32
+    assert number.fresh_model()(number.test.all()[0]).shape == number.test.targets.shape
+
+
+def test_large_tables_are_kept_in_files(patients, monkeypatch):
+    expected = read(patients).fingerprints()
+    monkeypatch.setattr(storage, "LARGE", 256)
+    monkeypatch.setattr("feduhb.data.table_files.VALUES_AT_ONCE", 1)
+    monkeypatch.setattr("feduhb.data.table.HASHED_AT_ONCE", 7)
+    monkeypatch.setattr("feduhb.data.standardize.CHUNK", 11)
+    mapped = []
+    original = storage._map_file
+    monkeypatch.setattr(storage, "_map_file", lambda *given: mapped.append(given) or original(*given))
+    found = read(pd.concat([patients] * 9)[: len(patients)])
+    assert found.fingerprints() == expected
+    assert len(mapped) >= 4
+    trained = feduhb.train(found, **TRAINED)
+    assert feduhb.unlearn(trained, ["north"], rounds=2, show=None).params.isfinite().all()
+
+
+REFUSED = [
+    ({"client": "hospitl"}, None, "has no column 'hospitl'; did you mean hospital\\? It has hospital, age"),
+    ({"target": "outcome"}, None, "has no column 'outcome'; it has hospital"),
+    ({"categories": {}}, None, "column sex holds '[FM]' in row 0, which is not a number; .* categories={'sex': \\['F', 'M'\\]}"),
+    ({"dates": {}}, None, "column admitted holds dates \\(20.*dates={'admitted': '2000-01-01'}"),
+    ({"classes": None}, None, "target disease is '.*' in row 0, and not one of the classes 0, 1; declare them, classes=\\['benign', 'malignant'\\]"),
+    ({}, ("hospital", 7, None), "names no client in row 7; fill in its column hospital"),
+    ({}, ("hospital", 7, "  "), "names no client in row 7"),
+    ({}, ("age", 4, np.nan), "column age has no value in row 4; declare what stands for missing values: fills={'age': 0}, or"),
+    ({}, ("age", 4, np.inf), "column age is infinite in row 4"),
+    ({}, ("sex", 4, "X"), "column sex holds 'X' in row 4, which is not among its categories F, M; declare it, or '\\*'"),
+    ({}, ("sex", 4, None), "column sex has no value in row 4; .*fills={'sex': 'F'}"),
+    ({}, ("admitted", 4, "yesterday"), "column admitted holds 'yesterday' in row 4, which is not a date"),
+    ({}, ("hospital", 4, "a,b"), "'a,b' cannot be a client's id"),
+    ({"row": "sex", "categories": {}}, None, "column sex holds '[FM]' in row 0, but requests name rows by whole numbers"),
+    ({"row": "age"}, None, "column age holds '.*' in row 0, but requests name rows by whole numbers"),
+    ({"target": "weight", "loss": "bce_with_logits", "classes": None, "drop": ["disease"]}, None, "target weight is .* in row 0, but bce_with_logits needs 0 or 1"),
+    ({"target": "weight", "classes": None, "drop": ["disease"]}, None, "or loss='mse' if it is a number to predict"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("more", "change", "words"), REFUSED)
+def test_bad_tables_are_refused_in_one_line(patients, more, change, words):
+    table = patients
+    if change is not None:
+        column, row, value = change
+        table = (
+            patients.astype({column: object}) if isinstance(value, str) or value is None else patients.copy()
+        )
+        table.loc[row, column] = value
+    with pytest.raises(DataError, match=words) as caught:
+        read(table, **more)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"test": 1.5}, "test is 1.5; give a share between 0 and 1"),
+        ({"scaling": {"age": (0, 0)}}, "the scaling of age divides by 0"),
+        ({"scaling": {"sex": (0, 1)}}, "scaling names 'sex', which is not an input"),
+        ({"fills": {"nobody": 0}}, "fills names 'nobody', which is not an input"),
+        ({"fills": {"age": "often"}}, "age = 'often' is not a number; give a number, or 'mean'"),
+        ({"fills": {"age": "mean"}, "standardize": False}, "age cannot take the client's mean"),
+        ({"classes": ["benign"]}, "name at least two"),
+        ({"categories": {"sex": ["F", "F"]}}, "names a value twice"),
+        ({"drop": ["sex"]}, "column 'sex' is named for two purposes"),
+        ({"dates": {"admitted": "soon"}}, "admitted = 'soon' is not a day"),
+        (
+            {"target": ["age", "weight"], "drop": ["disease"]},
+            r"several targets \(age, weight\) are not one class",
+        ),
+    ],
+)
+def test_bad_declarations_are_refused_in_one_line(patients, more, words):
+    with pytest.raises(ConfigError, match=words) as caught:
+        read(patients, **more)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("a.csv", "", "a.csv is empty"),
+        ("a.csv", "a,b,c\n", "a.csv holds no rows"),
+        ("a.csv", "a,b,b\nx,1,2\n", "has two columns 'b'"),
+        ("a.csv", "a,b,c\nx,1,5,6\nx,0,5,6\n", "cannot be read .*more values than"),
+        ("a.csv", "a,b,c\nx,1,5\nx,0,5,6\n", "cannot be read .*line 3"),
+        ("a.csv", 'a,b,c\nx,1,"5\nx,0,5\n', "cannot be read"),
+        ("a.csv", "a,b,c\nx,1,5\nx,0,abc\n", "column c holds 'abc' in line 3"),
+        ("a.csv", "a,b,c\nx,1,5\nx,0,\n", "column c has no value in line 3"),
+        ("a.csv", "a,b,c\nx,1,5\nx,1,6\n", "every row of a.csv has b = 1, so there is nothing to learn"),
+        ("a.csv", "a,b\nx,1\n", "no column of inputs"),
+        ("a.csv", b"a,b,c\nx,1,\xff\n", "save it as text in UTF-8|cannot be read"),
+        ("a.parquet", "no parquet", "a.parquet cannot be read"),
+        ("a.xlsx", "", "a.xlsx is not a table that can be read; give a .csv"),
+        ("b.csv", None, "there is no file"),
+    ],
+)
+def test_bad_files_are_refused_in_one_line(tmp_path, name, text, words):
+    if text is not None:
+        (tmp_path / name).write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(DataError, match=words) as caught:
+        feduhb.Federation.from_table(tmp_path / name, client="a", target="b")
+    assert "\n" not in str(caught.value)
+    assert str(caught.value).count(";") >= 1
+
+
+def test_a_client_with_one_row_trains_or_is_named(patients, capsys):
+    alone = patients.copy()
+    alone.loc[0, "hospital"] = "lonely"
+    federation = read(alone)
+    if "lonely" in federation.clients:
+        assert (federation.clients["lonely"].all()[0][:, :3] == 0).all()
+    else:
+        assert "client lonely takes no part in training" in capsys.readouterr().err
+    assert feduhb.train(federation, **TRAINED).params.isfinite().all()
+
+
+def test_numbers_in_text_and_clients_as_numbers():
+    table = pd.DataFrame({"a": [1, 2] * 10, "b": ["1", "0"] * 10, "c": [f" {i}e3" for i in range(20)]})
+    found = feduhb.Federation.from_table(table, client="a", target="b", standardize=False, seed=1)
+    assert {*found.clients} == {"1", "2"}
+
+
+def test_a_draft_of_the_declarations_is_what_the_table_needs(patients, tmp_path):
+    holes = patients.assign(name=[f"patient {i}" for i in range(len(patients))])
+    holes.loc[3, ["age", "sex"]] = [np.nan, None]
+    found = feduhb.describe_table(holes, client="hospital", target="disease")
+    assert found == {
+        "numbers": ["age", "weight"],
+        "categories": {"sex": ["F", "M", "missing"]},
+        "dates": {"admitted": "2000-01-01"},
+        "fills": {"age": "mean", "sex": "missing"},
+        "drop": ["name"],
+        "classes": ["benign", "malignant"],
+    }
+    holes.to_csv(tmp_path / "holes.csv", index=False)
+    assert feduhb.describe_table(tmp_path / "holes.csv", client="hospital", target="disease") == found
+    federation = feduhb.Federation.from_table(holes, client="hospital", target="disease", **found)
+    assert feduhb.train(federation, **TRAINED).rounds[-1].scores["test_accuracy"] > 0.6
+    assert feduhb.describe_table(patients, client="hospital", target="weight")["loss"] == "mse"
+    with pytest.raises(DataError, match="has no column 'x'"):
+        feduhb.describe_table(patients, client="x", target="weight")
