@@ -166,9 +166,7 @@ class Federation:
                     f"{what} is a {type(given).__name__}; give examples by the ids of clients: {what}={{'c00': (x, y)}}"
                 )
         self.clients = {check_id(c): _make_examples(data, f"client {c}") for c, data in clients.items()}
-        self.tested: dict[ClientId, Examples] | None = (
-            None  # the test set by client; None if it is the server's
-        )
+        self.tested: dict[ClientId, Examples] = {}  # the test set by client; empty if it is the server's own
         if isinstance(test, Mapping):
             self.tested = {c: _make_examples(data, f"test part of {c}") for c, data in test.items()}
             if not self.tested:
