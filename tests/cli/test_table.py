@@ -72,7 +72,7 @@ def test_deleted_rows_do_not_matter_to_the_run_that_forgot_them(place, tmp_path)
     assert torch.equal(opened.params, feduhb.open_run(place / "rows").params)
     run(
         "unlearn", place / "rows", "--forget", "south", "--rounds", 2, "--out", tmp_path / "south",
-        "--data", tmp_path / "patients.csv",
+        "--data", tmp_path / "patients.csv", "--allow-revival",
     )  # fmt: skip
     with pytest.raises(feduhb.FeduhbError, match="was made with other data of client north"):
         feduhb.open_run(place / "first", data=tmp_path / "patients.csv")

@@ -30,9 +30,7 @@ def make_patients(count: int = 240, seed: int = 0) -> pd.DataFrame:
             "age": age,
             "weight": weight,
             "sex": sex,
-            "admitted": (
-                pd.Timestamp("2020-01-01") + pd.to_timedelta(draw.integers(0, 900, count), "D")
-            ).strftime("%Y-%m-%d"),
+            "admitted": (np.datetime64("2020-01-01") + draw.integers(0, 900, count)).astype(str),
             "disease": np.where(sick, "malignant", "benign"),
         }
     )
