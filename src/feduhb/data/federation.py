@@ -23,6 +23,7 @@ from feduhb.core.modules import list_carried
 from feduhb.core.trial import check_fit
 from feduhb.core.types import ClientId
 from feduhb.data.backdoor import Backdoor
+from feduhb.data.convert import read_data
 from feduhb.data.request import Forget, Request, as_request, explain_unclear
 from feduhb.errors import DataError, ModelError, RequestError
 
@@ -80,7 +81,7 @@ class Examples:
         return self.where(torch.zeros(len(self), dtype=torch.bool) if self.marked is None else self.marked)
 
 
-Pair = tuple[Any, Any]
+Pair = Any  # (x, y), or other data that `feduhb.data.convert` reads
 Start = Literal["fresh", "given"]
 
 
@@ -97,8 +98,9 @@ class Federation:
 
     Args:
         clients: the training examples (x, y) of each client, by id. The inputs x are a tensor, or several in a dict or
-            tuple, such as {"tokens": ..., "mask": ...}, which the model gets as arguments of these names.
-        test: the server's examples (x, y), on which models are scored.
+            tuple, such as {"tokens": ..., "mask": ...}, which the model gets as arguments of these names. Arrays, lists and
+            pandas objects are read too, and instead of a pair a torch Dataset or DataLoader, or a Hugging Face Dataset.
+        test: the server's examples, on which models are scored.
         model: a module, or a factory if the module's layers have no ``reset_parameters``.
         start: "fresh" draws w[0] from the seed in every run, and the weights of a module are never used. "given" starts every
             run from the module's own weights; by this you declare that they are public and never saw clients' data.
@@ -163,6 +165,46 @@ class Federation:
         for what, examples in named.items():
             if (difference := compare_inputs(examples.x, self.test.x)) is not None:
                 raise DataError(f"{what} holds inputs {difference}; make them alike")
+
+    @classmethod
+    def from_huggingface(
+        cls,
+        ds: Any,
+        *,
+        client: str,
+        target: str,
+        columns: Sequence[str] | None = None,
+        test: Any = None,
+        held_out: float = 0.25,
+        classes: Sequence[Any] | None = None,
+        model: str | ModelSource = "mlp",
+        seed: int = 0,
+        **more: Any,
+    ) -> Federation:
+        """Return a federation of a Hugging Face data set, one column of which names the client of each row.
+
+        Several input columns become a dict of tensors by their names. If all inputs are single values, such as numbers
+        and categories, they are read as by `from_table`.
+
+        Args:
+            ds: a `datasets.Dataset`, or a `DatasetDict` with the splits train and test.
+            client: the column with the ids of clients.
+            target: the column with the targets.
+            columns: the input columns; None takes all others.
+            test: a data set of the server, or the share of each client's rows that are for testing; None takes the split
+                test, or else 0.2.
+            held_out: the share of each client's other rows that is never trained on.
+            classes: the classes in the order of their numbers, if the column is not a `ClassLabel`, which declares them.
+            model: a module or a factory, or the name of a model.
+            seed: the seed of the split and of every run over this federation.
+            more: other arguments of the federation, such as loss; for a table, of `from_table`.
+        """
+        from feduhb.data.huggingface import read_huggingface
+
+        return read_huggingface(
+            ds, client=client, target=target, columns=columns, test=test, held_out=held_out, classes=classes, model=model, seed=seed,
+            more=more,
+        )  # fmt: skip
 
     def __repr__(self) -> str:
         sizes = [len(e) for e in self.clients.values()]
@@ -370,11 +412,9 @@ def _read_numbers(client: ClientId) -> list[int]:
 
 def _make_examples(data: Examples | Pair, what: str, *, empty: bool = False) -> Examples:
     try:
-        examples = data if isinstance(data, Examples) else Examples.of(*data)
+        examples = data if isinstance(data, Examples) else Examples.of(*read_data(data))
     except DataError as error:
-        raise DataError(f"{what}: {error}") from None
-    except (TypeError, ValueError, RuntimeError):
-        raise DataError(f"{what} is not a pair of arrays; give inputs and targets, (x, y)") from None
+        raise DataError(f"{what}: {error}") from error.__cause__
     if not len(examples) and not empty:
         raise DataError(f"{what} holds no examples; leave it out, or give it at least one")
     return examples
