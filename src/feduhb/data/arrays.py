@@ -49,7 +49,7 @@ def to_tensor(values: Any, what: str, *, is_target: bool = False) -> Tensor:
         return torch.as_tensor(values)
     except (TypeError, ValueError, RuntimeError):
         raise DataError(
-            f"{what} are a {type(values).__name__}; give a tensor, an array, a list of numbers or a pandas object"
+            f"{what} are of the type {type(values).__name__}; give a tensor, an array, a list of numbers or a pandas object"
         ) from None
 
 
@@ -152,7 +152,9 @@ def _check_column(column: Any, name: str, *, is_target: bool) -> None:
             f"{name} has no value in row {missing[0]}; declare one (fills= of Federation.from_table), or leave the row out"
         )
     if not types.is_numeric_dtype(column.dtype) or types.is_complex_dtype(column.dtype):
-        example = str(column.dtype) if column.dtype.name == "category" or not len(column) else repr(column.iloc[0])
+        example = (
+            str(column.dtype) if column.dtype.name == "category" or not len(column) else repr(column.iloc[0])
+        )
         declare = "classes" if is_target else "categories"
         raise DataError(
             f"{name} holds {example} and not numbers; declare its {declare} ({declare}= of Federation.from_table), or give numbers"

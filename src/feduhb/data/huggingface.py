@@ -65,7 +65,11 @@ def read_huggingface(
     for name, share in (("test", tested), ("held_out", held_out)):
         if isinstance(share, float | int) and not 0 <= share < 1:
             raise DataError(f"{name} is {share}; give a share of at least 0 and below 1, such as 0.2")
-    if all(is_scalar(trained.features[name]) for name in chosen.inputs):
+    is_table = all(is_scalar(trained.features[name]) for name in chosen.inputs)
+    _check_text(
+        trained, chosen.inputs, {*more.get("categories", {}), *more.get("dates", {})}, is_table=is_table
+    )
+    if is_table:
         return _read_as_table(trained, chosen, tested, held_out=held_out, model=model, seed=seed, more=more)
     x, y = chosen.read(trained)
     if isinstance(model, str):
@@ -161,6 +165,19 @@ def _choose_columns(
     return Columns(client, target, inputs, _choose_classes(data, target, classes))
 
 
+def _is_text(feature: Any) -> bool:
+    return is_scalar(feature) and find_type(feature) in ("string", "large_string")
+
+
+def _check_text(data: Any, inputs: Sequence[str], declared: set[str], *, is_table: bool) -> None:
+    for name in inputs:
+        if _is_text(data.features[name]) and name not in declared:
+            declare = f", or declare its categories: categories={{{name!r}: [...]}}" if is_table else ""
+            raise DataError(
+                f"column {name!r} holds text; turn it into tokens with ds.map, or name the other inputs: columns=[...]{declare}"
+            )
+
+
 def _choose_classes(data: Any, target: str, classes: Sequence[Any] | None) -> list[Any] | None:
     """Return the classes that the data set or the caller declares; None if there are none."""
     feature = data.features[target]
@@ -169,7 +186,7 @@ def _choose_classes(data: Any, target: str, classes: Sequence[Any] | None) -> li
         raise DataError(f"column {target!r} declares the classes {names}; leave classes= out")
     if (declared := names or classes) is not None:
         return [*declared]
-    if is_scalar(feature) and find_type(feature) in ("string", "large_string"):
+    if _is_text(feature):
         found = sorted({str(value) for value in data.unique(target) if value is not None})
         shown = (
             f"classes={found}"
@@ -240,13 +257,6 @@ def _read_as_table(
         if (names := getattr(data.features[name], "names", None)) is not None
     }
     categories = {**declared, **more.get("categories", {})}
-    known = {*categories, *more.get("dates", {})}
-    for name in chosen.inputs:
-        if find_type(data.features[name]) in ("string", "large_string") and name not in known:
-            raise DataError(
-                f"column {name!r} holds text; turn it into tokens with ds.map, declare its categories: categories={{{name!r}: [...]}}, "
-                "or name the other inputs: columns=[...]"
-            )
     frames = [_to_frame(some, chosen) for some in (data, test) if not isinstance(some, float)]
     return Federation.from_table(
         frames[0], client=chosen.client, target=chosen.target, classes=chosen.classes, categories=categories,

@@ -137,7 +137,7 @@ def build_federation(
         trained[client] = select(client, order[count:].sort().values, "trained")
         held[client] = select(client, order[:count].sort().values, "held out")
     federation = Federation(
-        trained, (source.test_x, source.test_y), model,
+        trained, Examples.of(source.test_x, source.test_y), model,
         seed=seed, held_out=held, backdoor=settings.backdoor, about=settings if own is None else None,
     )  # fmt: skip
     planted = plant_canaries(federation, settings.canaries) if settings.canaries else federation
