@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from decimal import Decimal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import datasets
@@ -231,6 +233,11 @@ def test_a_loader_pads_all_items_at_once():
     assert made.clients["a"].x["tokens"].tolist()[:3] == [[1, 0, 0], [1, 2, 0], [1, 2, 3]]
     assert made.clients["a"].x["mask"].sum().item() == 12
     assert made.clients["a"].targets.tolist() == [0, 1, 0, 1, 0, 1]
+
+
+def test_a_module_of_the_users_that_is_called_datasets(monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(Dataset=Items))
+    assert torch.equal(federation(Items).test.x, X)
 
 
 def of_columns(**columns: Any) -> tuple[pd.DataFrame, list[int]]:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 import feduhb
 from data.wording import refused
+from feduhb.data.federation import Examples
 from feduhb.data.huggingface import split_rows
 from feduhb.errors import DataError
 from feduhb.models import mlp
@@ -74,15 +75,20 @@ def train(made: feduhb.Federation, **how: Any) -> feduhb.Run:
 
 def to_tensors(made: feduhb.Federation) -> feduhb.Federation:
     """Return the same federation of tensors of each client's own rows."""
-    held = {client: examples.all() for client, examples in made.held_out.items()}
-    clients = {client: examples.all() for client, examples in made.clients.items()}
+
+    def copy(examples: Examples) -> Examples:
+        return Examples(*examples.all(), torch.arange(len(examples)), examples.keys)
+
+    held = {client: copy(examples) for client, examples in made.held_out.items()}
+    clients = {client: copy(examples) for client, examples in made.clients.items()}
     return feduhb.Federation(clients, made.test.all(), made.model, seed=made.seed, held_out=held)
 
 
 def serve(made: feduhb.Federation, folder: Path) -> list[Tensor]:
     trained = train(made, out=folder / "trained")
     without = feduhb.unlearn(trained, "bee", rounds=2, out=folder / "client", show=None)
-    rows = feduhb.unlearn(without, "ant:0+3", rounds=2, out=folder / "rows", show=None)
+    first, second = made.clients["ant"].keys.tolist()[:2]
+    rows = feduhb.unlearn(without, f"ant:{first}+{second}", rounds=2, out=folder / "rows", show=None)
     return [run.params for run in (trained, without, rows, feduhb.open_run(folder / "rows", made))]
 
 
@@ -164,18 +170,41 @@ def test_nobody_else_changes_where_a_row_goes():
     assert len(whole.test) > len(absent.test)
 
 
+def split(count: int, seed: int) -> tuple[dict[str, list[int]], ...]:
+    return split_rows(["a"] * count, range(count), seed=seed, test=0.2, held_out=0.25)
+
+
+def test_a_request_names_a_row_by_its_position_among_the_rows_of_the_client():
+    made = of_lines(lines(), seed=5)
+    key = int(made.clients["cat"].keys[3])
+    (gone,) = made.forgotten(f"cat:{key}").values()
+    assert gone.all()[0]["tokens"].tolist() == [lines()["tokens"][2::3][key]]
+    assert key > 3
+
+
+def test_rows_with_keys_of_their_own_may_be_deleted_from_the_data_set(tmp_path):
+    """A run opens again although forgotten rows are gone, and where the others are does not change."""
+    ds = lines(patient=[1000 + row // 3 * 7 for row in range(48)])
+    made = of_lines(ds, row="patient", seed=5)
+    key = int(made.clients["cat"].keys[3])
+    run = feduhb.unlearn(train(made), f"cat:{key}", rounds=2, out=tmp_path / "run", show=None)
+    deleted = ds.filter(lambda row: row["ward"] != "cat" or row["patient"] != key)
+    opened = feduhb.open_run(tmp_path / "run", of_lines(deleted, row="patient", seed=5))
+    assert torch.equal(opened.params, run.params)
+    assert opened.federation.fingerprints() == run.federation.fingerprints()
+    assert len(deleted) == 47
+
+
 def test_a_row_keeps_its_part_when_rows_are_added():
-    short, long = (split_rows(["a"] * n, seed=1, test=0.2, held_out=0.25) for n in (40, 90))
+    short, long = (split(n, seed=1) for n in (40, 90))
     for one, other in zip(short, long, strict=True):
         assert one["a"] == [row for row in other["a"] if row < 40]
     assert sorted(row for part in long for row in part["a"]) == list(range(90))
-    assert split_rows(["a"] * 40, seed=2, test=0.2, held_out=0.25) != short
+    assert split(40, seed=2) != short
 
 
 def test_shares_are_about_as_asked():
-    trained, held, tested = (
-        len(part["a"]) for part in split_rows(["a"] * 4000, seed=1, test=0.2, held_out=0.25)
-    )
+    trained, held, tested = (len(part["a"]) for part in split(4000, seed=1))
     assert abs(tested - 800) < 4 * (4000 * 0.2 * 0.8) ** 0.5
     assert abs(held - 800) < 4 * (4000 * 0.2 * 0.8) ** 0.5
     assert trained + held + tested == 4000
@@ -190,7 +219,8 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "no such client": (lambda: feduhb.Federation.from_huggingface(lines(), client="hospital", target="even"), "there is no column 'hospital' in the data; the columns are tokens, ward, mask, even"),
     "no such input": (lambda: of_lines(lines(), columns=["words"]), "there is no column 'words' in the data"),
     "no such target in the test set": (lambda: of_lines(lines(), test=lines().remove_columns("even")), "there is no column 'even' in the test set"),
-    "twice": (lambda: of_lines(lines(), columns=["tokens", "ward"]), "client is 'ward', target 'even' and columns ['tokens', 'ward']; name each column once, and at least one input"),
+    "no such input in the test set": (lambda: of_lines(lines(), test=lines().remove_columns("mask")), "there is no column 'mask' in the test set"),
+    "twice": (lambda: of_lines(lines(), columns=["tokens", "ward"]), "client is 'ward', target 'even', row None and columns ['tokens', 'ward']; name each column once, and at least one input"),
     "no inputs": (lambda: of_lines(lines(), columns=[]), "name each column once, and at least one input"),
     "text targets": (lambda: of_lines(lines(), classes=None), "the targets in column 'even' are text; declare their classes, so that they stay when a client leaves: classes=['few', 'many']"),
     "an unknown class": (lambda: of_lines(lines(), classes=["few"]), "row 0 has the target 'many', which is not one of the classes ['few']; add it to classes=, or leave the row out"),
@@ -203,6 +233,9 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "a client with one row": (lambda: of_lines(lines(ward=["dog", *WARDS[1:]]), held_out=0.99), "client dog keeps no row to train on: all 1 are drawn for testing or held out; leave the client out, or give test= a data set and held_out=0"),
     "a share": (lambda: of_lines(lines(), test=1.5), "test is 1.5; give a share of at least 0 and below 1, such as 0.2"),
     "a share of nothing": (lambda: of_lines(lines(), held_out=-0.1), "held_out is -0.1; give a share"),
+    "a key twice": (lambda: of_lines(lines(patient=[row // 6 for row in range(48)]), row="patient"), "row 3 has the key 0 in column 'patient'; give whole numbers from 0, each once for a client"),
+    "a key of text": (lambda: of_lines(lines(), row="even", columns=["tokens"]), "name each column once"),
+    "a key below 0": (lambda: of_lines(lines(patient=[-1] * 48), row="patient"), "row 0 has the key -1 in column 'patient'"),
     "ragged": (lambda: of_lines(lines(tokens=[[1] * (1 + row % 3) for row in range(48)])), "the values of column 'tokens' hold sequences of 1 to 3 values; pad them to one length"),
     "text beside tokens": (lambda: of_lines(lines(text=["one"] * 48), columns=None), "column 'text' holds text; turn it into tokens with ds.map, or name the other inputs: columns=[...]"),
     "text alone": (lambda: of_lines(lines(text=["one"] * 48), columns=["text"]), "column 'text' holds text; turn it into tokens with ds.map, or name the other inputs: columns=[...], or declare its categories: categories={'text': [...]}"),

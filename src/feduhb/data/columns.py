@@ -9,10 +9,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from feduhb.data.arrays import to_tensor
+from feduhb.data.arrays import is_kind, to_tensor
 from feduhb.errors import DataError
 
 MODES = {"L": 1, "RGB": 3}  # of images, with their channels
+
+
+def is_huggingface(data: Any) -> bool:
+    """Return whether data is a Hugging Face data set, and not of a module that is called datasets too."""
+    return is_kind(data, "datasets", "Dataset") and hasattr(data, "select_columns")
 
 
 def is_transformed(data: Any) -> bool:

@@ -20,7 +20,7 @@ from torch.utils.data import (
 
 from feduhb.core.inputs import list_tensors
 from feduhb.data.arrays import is_kind, to_tensor
-from feduhb.data.columns import is_transformed, read_inputs
+from feduhb.data.columns import is_huggingface, is_transformed, read_inputs
 from feduhb.errors import DataError
 
 TARGETS = ("label", "labels", "target")  # names of the target in items and columns
@@ -37,7 +37,7 @@ def read_data(data: Any) -> Parts:
         return _make_parts(data[0]), to_tensor(data[1], "the targets", is_target=True), None
     if isinstance(data, DataLoader):
         return _read_loader(data)
-    if is_kind(data, "datasets", "Dataset"):
+    if is_huggingface(data):
         return _read_huggingface(data)
     if isinstance(data, Dataset):
         return _read_dataset(data)
@@ -95,7 +95,7 @@ def _read_dataset(dataset: Dataset[Any]) -> Parts:
         return x, y, None
     if type(dataset) is Subset:
         inner, chosen = dataset.dataset, [int(row) for row in dataset.indices]
-        if is_kind(inner, "datasets", "Dataset") and not is_transformed(inner):
+        if is_huggingface(inner) and not is_transformed(inner):
             return _read_huggingface(inner.select(chosen))  # pyright: ignore[reportAttributeAccessIssue]
         if type(inner) in (TensorDataset, Subset) and _is_made_of_tensors(inner):
             x, y, rows = _read_dataset(inner)

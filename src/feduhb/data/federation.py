@@ -174,6 +174,7 @@ class Federation:
         client: str,
         target: str,
         columns: Sequence[str] | None = None,
+        row: str | None = None,
         test: Any = None,
         held_out: float = 0.25,
         classes: Sequence[Any] | None = None,
@@ -191,6 +192,8 @@ class Federation:
             client: the column with the ids of clients.
             target: the column with the targets.
             columns: the input columns; None takes all others.
+            row: the column with the keys of rows, whole numbers by which requests name them; None takes the positions among
+                the rows of the client, which change if a row is deleted from the data set.
             test: a data set of the server, or the share of each client's rows that are for testing; None takes the split
                 test, or else 0.2.
             held_out: the share of each client's other rows that is never trained on.
@@ -202,8 +205,8 @@ class Federation:
         from feduhb.data.huggingface import read_huggingface
 
         return read_huggingface(
-            ds, client=client, target=target, columns=columns, test=test, held_out=held_out, classes=classes, model=model, seed=seed,
-            more=more,
+            ds, client=client, target=target, columns=columns, row=row, test=test, held_out=held_out, classes=classes, model=model,
+            seed=seed, more=more,
         )  # fmt: skip
 
     def __repr__(self) -> str:

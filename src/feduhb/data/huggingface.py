@@ -1,8 +1,8 @@
 """A federation from a Hugging Face data set, one column of which names the client of each row.
 
 Classes come from the data set's features or from the caller, never from the rows: a class that only a leaver holds would
-otherwise change the model of the others. Where a row goes depends on nothing but the seed, its client and its position
-among the rows of the client.
+otherwise change the model of the others. Where a row goes depends on nothing but the seed, its client and its key: its
+position among the rows of the client, or a number that stays when other rows are deleted.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ class Columns:
     client: str
     target: str
     inputs: list[str]
+    row: str | None  # the keys of rows; None: their positions among the rows of the client
     classes: list[Any] | None  # in the order of their numbers; None: the targets are numbers
 
     def read(self, data: Any) -> tuple[Any, Tensor]:
@@ -48,6 +49,7 @@ def read_huggingface(
     client: str,
     target: str,
     columns: Sequence[str] | None,
+    row: str | None,
     test: Any,
     held_out: float,
     classes: Sequence[Any] | None,
@@ -59,9 +61,9 @@ def read_huggingface(
     from feduhb.data.federation import Examples, Federation
 
     trained, tested = _choose_splits(data, test)
+    chosen = _choose_columns(trained, client, target, columns, row, classes)
     if not isinstance(tested, float):
-        _check_columns(tested, [target], "test set")
-    chosen = _choose_columns(trained, client, target, columns, classes)
+        _check_columns(tested, [target, *chosen.inputs], "test set")
     for name, share in (("test", tested), ("held_out", held_out)):
         if isinstance(share, float | int) and not 0 <= share < 1:
             raise DataError(f"{name} is {share}; give a share of at least 0 and below 1, such as 0.2")
@@ -75,13 +77,20 @@ def read_huggingface(
     if isinstance(model, str):
         model = _make_named(model, x, chosen)
     drawn = tested if isinstance(tested, float) else 0.0
-    rows = split_rows(_read_ids(trained, client), seed=seed, test=drawn, held_out=held_out)
-    clients, held, parts = (
-        {c: Examples.of(x, y, torch.tensor(some, dtype=torch.long)) for c, some in part.items()}
-        for part in rows
-    )
-    server = _join_test(parts) if isinstance(tested, float) else chosen.read(tested)
+    ids = _read_ids(trained, client)
+    keys = _read_keys(trained, row, ids)
+
+    def select(rows: list[int]) -> Examples:
+        return Examples(x, y, _to_positions(rows), _to_positions([keys[row] for row in rows]))
+
+    parts = split_rows(ids, keys, seed=seed, test=drawn, held_out=held_out)
+    clients, held, some = ({c: select(rows) for c, rows in part.items()} for part in parts)
+    server = _join_test(some) if isinstance(tested, float) else chosen.read(tested)
     return Federation(clients, server, model, seed=seed, held_out=held, **more)
+
+
+def _to_positions(numbers: list[int]) -> Tensor:
+    return torch.tensor(numbers, dtype=torch.long)
 
 
 def _join_test(parts: Mapping[ClientId, Any]) -> Any:
@@ -92,26 +101,23 @@ def _join_test(parts: Mapping[ClientId, Any]) -> Any:
 
 
 def split_rows(
-    ids: Sequence[ClientId], *, seed: int, test: float, held_out: float
+    ids: Sequence[ClientId], keys: Sequence[int], *, seed: int, test: float, held_out: float
 ) -> tuple[dict[ClientId, list[int]], ...]:
     """Return the rows of each client to train on, to hold out and to test on.
 
-    A row is drawn by hash(seed, client, position among the client's rows), so no other row changes where it goes.
+    A row is drawn by hash(seed, client, key), so no other row changes where it goes.
     """
-    parts: tuple[dict[ClientId, list[int]], ...] = ({}, {}, {})
-    counts: dict[ClientId, int] = {}
-    for row, client in enumerate(ids):
-        place = counts[client] = counts.get(client, -1) + 1
+    parts: tuple[dict[ClientId, list[int]], ...] = tuple({client: [] for client in ids} for _ in range(3))
 
-        def falls(part: str, share: float, address: tuple[ClientId, int] = (client, place)) -> bool:
-            return seed_for(seed, part, *address) < share * 2**63
+    def falls(part: str, client: ClientId, key: int, share: float) -> bool:
+        return seed_for(seed, part, client, key) < share * 2**63
 
-        for part in parts:
-            part.setdefault(client, [])
-        parts[2 if falls("test", test) else 1 if falls("held out", held_out) else 0][client].append(row)
-    if lost := next((client for client, some in parts[0].items() if not some), None):
+    for row, (client, key) in enumerate(zip(ids, keys, strict=True)):
+        is_test, is_held = falls("test", client, key, test), falls("held out", client, key, held_out)
+        parts[2 if is_test else 1 if is_held else 0][client].append(row)
+    if lost := next((client for client, rows in parts[0].items() if not rows), None):
         raise DataError(
-            f"client {lost} keeps no row to train on: all {counts[lost] + 1} are drawn for testing or held out; leave the client out, "
+            f"client {lost} keeps no row to train on: all {ids.count(lost)} are drawn for testing or held out; leave the client out, "
             "or give test= a data set and held_out=0"
         )
     return parts
@@ -150,19 +156,21 @@ def _check_columns(data: Any, names: Sequence[str], what: str) -> None:
 
 
 def _choose_columns(
-    data: Any, client: str, target: str, columns: Sequence[str] | None, classes: Sequence[Any] | None
+    data: Any,
+    client: str,
+    target: str,
+    columns: Sequence[str] | None,
+    row: str | None,
+    classes: Sequence[Any] | None,
 ) -> Columns:
-    inputs = (
-        [name for name in data.column_names if name not in (client, target)]
-        if columns is None
-        else [*columns]
-    )
-    _check_columns(data, [client, target, *inputs], "data")
-    if client == target or client in inputs or target in inputs or len({*inputs}) < len(inputs) or not inputs:
+    named = [client, target] if row is None else [client, target, row]
+    inputs = [name for name in data.column_names if name not in named] if columns is None else [*columns]
+    _check_columns(data, [*named, *inputs], "data")
+    if len({*named, *inputs}) < len(named) + len(inputs) or not inputs:
         raise DataError(
-            f"client is {client!r}, target {target!r} and columns {inputs}; name each column once, and at least one input"
+            f"client is {client!r}, target {target!r}, row {row!r} and columns {inputs}; name each column once, and at least one input"
         )
-    return Columns(client, target, inputs, _choose_classes(data, target, classes))
+    return Columns(client, target, inputs, row, _choose_classes(data, target, classes))
 
 
 def _is_text(feature: Any) -> bool:
@@ -237,6 +245,25 @@ def _read_ids(data: Any, client: str) -> list[ClientId]:
     return [ClientId(names[value] if names is not None else str(value)) for value in found]
 
 
+def _read_keys(data: Any, row: str | None, ids: list[ClientId]) -> list[int]:
+    """Return the key of each row: the number in a column, or else its position among the rows of its client."""
+    if row is None:
+        counts: dict[ClientId, int] = dict.fromkeys(ids, -1)
+        positions = []
+        for client in ids:
+            counts[client] += 1
+            positions.append(counts[client])
+        return positions
+    found, seen = data.select_columns([row]).with_format(None)[:][row], set()
+    for place, (client, key) in enumerate(zip(ids, found, strict=True)):
+        if type(key) is not int or key < 0 or (client, key) in seen:
+            raise DataError(
+                f"row {place} has the key {key!r} in column {row!r}; give whole numbers from 0, each once for a client"
+            )
+        seen.add((client, key))
+    return found
+
+
 def _make_named(name: str, x: Any, chosen: Columns) -> ModelSource:
     if not isinstance(x, Tensor) or not x.is_floating_point() or chosen.classes is None:
         raise DataError(
@@ -257,17 +284,18 @@ def _read_as_table(
         if (names := getattr(data.features[name], "names", None)) is not None
     }
     categories = {**declared, **more.get("categories", {})}
+    keyed = {} if chosen.row is None else {"row": chosen.row}
     frames = [_to_frame(some, chosen) for some in (data, test) if not isinstance(some, float)]
     return Federation.from_table(
         frames[0], client=chosen.client, target=chosen.target, classes=chosen.classes, categories=categories,
         test=test if isinstance(test, float) else frames[1], held_out=held_out, model=model, seed=seed,
-        **{name: value for name, value in more.items() if name != "categories"},
+        **keyed, **{name: value for name, value in more.items() if name != "categories"},
     )  # fmt: skip
 
 
 def _to_frame(data: Any, chosen: Columns) -> Any:
     """Return the chosen columns as a DataFrame, with classes by their names."""
-    wanted = [chosen.client, chosen.target, *chosen.inputs]
+    wanted = [chosen.client, chosen.target, *chosen.inputs, chosen.row]
     names = [name for name in wanted if name in data.column_names]
     frame = data.select_columns(names).with_format(None).to_pandas()
     for name in names:
