@@ -195,7 +195,7 @@ def test_large_tables_are_kept_in_files(patients, monkeypatch):
     expected = read(patients).fingerprints()
     monkeypatch.setattr(storage, "LARGE", 256)
     monkeypatch.setattr("feduhb.data.table_files.VALUES_AT_ONCE", 1)
-    monkeypatch.setattr("feduhb.data.table.HASHED_AT_ONCE", 7)
+    monkeypatch.setattr("feduhb.data.split.AT_ONCE", 7)
     monkeypatch.setattr("feduhb.data.standardize.CHUNK", 11)
     mapped = []
     original = storage._map_file

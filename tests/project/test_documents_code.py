@@ -74,6 +74,16 @@ def test_the_models_page(tmp_path, monkeypatch):
     assert head.params.numel() == 330  # of the last layer alone
 
 
+def test_the_data_page(tmp_path, monkeypatch):
+    code = "\n".join(blocks((ROOT / "docs" / "data.md").read_text(), "python"))
+    found = ran(f"```python\n{code}```", tmp_path, monkeypatch)
+    assert found["without"].forgot.clients == ("south",)
+    x, y = found["patients"].clients["ward"].all()
+    assert (x.dtype, y.dtype, list(x.shape)) == (torch.float32, torch.int64, [3, 2])
+    for made in (found["shops"], found["hospitals"]):
+        assert len(feduhb.train(made, 1, epochs=1, show=None).rounds) == 1
+
+
 def test_the_rule_of_the_extending_page(tmp_path, monkeypatch):
     found = ran(section(EXTENDING, "Adding an aggregation rule"), tmp_path, monkeypatch)
     new, again = found["new"], found["again"]

@@ -19,7 +19,8 @@ from feduhb.audit.work import describe_inputs, note_foreign_work, open_work
 from feduhb.core.checks import check_show
 from feduhb.core.flat import flatten
 from feduhb.core.modules import digest_carried
-from feduhb.data.federation import Federation, select_held
+from feduhb.data.deleted import select_held
+from feduhb.data.federation import Federation
 from feduhb.data.request import Request
 from feduhb.engines import EngineMaker
 from feduhb.errors import ConfigError, RequestError, RunFolderError

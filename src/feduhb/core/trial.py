@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -10,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from feduhb.core.draws import augment_batch, draw_at
-from feduhb.core.inputs import Inputs, call_model, map_tensors
+from feduhb.core.inputs import Inputs, call_model, list_tensors, map_tensors
 from feduhb.core.local import Augment, Loss
 from feduhb.core.loss import SOME, check_loss, check_targets
 from feduhb.core.modules import (
@@ -24,6 +27,13 @@ from feduhb.core.modules import (
     watch_layers,
 )
 from feduhb.errors import ModelError
+
+# How to change the type of a tensor, or of an array.
+TYPES = {
+    torch.float32: 'x.float(), or x.astype("float32") of an array',
+    torch.float64: 'x.double(), or x.astype("float64") of an array',
+    torch.int64: 'x.long(), or x.astype("int64") of an array',
+}
 
 
 class Rows(Protocol):
@@ -86,7 +96,7 @@ def _choose_batch(module: nn.Module, examples: Rows) -> tuple[Inputs, Tensor]:
 
 
 def _try_step(module: nn.Module, loss: Loss, x: Inputs, y: Tensor, augment: Augment | None) -> _Trial:
-    def compute(rows: int) -> Any:
+    def compute(rows: int, x: Inputs = x) -> Any:
         with draw_at(0):
             return call_model(
                 module, augment_batch(augment, map_tensors(lambda part: part[:rows].clone(), x))
@@ -99,15 +109,66 @@ def _try_step(module: nn.Module, loss: Loss, x: Inputs, y: Tensor, augment: Augm
             if isinstance(value, Tensor) and value.requires_grad and not value.dim():
                 value.backward()
             outputs, again = compute(len(y)), compute(len(y))
+            loss(outputs, y)
             move_parameters(module)  # a buffer may follow the parameters
             compute(2)
     except ModelError:
         raise
     except Exception as error:
+        said = " ".join(str(error).split())
+        with warnings.catch_warnings(), watch_layers(module):
+            warnings.simplefilter("ignore")
+            some = functools.partial(compute, 2)
+            found = _explain_inputs(module, some, x) or _explain_targets(loss, some, y[:2])
         raise ModelError(
-            f"the model and its loss cannot read this data ({' '.join(str(error).split())}); check shapes and types"
+            found or f"the model and its loss cannot read this data ({said}); check shapes and types"
         ) from error
     return _Trial(value, outputs, again, drew)
+
+
+def _explain_inputs(module: nn.Module, compute: Callable[[Inputs], Any], x: Inputs) -> str | None:
+    """Return what to do if a model cannot read inputs, but can read them in the type of its parameters."""
+    wanted = next((p.dtype for p in module.parameters() if p.is_floating_point()), None)
+    if wanted is None or _succeeds(compute, x):
+        return None
+    floats = map_tensors(lambda part: part.to(wanted) if part.is_floating_point() else part, x)
+    for changed in (floats, map_tensors(lambda part: part.to(wanted), x)):
+        pairs = zip(list_tensors(x), list_tensors(changed), strict=True)
+        given = next((old.dtype for old, new in pairs if old.dtype != new.dtype), None)
+        if given is not None and _succeeds(compute, changed):
+            pixels = "" if given.is_floating_point else ", and scale pixels by a constant: x.float() / 255"
+            types = f"the inputs are {_name(given)} and the model's parameters {_name(wanted)}"
+            return f"{types}; give {TYPES.get(wanted, 'that type')}{pixels}"
+    return None
+
+
+def _explain_targets(loss: Loss, compute: Callable[[], Any], y: Tensor) -> str | None:
+    """Return what to do if a loss cannot read targets, but can read them in another type or shape."""
+    ways = {TYPES[torch.int64]: lambda y: y.long(), TYPES[torch.float32]: lambda y: y.float()}
+    if y.dim() == 2 and y.shape[1] == 1:
+        ways |= {"y.squeeze(1)": lambda y: y.squeeze(1), "y.squeeze(1).long()": lambda y: y.squeeze(1).long()}
+    with contextlib.suppress(Exception):
+        outputs = compute()
+        tried = {"": lambda y: y, **ways}
+        found = next(words for words, change in tried.items() if _succeeds(loss, outputs, change(y)))
+        shape = str(["n", *y.shape[1:]]).replace("'", "")
+        return (
+            f"the loss cannot read targets that are {_name(y.dtype)} {shape}; give {found.replace('x.', 'y.')}"
+            if found
+            else None
+        )
+    return None
+
+
+def _succeeds(function: Callable[..., Any], *values: Any) -> bool:
+    with torch.no_grad(), contextlib.suppress(Exception):
+        function(*values)
+        return True
+    return False
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _check_value(value: Any) -> None:

@@ -6,8 +6,7 @@ import copy
 import difflib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from hashlib import blake2b
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol, get_args
 from weakref import WeakSet
 
@@ -17,94 +16,19 @@ from torch import Tensor, nn
 from feduhb.core.checks import check_whole
 from feduhb.core.flat import ModelSource, copy_module, draw_model
 from feduhb.core.fresh import find_unlike
-from feduhb.core.inputs import compare_inputs, join_inputs, list_tensors, make_inputs, map_tensors
+from feduhb.core.inputs import compare_inputs
 from feduhb.core.local import Augment, Loss, find_loss
 from feduhb.core.modules import list_carried
 from feduhb.core.trial import check_fit
 from feduhb.core.types import ClientId
 from feduhb.data.backdoor import Backdoor
+from feduhb.data.convert import read_data
+from feduhb.data.examples import Examples, fingerprint, join_examples
 from feduhb.data.request import Forget, Request, as_request, explain_unclear
 from feduhb.data.standardize import Columns, apply_scales, check_numbers, measure_scale
 from feduhb.errors import DataError, ModelError, RequestError
 
-
-@dataclass(frozen=True, slots=True)
-class Examples:
-    """Some rows of a data set. Federations share its tensors and never write to them.
-
-    Requests name a row by its key, the position of the row in the data that the client joined with. A row keeps
-    its key when other rows are forgotten.
-    """
-
-    x: Any  # [N, ...] inputs, shared: a tensor, or several in a dict or tuple (`feduhb.core.inputs.Inputs`)
-    y: Tensor  # [N, ...] targets, shared
-    rows: Tensor  # [n] positions in x and y
-    keys: Tensor  # [n] positions in the data that the client joined with
-    marked: Tensor | None = None  # [n] mask of the canaries; None: there are none
-    plain: Examples | None = None  # the same examples before they were standardised; None if they were not
-
-    @classmethod
-    def of(cls, x: Any, y: Any, rows: Tensor | None = None) -> Examples:
-        """Return examples made of all rows, or of some rows, of two tensors or arrays."""
-        inputs, targets = make_inputs(x), torch.as_tensor(y)
-        first = list_tensors(inputs)[0]
-        if first.dim() < 1 or targets.dim() < 1 or len(first) != len(targets):
-            shapes = f"{list(first.shape)} inputs do not match {list(targets.shape)} targets"
-            raise DataError(f"{shapes}; give one target for each input")
-        chosen = torch.arange(len(first)) if rows is None else rows
-        return cls(inputs, targets, chosen, torch.arange(len(chosen)))
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    @property
-    def targets(self) -> Tensor:
-        """The targets of these rows, in their order [n, ...]."""
-        return self.y[self.rows]
-
-    def where(self, keep: Tensor) -> Examples:
-        """Return the rows that a mask [n] selects."""
-        marked = None if self.marked is None else self.marked[keep]
-        plain = None if self.plain is None else self.plain.where(keep)
-        return Examples(self.x, self.y, self.rows[keep], self.keys[keep], marked, plain)
-
-    def batch(self, positions: Tensor) -> tuple[Any, Tensor]:
-        """Return copies of the inputs and targets at some positions."""
-        rows = self.rows[positions]
-        return map_tensors(lambda part: part[rows], self.x), self.y[rows]
-
-    def all(self) -> tuple[Any, Tensor]:
-        """Return copies of all inputs and targets, in their order."""
-        return map_tensors(lambda part: part[self.rows], self.x), self.targets
-
-    @property
-    def canaries(self) -> Examples:
-        """The rows that are canaries."""
-        return self.where(torch.zeros(len(self), dtype=torch.bool) if self.marked is None else self.marked)
-
-    def renumber(self, keys: Tensor) -> Examples:
-        """Return these examples with other keys [n]."""
-        return replace(self, keys=keys, plain=None if self.plain is None else self.plain.renumber(keys))
-
-    @property
-    def unscaled(self) -> Examples:
-        """These examples before they were standardised."""
-        return self if self.plain is None else self.plain
-
-
-def join_examples(parts: Sequence[Examples]) -> Examples:
-    """Return the examples of several parts, one after another; parts of the same tensors share them."""
-    first = parts[0]
-    keys = torch.cat([part.keys for part in parts])
-    if all(part.x is first.x and part.y is first.y for part in parts):
-        return Examples(first.x, first.y, torch.cat([part.rows for part in parts]), keys)
-    pairs = [part.all() for part in parts]
-    return Examples(
-        join_inputs([x for x, _ in pairs]), torch.cat([y for _, y in pairs]), torch.arange(len(keys)), keys
-    )
-
-
-Pair = tuple[Any, Any]
+Pair = Any  # (x, y), or other data that `feduhb.data.convert` reads
 Start = Literal["fresh", "given"]
 
 
@@ -121,9 +45,10 @@ class Federation:
 
     Args:
         clients: the training examples (x, y) of each client, by id. The inputs x are a tensor, or several in a dict or
-            tuple, such as {"tokens": ..., "mask": ...}, which the model gets as arguments of these names.
-        test: the server's examples (x, y), on which models are scored; or such examples of each client, by id, which leave
-            the test set when their client or their row is forgotten.
+            tuple, such as {"tokens": ..., "mask": ...}, which the model gets as arguments of these names. Arrays, lists and
+            pandas objects are read too, and instead of a pair a torch Dataset or DataLoader, or a Hugging Face Dataset.
+        test: the server's examples, on which models are scored; or examples of each client, by id, which leave the test set
+            when their client or their row is forgotten.
         model: a module, or a factory if the module's layers have no ``reset_parameters``.
         start: "fresh" draws w[0] from the seed in every run, and the weights of a module are never used. "given" starts every
             run from the module's own weights; by this you declare that they are public and never saw clients' data.
@@ -214,7 +139,7 @@ class Federation:
         *,
         client: str,
         target: str | Sequence[str],
-        test: float | str = 0.2,
+        test: Any = 0.2,
         held_out: float = 0.25,
         row: str | None = None,
         numbers: Sequence[str] | None = None,
@@ -239,7 +164,7 @@ class Federation:
             table: a .csv, .tsv or .parquet file, or a pandas DataFrame.
             client: the column that names the client.
             target: the column to predict; several for multi-label targets or several numbers.
-            test: the share of every client's rows on which models are scored, or a file of the server's own. A row is
+            test: the share of every client's rows on which models are scored, or a table of the server's own. A row is
                 assigned by a hash of the seed, its client and itself, so it stays where it is when others are deleted.
             held_out: the share of the other rows that is never trained on.
             row: a column of whole numbers by which requests name rows, such as the number of a patient, who may have several.
@@ -266,6 +191,49 @@ class Federation:
             "loss": loss,
         }  # fmt: skip
         return make_table_federation(table, settings, held_out=held_out, model=model, seed=seed, **more)
+
+    @classmethod
+    def from_huggingface(
+        cls,
+        ds: Any,
+        *,
+        client: str,
+        target: str,
+        columns: Sequence[str] | None = None,
+        row: str | None = None,
+        test: Any = None,
+        held_out: float = 0.25,
+        classes: Sequence[Any] | None = None,
+        model: str | ModelSource = "mlp",
+        seed: int = 0,
+        **more: Any,
+    ) -> Federation:
+        """Return a federation of a Hugging Face data set, one column of which names the client of each row.
+
+        Several input columns become a dict of tensors by their names. If all inputs are single values, such as numbers
+        and categories, they are read as by `from_table`.
+
+        Args:
+            ds: a `datasets.Dataset`, or a `DatasetDict` with the splits train and test.
+            client: the column with the ids of clients.
+            target: the column with the targets.
+            columns: the input columns; None takes all others.
+            row: the column with the keys of rows, whole numbers by which requests name them; None takes the positions among
+                the rows of the client, which change if a row is deleted from the data set.
+            test: a data set of the server, or the share of each client's rows that are for testing; None takes the split
+                test, or else 0.2.
+            held_out: the share of each client's other rows that is never trained on.
+            classes: the classes in the order of their numbers, if the column is not a `ClassLabel`, which declares them.
+            model: a module or a factory, or the name of a model.
+            seed: the seed of the split and of every run over this federation.
+            more: other arguments of the federation, such as loss; for a table, of `from_table`.
+        """
+        from feduhb.data.huggingface import read_huggingface
+
+        return read_huggingface(
+            ds, client=client, target=target, columns=columns, row=row, test=test, held_out=held_out, classes=classes, model=model,
+            seed=seed, more=more,
+        )  # fmt: skip
 
     def __repr__(self) -> str:
         sizes = [len(e) for e in self.clients.values()]
@@ -525,18 +493,6 @@ def _kind(y: Tensor) -> tuple[torch.dtype, torch.Size]:
     return y.dtype, y.shape[1:]
 
 
-def fingerprint(examples: Examples) -> str:
-    """Return the number of examples and a digest of their inputs, targets and keys."""
-    total = blake2b(digest_size=8)
-    x, y = examples.all()
-    if isinstance(x, dict):
-        total.update(repr([*x]).encode())
-    for part in (*list_tensors(x), y, examples.keys):
-        total.update(f"{part.dtype} {list(part.shape)}".encode())
-        total.update(part.contiguous().flatten().view(torch.uint8).numpy().tobytes())
-    return f"{len(examples)} {total.hexdigest()}"
-
-
 def check_id(client: Any) -> ClientId:
     """Return a client's id; raise DataError if a request could not name it."""
     is_plain = isinstance(client, str) and client == client.strip() and not set(",:+\n") & set(client)
@@ -555,81 +511,9 @@ def _read_numbers(client: ClientId) -> list[int]:
 
 def _make_examples(data: Examples | Pair, what: str, *, empty: bool = False) -> Examples:
     try:
-        examples = data if isinstance(data, Examples) else Examples.of(*data)
+        examples = data if isinstance(data, Examples) else Examples.of(*read_data(data))
     except DataError as error:
-        raise DataError(f"{what}: {error}") from None
-    except (TypeError, ValueError, RuntimeError):
-        raise DataError(f"{what} is not a pair of arrays; give inputs and targets, (x, y)") from None
+        raise DataError(f"{what}: {error}") from error.__cause__
     if not len(examples) and not empty:
         raise DataError(f"{what} holds no examples; leave it out, or give it at least one")
     return examples
-
-
-def restore_keys(
-    federation: Federation, requests: Sequence[Request], remained: Mapping[ClientId, str]
-) -> Federation:
-    """Return a federation with the original row keys, even if forgotten rows were deleted from its data.
-
-    The deleted rows are found by trying: none, or those of one of the requests. A guess is right if the remaining
-    rows then have the recorded fingerprint.
-
-    Args:
-        requests: in the order in which they were served; each names everything forgotten until then.
-        remained: the fingerprints of the clients' examples after the last request.
-    """
-    last = requests[-1]
-    guesses = {
-        client: _find_deleted(examples, client, requests, remained.get(client, ""), federation.standardize)
-        for client, examples in federation.clients.items()
-        if client in last.rows
-    }
-    if not any(guesses.values()):
-        return federation
-
-    def restore(client: ClientId, examples: Examples) -> Examples:
-        deleted = guesses.get(client, ())
-        return examples.renumber(_restore_numbers(examples.keys, deleted)) if deleted else examples
-
-    changes: dict[str, Any] = {"clients": {c: restore(c, e) for c, e in federation.clients.items()}}
-    if federation.numbered_together:
-        changes["held_out"] = {c: restore(c, e) for c, e in federation.held_out.items()}
-        if federation.tested:
-            changes["test"] = {c: restore(c, e) for c, e in federation.tested.items()}
-    return federation.replace(**changes)
-
-
-def _find_deleted(
-    examples: Examples, client: ClientId, requests: Sequence[Request], remained: str, columns: Columns
-) -> tuple[int, ...]:
-    """Return the rows that were deleted from a client's data; none if no guess gives the recorded fingerprint."""
-    last = requests[-1]
-    for deleted in ((), *(request.rows.get(client, ()) for request in requests)):
-        keys = _restore_numbers(examples.keys, deleted)
-        guess = examples.unscaled.renumber(keys)
-        remaining = guess.where(~last.mask(client, keys, guess.targets))
-        if columns is not False and len(remaining):
-            [remaining] = apply_scales([(remaining, measure_scale(remaining, columns))])
-        if fingerprint(remaining) == remained:
-            return deleted
-    return ()
-
-
-def _restore_numbers(keys: Tensor, deleted: Sequence[int]) -> Tensor:
-    """Return the numbers that rows had before others were deleted, given their numbers afterwards."""
-    gone = torch.tensor(sorted(deleted), dtype=torch.long)
-    return keys + torch.searchsorted(gone - torch.arange(len(gone)), keys, right=True)
-
-
-def select_held(federation: Federation, request: Request) -> Request | None:
-    """Return the part of a request whose data a federation still holds; None if it holds none of it."""
-    rows = {
-        client: sorted({*some} & federation.list_keys(client))
-        for client, some in request.rows.items()
-        if client in federation.clients
-    }
-    everyone = federation.clients.values() if request.classes else ()
-    labels = {int(value) for examples in everyone for value in torch.unique(examples.targets).tolist()}
-    clients = tuple(client for client in request.clients if client in federation.clients)
-    some_rows = {client: tuple(some) for client, some in rows.items() if some}
-    classes = tuple(number for number in request.classes if number in labels)
-    return Request(clients, some_rows, classes) if clients or some_rows or classes else None

@@ -155,7 +155,7 @@ def build_federation(
         trained[client] = select(client, order[count:].sort().values, "trained")
         held[client] = select(client, order[:count].sort().values, "held out")
     federation = Federation(
-        trained, (source.test_x, source.test_y), model,
+        trained, Examples.of(source.test_x, source.test_y), model,
         seed=seed, held_out=held, backdoor=settings.backdoor, about=settings if own is None else None,
     )  # fmt: skip
     return _plant(federation, settings).reseed(given)
@@ -172,24 +172,24 @@ def make_table_federation(
 ) -> Federation:
     """Return the federation of a table, as `Federation.from_table` describes it.
 
-    A run over it can be opened without code if the table is a file, the model has a name and nothing more is given.
+    A run over it can be opened without code if its tables are files, the model has a name and nothing more is given.
     """
+    test = given["test"]
+    is_known = isinstance(test, float | int | str | Path)
+    shown = (
+        (str(test) if isinstance(test, Path) else test) if is_known else 0.5
+    )  # a DataFrame is not recorded
     is_file = isinstance(table, str | Path)
-    settings = TableSettings(path=str(table) if is_file else "", **given)
+    settings = TableSettings(**{**given, "path": str(table) if is_file else "", "test": shown})
     if is_file:
         settings = settings.resolve(Path.cwd())
     about = None
-    if is_file and not more and (model is None or isinstance(model, str)):
+    if is_file and is_known and not more and (model is None or isinstance(model, str)):
         about = FederationSettings(table=settings, held_out=held_out, model=model)
     return read_table_federation(
-        settings.path if is_file else table,
-        settings,
-        held_out=held_out,
-        model=model,
-        seed=seed,
-        about=about,
-        **more,
-    )
+        settings.path if is_file else table, settings, held_out=held_out, model=model, seed=seed,
+        test=None if is_known else test, about=about, **more,
+    )  # fmt: skip
 
 
 def _plant(federation: Federation, settings: FederationSettings) -> Federation:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from feduhb.data.examples import Examples
 from feduhb.data.storage import make_tensor
 from feduhb.errors import DataError
-
-if TYPE_CHECKING:
-    from feduhb.data.federation import Examples
 
 Columns = bool | Sequence[int]  # which columns to standardise; True: all
 CHUNK = 2**21  # numbers that are computed at once

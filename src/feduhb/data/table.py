@@ -14,13 +14,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from feduhb.core.flat import ModelSource
-from feduhb.core.seeds import seed_for
 from feduhb.core.types import ClientId
-from feduhb.data.download import print_notice
-from feduhb.data.federation import Examples, Federation
+from feduhb.data.federation import Federation
+from feduhb.data.split import Shared, count_rows, split_rows
 from feduhb.data.storage import RowWriter
 from feduhb.data.table_files import Source
 from feduhb.data.table_rows import RowReader, Rows
@@ -28,8 +26,6 @@ from feduhb.errors import ConfigError, DataError
 from feduhb.models import make_model
 
 FORBID = {"extra": "forbid"}  # pydantic refuses unknown keys
-HASHED_AT_ONCE = 2**16  # rows
-MIX = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)  # of SplitMix64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +106,7 @@ def read_table_federation(
     held_out: float,
     model: str | ModelSource | None,
     seed: int,
+    test: Any = None,
     **more: Any,
 ) -> Federation:
     """Return the federation of a table.
@@ -119,53 +116,39 @@ def read_table_federation(
         held_out: the share of every client's rows that is neither trained on nor in the test set.
         model: the name of a model, a module or a factory; None: "mlp".
         seed: of the split of the rows, and of the runs.
+        test: a table of the server's own, a file or a DataFrame; None: as the settings say.
         more: further arguments of `Federation`.
     """
-    found = read_rows(table, settings)
+    reader = RowReader(Source.open(table), settings)
+    rows = read_rows(reader)
     if model is None or isinstance(model, str):
         outputs = len(settings.named_classes if settings.is_classified else settings.targets)
-        model = make_model(model or "mlp", found.x.shape[1:], outputs)
-    parts = split_rows(found, seed, 0.0 if isinstance(settings.test, str) else settings.test, held_out)
-    if not parts.trained:
-        raise DataError(
-            f"{found.name} holds no row to train on; give more rows, or a smaller test and held_out"
-        )
-    if alone := [client for client in found.clients if client not in parts.trained]:
-        print_notice(
-            f"client {alone[0]}{f' and {len(alone) - 1} others' if len(alone) > 1 else ''} takes no part in training, because "
-            "all of its rows are held out or in the test set"
-        )
-    test: Any = parts.tested
-    if isinstance(settings.test, str):
-        own = read_rows(settings.test, replace(settings, row=None), needs_client=False)
-        test = (own.x, own.y)
-    elif not parts.tested:
-        raise DataError(
-            f"no row of {found.name} falls into the test set of {settings.test:g}; give a larger share, or a file: test='test.csv'"
-        )
-    standardized = found.reader.list_unscaled() if settings.standardize else []
+        model = make_model(model or "mlp", rows.x.shape[1:], outputs)
+    own = settings.test if test is None and isinstance(settings.test, str) else test
+    share = 0.0 if own is not None or isinstance(settings.test, str) else settings.test
+
+    def list_bits(some: slice) -> list[np.ndarray]:
+        if settings.row is not None:
+            return [rows.keys[some].numpy().astype(np.uint64)]
+        y = rows.y[some].reshape(len(rows.y[some]), -1).to(torch.float32)
+        values = torch.cat([rows.x[some], y], dim=1).add(0.0)  # -0 and 0 are equal
+        return [*values.numpy().view(np.uint32).T.astype(np.uint64)]
+
+    split = split_rows(rows, list_bits, seed=seed, test=share, held_out=held_out)
+    server = None
+    if own is not None:
+        found = read_rows(RowReader(Source.open(own), replace(settings, row=None), needs_client=False))
+        server = (found.x, found.y)
+    columns = reader.list_unscaled() if settings.standardize else []
     return Federation(
-        parts.trained, test, model, seed=seed, held_out=parts.held_out, standardize=standardized or False,
+        split.trained, server or split.tested, model, seed=seed, held_out=split.held_out, standardize=columns or False,
         numbered_together=True, loss=settings.loss or "cross_entropy", **more,
     )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
-    """All rows of a table as tensors."""
-
-    name: str  # of the file, for errors
-    reader: RowReader
-    x: Tensor  # [N, d]
-    y: Tensor  # [N] classes, or [N, k] numbers
-    owners: Tensor  # [N] positions in `clients`
-    clients: tuple[ClientId, ...]
-    keys: Tensor  # [N] by which requests name rows
-
-
-def read_rows(table: Any, settings: TableSettings, *, needs_client: bool = True) -> Table:
+def read_rows(reader: RowReader) -> Shared:
     """Read all rows of a table, a part at a time."""
-    reader = RowReader(Source.open(table), settings, needs_client)
+    settings = reader.settings
     shape = () if settings.is_classified else (len(settings.targets),)
     clients: dict[ClientId, int] = {}
     with (
@@ -182,9 +165,9 @@ def read_rows(table: Any, settings: TableSettings, *, needs_client: bool = True)
         if not x.count:
             raise DataError(f"{reader.name} holds no rows; give a table with at least one")
         who = owners.finish()
-        numbers = _count_rows(who, len(clients)) if settings.row is None else keys.finish()
-        found = Table(reader.name, reader, x.finish(), y.finish(), who, tuple(clients), numbers)
-    if settings.is_classified and needs_client and len(torch.unique(found.y)) < 2:
+        numbers = count_rows(who, len(clients)) if settings.row is None else keys.finish()
+        found = Shared(reader.name, x.finish(), y.finish(), who, tuple(clients), numbers)
+    if settings.is_classified and reader.needs_client and len(torch.unique(found.y)) < 2:
         only = settings.named_classes[int(found.y[0])]
         raise DataError(
             f"every row of {found.name} has {settings.targets[0]} = {only}, so there is nothing to learn; check target="
@@ -194,77 +177,7 @@ def read_rows(table: Any, settings: TableSettings, *, needs_client: bool = True)
 
 def _number_clients(part: Rows, clients: dict[ClientId, int]) -> np.ndarray:
     """Return the position of each row's client; add new clients in the order of their first rows."""
-    names, places = np.unique(part.clients, return_inverse=True)
-    first = np.unique(places, return_index=True)[1]
+    names, first, places = np.unique(part.clients, return_index=True, return_inverse=True)
     for place in np.argsort(first, kind="stable"):
         clients.setdefault(str(names[place]), len(clients))
     return np.array([clients[str(name)] for name in names], dtype=np.int32)[places]
-
-
-def _count_rows(owners: Tensor, clients: int) -> Tensor:
-    """Return the number of each row among the rows of its client, from 0, in the order of the table."""
-    order = torch.argsort(owners, stable=True)
-    sizes = torch.bincount(owners, minlength=clients)
-    starts = torch.cumsum(sizes, 0) - sizes
-    keys = torch.empty(len(owners), dtype=torch.int64)
-    keys[order] = torch.arange(len(owners)) - starts[owners[order]]
-    return keys
-
-
-@dataclass(frozen=True, slots=True)
-class Split:
-    """The rows of every client that has some, to train on, held out, and to test on."""
-
-    trained: dict[ClientId, Examples]
-    held_out: dict[ClientId, Examples]
-    tested: dict[ClientId, Examples]
-
-
-def split_rows(table: Table, seed: int, test: float, held_out: float) -> Split:
-    """Split the rows of every client by a hash of (seed, client, row), so that no row moves when others are deleted.
-
-    The row is its number in the column that names rows or, without such a column, its content: equal rows stay together.
-    """
-    parts = _choose_parts(table, seed, test, held_out)
-    found = Split({}, {}, {})
-    order = torch.argsort(table.owners, stable=True)
-    sizes = torch.bincount(table.owners, minlength=len(table.clients)).tolist()
-    for client, rows in zip(table.clients, order.split(sizes), strict=True):
-        for number, part in enumerate((found.trained, found.held_out, found.tested)):
-            chosen = rows[parts[rows] == number]
-            if len(chosen):
-                part[client] = Examples(table.x, table.y, chosen, table.keys[chosen])
-    for client in {*found.held_out} - {*found.trained}:
-        del found.held_out[client]
-    return found
-
-
-def _choose_parts(table: Table, seed: int, test: float, held_out: float) -> Tensor:
-    """Return the part of each row: 0 to train on, 1 held out, 2 to test on."""
-    salts = np.array([seed_for(seed, "split", client) for client in table.clients], dtype=np.uint64)
-    found = torch.zeros(len(table.x), dtype=torch.uint8)
-    for begin in range(0, len(found), HASHED_AT_ONCE):
-        some = slice(begin, begin + HASHED_AT_ONCE)
-        value = salts[table.owners[some].numpy()]
-        for bits in _list_bits(table, some):
-            value = _mix(value ^ _mix(bits + np.uint64(MIX[0])))
-        share = (value >> np.uint64(11)) / np.float64(2**53)  # uniform in [0, 1)
-        is_held = (share - test) / (1 - test) < held_out
-        found[some] = torch.from_numpy(np.where(share < test, 2, np.where(is_held, 1, 0)))
-    return found
-
-
-def _list_bits(table: Table, part: slice) -> list[np.ndarray]:
-    """Return what tells the rows of a part from others: their names, or all of their values."""
-    if table.reader.settings.row is not None:
-        return [table.keys[part].numpy().astype(np.uint64)]
-    y = table.y[part].reshape(len(table.y[part]), -1).to(torch.float32)
-    values = torch.cat([table.x[part], y], dim=1).add(0.0)  # -0 and 0 are equal
-    return [*values.numpy().view(np.uint32).T.astype(np.uint64)]
-
-
-def _mix(value: np.ndarray) -> np.ndarray:
-    """Return the mixing function of SplitMix64, modulo 2^64."""
-    value = (value ^ (value >> np.uint64(30))) * np.uint64(MIX[1])
-    value = (value ^ (value >> np.uint64(27))) * np.uint64(MIX[2])
-    return value ^ (value >> np.uint64(31))

@@ -16,7 +16,8 @@ from feduhb.core.flat import count_statistics, flatten, with_params
 from feduhb.core.local import describe_function
 from feduhb.core.modules import list_carried
 from feduhb.core.types import ClientId, Engine, Method
-from feduhb.data.federation import Federation, restore_keys, select_held
+from feduhb.data.deleted import restore_keys, select_held
+from feduhb.data.federation import Federation
 from feduhb.data.load import build_federation
 from feduhb.data.request import Request
 from feduhb.engines import EngineMaker, make_engine
