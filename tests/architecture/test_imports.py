@@ -25,7 +25,7 @@ OTHERS = {  # packages that are not ours
     "models": {"torch"},
     "data": {"torch", "numpy", "mlxtend", "sklearn", "filelock"},
     "engines": {"torch"},
-    "runs": {"torch", "safetensors", "rich", "pydantic", "tomli_w", "typing_extensions"},
+    "runs": {"onnx", "torch", "safetensors", "rich", "pydantic", "tomli_w", "typing_extensions"},
     "api": {"torch"},
     "audit": {"cloudpickle", "torch", "numpy", "scipy", "sklearn", "threadpoolctl"},
     "flower": {"torch", "numpy", "safetensors", "tomli_w", "flwr", "cryptography", "pydantic"},
