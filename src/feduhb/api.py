@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from feduhb.core.aggregate import is_built_in_rule
-from feduhb.core.checks import check_show, check_stop, check_whole
+from feduhb.core.checks import check_show, check_stop, check_whole, list_shows
 from feduhb.core.flat import count_statistics, flatten, list_parts
 from feduhb.core.local import describe_function
 from feduhb.core.modules import list_carried, list_trained
@@ -52,7 +52,7 @@ from feduhb.runs.lineage import (
     find_histories,
 )
 from feduhb.runs.loop import Participants
-from feduhb.runs.plan import Advice, Plan, Reporter, Show, list_shows
+from feduhb.runs.plan import Advice, Plan, Reporter, Show
 from feduhb.runs.run import Run, adapt_method, open_run
 from feduhb.runs.start import GIVEN_NOTICE, StartSettings, describe_start, explain_given
 from feduhb.stopping import DynamicStop, Never, StopRule, never

@@ -21,20 +21,22 @@ tags:
 ---
 """
 EXACT = (
-    "Exact: the method retrains from a fresh model without the forgotten data, so neither that data nor anything made from it "
-    "had a part in these weights."
+    "Exact, as its method declares: retrained from {} without the forgotten data, so neither that data nor anything made "
+    "from it had a part in these weights."
 )
 APPROXIMATE = (
     "Approximate, not exact: the method uses what the forgotten data helped to make, with no bound on what these weights still "
     "know of it."
 )
 TRAINED = "Nothing was forgotten: the model was trained on the data of all clients below."
-LIMITS = """\
-- "Exact" is about this procedure: a fresh model, trained without the forgotten data. It says nothing about other models,
-  exports and backups that were made before.
-- Retire the model that this one replaces, and delete its copies. Whoever keeps it still has what it learned, and can
-  compare the two models.
+LIMITS_OF_FORGETTING = """\
+- "Exact" is about this procedure: trained again, without the forgotten data. It says nothing about models, exports and
+  backups that were made before.
+- Retire the model that this one replaces, and delete its copies: they still hold what they learned, and can be
+  compared with this model.
 - An audit that catches nothing is no proof: "forgotten" rests on repeating the run, not on attacks that fail.
+"""
+LIMITS = """\
 - The model has learned from the clients that took part. Unlearning does not protect these.
 - More in the documentation of feduhb: "What exact means here", "Audits" and "A request, from start to end".
 """
@@ -58,7 +60,7 @@ def make_card(folder: Path | str) -> str:
         "Who was asked": _list_clients(view),
         "Training": _list_training(view),
         "Audit": _describe_audit(view),
-        "Limits": LIMITS,
+        "Limits": LIMITS_OF_FORGETTING + LIMITS if view.unlearned else LIMITS,
         "Load it": LOAD,
     }
     tag = "\n- machine-unlearning" if view.unlearned else ""
@@ -79,7 +81,8 @@ def _format_request(view: RunView) -> str:
 def _describe_run(view: RunView) -> str:
     """Return what the model is, what exact means, and a table of its origin."""
     result, config = view.result, view.config
-    meaning = TRAINED if not view.unlearned else EXACT if view.exact else APPROXIMATE
+    start = "the given start" if _get(view, "start").get("given") else "a fresh model"
+    meaning = TRAINED if not view.unlearned else EXACT.format(start) if view.exact else APPROXIMATE
     rows = [
         ("method", _name_method(view)),
         ("rounds", f"{result['rounds']} of {result['scheduled_rounds']} scheduled"),
@@ -111,10 +114,10 @@ def _list_origin(view: RunView) -> Iterator[tuple[str, str]]:
 
 def _describe_data(view: RunView) -> str:
     about = _get(view, "federation")
-    named = {key: value for key, value in about.items() if not isinstance(value, Mapping)}
-    return (
-        printable(join_settings(named)) if "data" in about else "own data, which the run folder does not name"
-    )
+    if "data" not in about:
+        return "own data, which the run folder does not name"
+    more = {key: value for key, value in about.items() if key != "data" and not isinstance(value, Mapping)}
+    return printable(", ".join(filter(None, (str(about["data"]), join_settings(more)))))
 
 
 def _list_start(view: RunView) -> Iterator[tuple[str, str]]:
@@ -167,11 +170,11 @@ def _list_training(view: RunView) -> str:
     stop = _get(view, "unlearn" if view.unlearned else "train").get("stop")
     plain = {key: value for key, value in train.items() if not isinstance(value, Mapping)}
     rows = [
-        ("clients", join_settings(plain)),
+        ("training", join_settings(plain)),
         ("method", join_settings(result["settings"])),
         ("stop rule", join_settings(stop) if isinstance(stop, Mapping) else "none is recorded"),
         *((name, str(view.config[name])) for name in ("loss", "augment") if name in view.config),
-        ("engine", join_settings(result["engine"])),
+        ("engine", join_settings({key: value for key, value in result["engine"].items() if key != "why"})),
         ("versions", join_settings(result["versions"])),
     ]
     return _make_table(("", ""), [(name, printable(value)) for name, value in rows])
@@ -193,7 +196,8 @@ def _describe_audit(view: RunView) -> str:
 
 
 def _make_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    return Grid("", headers, rows).to_markdown()
+    text = frozenset({0}) if headers[0] else frozenset({0, 1})
+    return Grid("", headers, rows, text).to_markdown()
 
 
 def _get(view: RunView, table: str) -> Mapping[str, Any]:

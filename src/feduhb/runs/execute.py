@@ -11,6 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
+from feduhb.core.checks import list_shows
 from feduhb.core.types import Engine, Method
 from feduhb.errors import AnswerError, CheckpointError, ConfigError, RunFolderError
 from feduhb.methods import settings_of
@@ -23,7 +24,7 @@ from feduhb.runs.folder import Result, Round, RunFolder, explain_end, now, versi
 from feduhb.runs.history import HistoryOnDevice, RecordingEngine
 from feduhb.runs.lineage import Erased, Erasure, supersede, write_ancestors
 from feduhb.runs.loop import Rounds, carry_statistics, evaluated, run, shown
-from feduhb.runs.plan import Advice, Observer, Plan, Reporter, Show, ShowOne, list_shows
+from feduhb.runs.plan import Advice, Observer, Plan, Reporter, Show, ShowOne
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,11 +32,6 @@ ShowOne = Literal["auto", "lines"] | Callable[[Round], object] | Observer | None
 Show = ShowOne | Sequence[ShowOne]
 
 
-def list_shows(show: Show) -> list[ShowOne]:
-    """Return the ways in which rounds are shown."""
-    return [*show] if isinstance(show, list | tuple) else [show]  # pyright: ignore[reportReturnType]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
     """Phrases for errors about a folder, which differ between the command line and a Flower ServerApp."""

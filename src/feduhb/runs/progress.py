@@ -8,8 +8,9 @@ import sys
 from collections.abc import Callable, Generator, Iterable
 from typing import TYPE_CHECKING
 
+from feduhb.core.checks import list_shows
 from feduhb.runs.folder import Round
-from feduhb.runs.plan import Observer, Show, ShowOne, list_shows
+from feduhb.runs.plan import Observer, Show, ShowOne
 
 if TYPE_CHECKING:
     from rich.progress import Progress
