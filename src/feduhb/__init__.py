@@ -31,9 +31,11 @@ if TYPE_CHECKING:
     from feduhb.engines import Loop, Pool, Stacked
     from feduhb.errors import FeduhbError
     from feduhb.methods import FedEraser, FedRecover, FedUHB, Retrain
+    from feduhb.report import report
     from feduhb.runs.folder import Round
     from feduhb.runs.retire import retire
     from feduhb.runs.run import Run, open_run
+    from feduhb.runs.tracking import TensorBoard
     from feduhb.stopping import dynamic_stop, never, replay
 
 _MODULES = {
@@ -54,6 +56,7 @@ _MODULES = {
     "feduhb.runs.folder": ("Round",),
     "feduhb.runs.retire": ("retire",),
     "feduhb.runs.run": ("Run", "open_run"),
+    "feduhb.runs.tracking": ("TensorBoard",),
     "feduhb.stopping": ("dynamic_stop", "never", "replay"),
 }
 _MODULE = {name: module for module, names in _MODULES.items() for name in names}
@@ -61,14 +64,14 @@ _MODULE = {name: module for module, names in _MODULES.items() for name in names}
 __version__ = "0.1.0"
 __all__ = [
     "Audit", "Backdoor", "Canaries", "FedEraser", "FedRecover", "FedUHB", "Federation", "FeduhbError", "Local", "Loop", "Method", "Pool", "Request", "Retrain", "Round", "Run",
-    "Stacked", "Updates", "Work", "audit", "compare", "describe_table", "dynamic_stop", "geometric_median", "krum", "load", "median", "never", "open_run",
-    "replay", "retire", "train", "trimmed_mean", "unlearn", "weighted_mean",
+    "Stacked", "TensorBoard", "Updates", "Work", "audit", "compare", "describe_table", "dynamic_stop", "geometric_median", "krum", "load", "median", "never", "open_run",
+    "replay", "report", "retire", "train", "trimmed_mean", "unlearn", "weighted_mean",
 ]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
-    if name == "flower":
-        return importlib.import_module("feduhb.flower")
+    if name in {"flower", "report"}:
+        return importlib.import_module(f"feduhb.{name}")
     if name not in _MODULE:
         raise AttributeError(f"feduhb has no {name!r}; it has {', '.join(__all__)}")
     return getattr(importlib.import_module(_MODULE[name]), name)

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from feduhb.core.aggregate import is_built_in_rule
-from feduhb.core.checks import check_show, check_stop, check_whole
+from feduhb.core.checks import check_show, check_stop, check_whole, list_shows
 from feduhb.core.flat import count_statistics, flatten, list_parts
 from feduhb.core.local import describe_function
 from feduhb.core.modules import list_carried, list_trained
@@ -77,6 +77,7 @@ def train(
     proximal: float = 0.0,
     aggregate: str = "weighted_mean",
     clients_per_round: int | None = None,
+    stop: DynamicStop | Never = never,
     engine: str | EngineMaker = "auto",
     block: int | None = None,
     out: str | Path | None = None,
@@ -101,6 +102,7 @@ def train(
         proximal: adds proximal/2 * ‖w - w[t]‖² to a client's loss, as FedProx does.
         aggregate: "weighted_mean", "median", "trimmed_mean:0.1", "krum" or "geometric_median".
         clients_per_round: the number of clients sampled in each round; None asks all clients.
+        stop: feduhb.dynamic_stop(0.6) ends the training early; feduhb.never runs every round.
         engine: "auto", "pool", "stacked", "stacked:tf32", "stacked:bf16", "loop", or a function of (federation, local)
             that returns an engine.
         block: the number of clients that the stacked engine trains at once, on which its bits depend; None fits it to
@@ -110,19 +112,25 @@ def train(
             rounds x clients x parameters numbers, in half the bytes with "float16".
         resume: continue the run in the folder.
         checkpoint_every: the least number of seconds between two checkpoints; 0 writes one in every round.
-        show: "auto" draws a progress bar on a terminal; a function is called with every `Round`; None shows nothing.
+        show: "auto" draws a progress bar on a terminal; a function is called with every `Round`; `feduhb.TensorBoard` writes
+            curves; None shows nothing. A list does several of these.
     """
+    if not isinstance(stop, DynamicStop | Never):
+        raise ConfigError(
+            f"stop is {stop!r}, which config.toml cannot record for a training; give feduhb.dynamic_stop(0.6) or feduhb.never"
+        )
     settings = TrainSettings(
         rounds=rounds, epochs=epochs, batch_size=batch_size, lr=lr, l2=l2, optimizer=optimizer, momentum=momentum,
         weight_decay=weight_decay, clip_norm=clip_norm, schedule=schedule, proximal=proximal, aggregate=aggregate,
         clients_per_round=clients_per_round, engine=name_engine(engine), keep_history=keep_history,
+        stop=stop if isinstance(stop, DynamicStop) else None,
     )  # fmt: skip
     if (unused := federation.explain_unused()) is not None:
         print_notice(unused)
     if federation.start == "given":
         print_notice(GIVEN_NOTICE)
     return run_method(
-        federation, adapt_method("retrain", settings), settings, rounds=rounds, engine=engine, block=block, out=out,
+        federation, adapt_method("retrain", settings), settings, rounds=rounds, stop=stop, engine=engine, block=block, out=out,
         resume=resume, checkpoint_every=checkpoint_every, show=show, label="train",
     )  # fmt: skip
 
@@ -142,7 +150,7 @@ def train_from(
     federation = build_federation(config.federation or FederationSettings(), config.seed, data)
     return run_method(
         federation, adapt_method("retrain", config.train), config.train, rounds=config.train.rounds,
-        engine=config.train.engine, out=out, resume=resume, show=show, label="train",
+        stop=config.train.stop or never, engine=config.train.engine, out=out, resume=resume, show=show, label="train",
     )  # fmt: skip
 
 
@@ -356,7 +364,7 @@ def run_method(
         erasure=erasure or Erasure(),
         reporter=REPORTER,
         show=show,
-        notice="".join(notices) if show == "lines" else "",
+        notice="".join(notices) if "lines" in list_shows(show) else "",
         observe=None if models is None else partial(keep_models, folder=models),
     )
     done = execute(plan)

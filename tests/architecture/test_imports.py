@@ -23,9 +23,9 @@ OTHERS = {  # packages that are not ours
     "core": {"torch"},
     "methods": {"torch"},
     "models": {"torch"},
-    "data": {"torch", "numpy", "mlxtend", "sklearn", "filelock", "pandas", "datasets"},
+    "data": {"torch", "numpy", "mlxtend", "sklearn", "filelock", "pandas", "pyarrow", "datasets", "typing_extensions"},
     "engines": {"torch"},
-    "runs": {"torch", "safetensors", "rich", "pydantic", "tomli_w", "typing_extensions"},
+    "runs": {"onnx", "torch", "safetensors", "rich", "pydantic", "tomli_w", "typing_extensions"},
     "api": {"torch"},
     "audit": {"cloudpickle", "torch", "numpy", "scipy", "sklearn", "threadpoolctl"},
     "flower": {"torch", "numpy", "safetensors", "tomli_w", "flwr", "cryptography", "pydantic"},
@@ -162,7 +162,7 @@ def test_the_audit_is_a_function_although_there_is_a_package_of_that_name(run_fr
 @pytest.mark.slow
 def test_the_package_works_without_the_extras(run_fresh):
     """Every module imports, and every public name is there, with the extras' packages made impossible to import."""
-    extras = ["flwr", "ray", "cryptography", "datasets"]
+    extras = ["flwr", "ray", "cryptography", "datasets", "pyarrow", "onnx", "onnxscript", "tensorboard"]
     modules = [
         ".".join(("feduhb", *p.relative_to(SOURCE).with_suffix("").parts)).removesuffix(".__init__")
         for p in SOURCE.rglob("*.py")

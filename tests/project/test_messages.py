@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted(path for folder in ("src", "reproduction/src") for path in (ROOT / folder).rglob("*.py"))
 REPOSITORY = re.compile(r"\bdocs/[\w/-]+\.md|\b(README|CONTRIBUTING|CHANGELOG)\.md")
-WRITERS = {"pages.py"}  # they write files of the repository
+WRITERS = {"export.py", "pages.py"}  # they write a model's README.md, and files of the repository
 
 
 def list_messages(path: Path) -> Iterator[str]:

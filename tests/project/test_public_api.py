@@ -25,6 +25,7 @@ NAMES = {
         "Round",
         "Run",
         "Stacked",
+        "TensorBoard",
     ),
     *(
         "Updates",
@@ -39,7 +40,7 @@ NAMES = {
         "never",
         "open_run",
     ),
-    *("replay", "retire", "train", "trimmed_mean", "unlearn", "weighted_mean"),
+    *("replay", "report", "retire", "train", "trimmed_mean", "unlearn", "weighted_mean"),
 }
 
 

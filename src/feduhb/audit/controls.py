@@ -253,7 +253,7 @@ class Controls:
 
     def _train(self, world: World, show: ShowRound | None) -> Run:
         federation, original = self.make_world(world, self.original_seed), self.made.get("original")
-        method, rounds, stop = self._retrain_method(), self.settings.rounds, never
+        method, rounds, stop = self._retrain_method(), self.settings.rounds, self.settings.stop or never
         if (special := self._special_original()) is not None:
             method, rounds, stop = special.method, special.scheduled, special.stop
         return self._run(

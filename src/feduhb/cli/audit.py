@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from feduhb.cli.options import Data, Json, answering
+from feduhb.cli.options import Data, Json, answering, list_runs
 
 WORK_KEPT = (
     "finished work is kept: start again to continue, or delete {}, whose models know the forgotten data"
@@ -17,7 +17,11 @@ WORK_KEPT = (
 def audit(
     runs: Annotated[
         list[Path],
-        typer.Argument(metavar="RUN...", help="Folders of unlearning runs that served the same request."),
+        typer.Argument(
+            metavar="RUN...",
+            help="Folders of unlearning runs that served the same request.",
+            autocompletion=list_runs,
+        ),
     ],
     original: Annotated[
         Path | None,

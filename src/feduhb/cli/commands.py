@@ -7,6 +7,7 @@ import typer
 from feduhb.cli.audit import audit
 from feduhb.cli.compare import compare
 from feduhb.cli.demo import demo
+from feduhb.cli.export import export
 from feduhb.cli.options import CommandGroup, join_lines, print_version
 from feduhb.cli.report import report
 from feduhb.cli.retire import retire
@@ -23,8 +24,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
-    add_completion=False,
 )
 app.callback(invoke_without_command=True)(print_version)
-for _command in (demo, train, unlearn, compare, audit, report, retire, status, verify, table):
+for _command in (demo, train, unlearn, compare, audit, report, export, table, retire, status, verify):
     app.command(help=join_lines(_command.__doc__ or ""))(_command)

@@ -34,6 +34,7 @@ def compare(
     ] = None,
     resume: options.Resume = False,
     data: options.Data = None,
+    tensorboard: options.TensorBoard = None,
     json: options.Json = False,
 ) -> None:
     """Serve one request with several methods, and compare them in tables, figures and a report.
@@ -55,7 +56,7 @@ def compare(
         if names == []:
             raise ConfigError("--methods is empty; write for example --methods feduhb,retrain")
         place = out or options.name_folder(run, "compare")
-        show = "auto" if json else "lines"
+        show = options.choose_show(json, tensorboard)
         swept = {f"feduhb-{beta:g}": adapt_method("feduhb", opened.settings, momentum=beta) for beta in betas}
         done = api.compare(opened, request, names, rounds=rounds, out=place, resume=resume, show=show)
         for name, method in swept.items():  # without the stop rule, which a small momentum would trip early

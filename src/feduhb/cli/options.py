@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import inspect
 import json as json_format
 import signal
 import sys
 from collections.abc import Callable, Generator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 import typer
@@ -19,6 +20,9 @@ from feduhb.cli import quit_at_once
 from feduhb.core.plugins import find_plugin, list_plugins
 from feduhb.errors import ConfigError, FeduhbError
 
+if TYPE_CHECKING:
+    from feduhb.runs.plan import Show
+
 CONTINUE = "finished rounds are kept; continue with --resume"
 GROUP = "feduhb.commands"
 REPRODUCTION = {  # commands of the package feduhb-reproduction, and what they do
@@ -27,7 +31,22 @@ REPRODUCTION = {  # commands of the package feduhb-reproduction, and what they d
 }
 INSTALL = "pip install -c constraints.txt ./reproduction"
 
-RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")]
+
+def list_runs(incomplete: str) -> list[str]:
+    """Return the run folders whose path begins with an incomplete word, for shell completion.
+
+    If there are none, the shell completes the names of files and folders.
+    """
+    parent, slash, start = incomplete.rpartition("/")
+    place, first = Path(f"{parent}{slash}" or "."), f"{glob.escape(start)}*"
+    files = [file for depth in (first, f"{first}/*") for file in place.glob(f"{depth}/config.toml")]
+    names = sorted(str(file.parent.relative_to(place)) for file in files)
+    return [f"{parent}{slash}{name}" for name in names if start or not name.startswith(".")]
+
+
+RunArgument = Annotated[
+    Path, typer.Argument(metavar="RUN", help="Folder of a finished run.", autocompletion=list_runs)
+]
 Forget = Annotated[
     str,
     typer.Option(
@@ -46,6 +65,14 @@ Data = Annotated[
     Path | None,
     typer.Option(
         metavar="FOLDER", help="Folder with the mnist or cifar10 files; default: FEDUHB_DATA, or a download."
+    ),
+]
+TensorBoard = Annotated[
+    Path | None,
+    typer.Option(
+        "--tensorboard",
+        metavar="FOLDER",
+        help="Write scores and costs of every round for TensorBoard; needs the extra tensorboard.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
@@ -71,6 +98,16 @@ def name_folder(run: Path, word: str) -> Path:
 
     place = resolve(run)
     return place.with_name(f"{place.name}-{word}")
+
+
+def choose_show(json: bool, tensorboard: Path | None) -> Show:
+    """Return how a command shows rounds: in lines, or only on a terminal beside JSON; and for TensorBoard if that was asked for."""
+    word = "auto" if json else "lines"
+    if tensorboard is None:
+        return word
+    from feduhb.runs.tracking import TensorBoard
+
+    return [word, TensorBoard(tensorboard)]
 
 
 def parse_settings(given: list[str]) -> dict[str, float]:

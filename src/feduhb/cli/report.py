@@ -7,11 +7,14 @@ from typing import Annotated
 
 import typer
 
-from feduhb.cli.options import Json, answering, write_pages
+from feduhb.cli.options import Json, answering, list_runs, write_pages
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of finished runs.")],
+    runs: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN...", help="Folders of finished runs.", autocompletion=list_runs),
+    ],
     out: Annotated[Path, typer.Option(help="Folder for tables, figures and page.")] = Path("report"),
     json: Json = False,
 ) -> None:

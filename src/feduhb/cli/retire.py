@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from feduhb.cli.options import Json, answering
+from feduhb.cli.options import Json, answering, list_runs
 from feduhb.errors import RequestError
 
 if TYPE_CHECKING:
@@ -27,7 +27,9 @@ Unaudited = Annotated[
 
 
 def retire(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of the old run.")],
+    run: Annotated[
+        Path, typer.Argument(metavar="RUN", help="Folder of the old run.", autocompletion=list_runs)
+    ],
     replaced_by: Annotated[
         Path | None,
         typer.Option(

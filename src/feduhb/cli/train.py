@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from feduhb.cli.options import CONTINUE, Data, Json, Resume, answering, print_run
+from feduhb.cli.options import CONTINUE, Data, Json, Resume, TensorBoard, answering, choose_show, print_run
 
 
 def train(
@@ -26,6 +26,7 @@ def train(
         bool,
         typer.Option("--keep-history", help="Keep every model and update, for FedEraser and FedRecover."),
     ] = False,
+    tensorboard: TensorBoard = None,
     json: Json = False,
 ) -> None:
     """Train a federation by FedAvg and record the run in a folder.
@@ -51,5 +52,5 @@ def train(
         kept = settings.train.keep_history or keep_history  # the config may ask for float16
         chosen = replace(settings.train, engine=engine or settings.train.engine, keep_history=kept)
         settings = replace(settings, train=chosen)
-        run = train_from(settings, out, data=data, resume=resume, show="auto" if json else "lines")
+        run = train_from(settings, out, data=data, resume=resume, show=choose_show(json, tensorboard))
         print_run(answer, run.folder, json)

@@ -64,6 +64,7 @@ def unlearn(
     ] = False,
     unaudited: Unaudited = None,
     data: options.Data = None,
+    tensorboard: options.TensorBoard = None,
     json: options.Json = False,
 ) -> None:
     """Forget clients, rows or a class: retrain a fresh model on the data that remains.
@@ -98,7 +99,7 @@ def unlearn(
             out=out or options.name_folder(run, method),
             resume=resume,
             allow_revival=allow_revival,
-            show="auto" if json else "lines",
+            show=options.choose_show(json, tensorboard),
         )
         options.print_run(answer, new.folder, json)
         answer.update(erased=[asdict(one) for one in new.erased])

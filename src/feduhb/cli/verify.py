@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from feduhb.cli.options import Json, answering
+from feduhb.cli.options import Json, answering, list_runs
 
 
 def verify(
@@ -19,7 +19,10 @@ def verify(
         ),
     ],
     run: Annotated[
-        Path, typer.Argument(metavar="RUN", help="Folder of a run that has ended, or was retired.")
+        Path,
+        typer.Argument(
+            metavar="RUN", help="Folder of a run that has ended, or was retired.", autocompletion=list_runs
+        ),
     ],
     json: Json = False,
 ) -> None:

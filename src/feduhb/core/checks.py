@@ -24,10 +24,17 @@ def check_whole(name: str, value: Any, least: int | None = 1) -> None:
 
 def check_show(show: Any) -> None:
     """Raise ConfigError if rounds cannot be shown in this way."""
-    if show not in ("auto", "lines") and show is not None and not callable(show):
-        raise ConfigError(
-            f"show is {show!r}; give 'auto', 'lines', None, or one function, which gets every Round"
-        )
+    for one in list_shows(show):
+        is_word = one is None or one in ("auto", "lines")
+        if not is_word and not callable(one) and not callable(getattr(one, "watch", None)):
+            raise ConfigError(
+                f"show is {show!r}; give 'auto', 'lines', None, a function, which gets every Round, or a list of these"
+            )
+
+
+def list_shows(show: Any) -> list[Any]:
+    """Return the ways in which rounds are shown: one, or several in a list or tuple."""
+    return [*show] if isinstance(show, list | tuple) else [show]
 
 
 def check_stop(stop: Any) -> None:

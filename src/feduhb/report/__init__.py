@@ -2,16 +2,20 @@
 
 The modules listed here are public: other reports are made with the same tables (`grids.Grid`), charts (`charts.Chart`,
 `charts.compose`), drawing kit (`drawing`), formats (`words`) and pages (`page.render_page`).
+
+The package can be called: ``feduhb.report(runs)`` is ``feduhb.report.report(runs)``.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Protocol
 
-from feduhb.errors import StorageError
+from feduhb.errors import RunFolderError, StorageError
 from feduhb.report import audit_tables, charts, drawing, grids, page, stop_map, words
 from feduhb.report.audit_charts import chart_attacks_by_kind, chart_clients
 from feduhb.report.charts import compose
@@ -22,6 +26,37 @@ from feduhb.runs.files import disk_errors, write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+
+class HasFolder(Protocol):
+    """A run, as far as a report needs to know it."""
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder of the run; None if it was not recorded."""
+        ...
+
+
+Runs = HasFolder | Path | str | Iterable[HasFolder | Path | str] | Mapping[str, HasFolder]
+
+
+def report(runs: Runs, out: Path | str = "report") -> list[Path]:
+    """Write tables, figures and one HTML page about finished runs and their audits; return the paths written.
+
+    Args:
+        runs: runs or their folders, such as what `compare` returns.
+        out: a folder for the files.
+    """
+    given: Any = runs.values() if isinstance(runs, Mapping) else runs
+    several = [given] if isinstance(given, Path | str) or hasattr(given, "folder") else [*given]
+    return write_report([_find_folder(one) for one in several], out)
+
+
+def _find_folder(run: HasFolder | Path | str) -> Path:
+    found = Path(run) if isinstance(run, Path | str) else run.folder
+    if found is None:
+        raise RunFolderError(f"{run!r} has no folder to report on; make it with out='runs/first'")
+    return found
 
 
 def write_report(folders: Sequence[Path | str], out: Path | str) -> list[Path]:
@@ -98,6 +133,15 @@ def _choose_columns(panels: int) -> int:
     return panels if panels <= 3 else math.ceil(panels / 2)
 
 
+class _Package(ModuleType):
+    """The type of this package, which can be called."""
+
+    def __call__(self, runs: Runs, out: Path | str = "report") -> list[Path]:
+        return report(runs, out)
+
+
+sys.modules[__name__].__class__ = _Package
+
 __all__ = [
     "RunView",
     "charts",
@@ -106,6 +150,7 @@ __all__ = [
     "grids",
     "page",
     "read_runs",
+    "report",
     "stop_map",
     "words",
     "write_report",

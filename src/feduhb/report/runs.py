@@ -54,7 +54,8 @@ class RunView:
     @property
     def judged(self) -> bool:
         """Whether a stop rule watched this run."""
-        return any(value is not None for value in self.threshold) or "stop" in self.config.get("unlearn", {})
+        own = self.config["unlearn" if self.unlearned else "train"]
+        return any(value is not None for value in self.threshold) or "stop" in own
 
     @property
     def fired(self) -> int | None:

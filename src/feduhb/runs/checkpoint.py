@@ -41,7 +41,7 @@ LEFTOVERS = ".tmp??????"  # temporary files of safetensors, left behind if the p
 def save_state(path: Path, state: State, rounds_done: int) -> None:
     """Write a state (a NamedTuple of tensors and ints) and the number of rounds done."""
     fields: dict[str, Any] = state._asdict()  # pyright: ignore[reportAttributeAccessIssue]
-    tensors = _separate({key: value for key, value in fields.items() if isinstance(value, Tensor)})
+    tensors = separate({key: value for key, value in fields.items() if isinstance(value, Tensor)})
     numbers = {key: value for key, value in fields.items() if not isinstance(value, Tensor)}
     about = json.dumps({"numbers": numbers, "rounds_done": rounds_done})
     metadata = {"state": f"{_digest(tensors, about)} {about}"}  # safetensors does not keep the order of keys
@@ -59,7 +59,7 @@ def _save(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str]) -> N
         raise OSError(number, os.strerror(number)) from error
 
 
-def _separate(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def separate(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors contiguous on the CPU, copied only if they share memory, because a state may be large."""
     seen: set[int] = set()
     separate: dict[str, Tensor] = {}

@@ -47,6 +47,7 @@ class TrainSettings:
     clip_norm: float | None = None
     schedule: str = "constant"
     proximal: float = 0.0
+    stop: DynamicStop | None = None  # of the training alone; None: every scheduled round
 
     __pydantic_config__ = FORBID
 

@@ -11,6 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
+from feduhb.core.checks import list_shows
 from feduhb.core.types import Engine, Method
 from feduhb.errors import AnswerError, CheckpointError, ConfigError, RunFolderError
 from feduhb.methods import settings_of
@@ -23,7 +24,7 @@ from feduhb.runs.folder import Result, Round, RunFolder, explain_end, now, versi
 from feduhb.runs.history import HistoryOnDevice, RecordingEngine
 from feduhb.runs.lineage import Erased, Erasure, supersede, write_ancestors
 from feduhb.runs.loop import Rounds, carry_statistics, evaluated, run, shown
-from feduhb.runs.plan import Advice, Plan, Reporter, Show
+from feduhb.runs.plan import Advice, Observer, Plan, Reporter, Show, ShowOne
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +244,21 @@ def _name_checkpoint(folder: RunFolder | None) -> Generator[None]:
 
 @contextlib.contextmanager
 def watch_rounds(show: Show, label: str, rounds: int) -> Generator[Callable[[Round], object] | None]:
-    """Yield the function that shows a round; None if rounds are not shown.
+    """Yield the function that shows a round; None if rounds are not shown."""
+    with contextlib.ExitStack() as stack:
+        opened = [stack.enter_context(_watch_once(one, label, rounds)) for one in list_shows(show)]
+        tells = [tell for tell in opened if tell is not None]
+
+        def tell_all(record: Round) -> None:
+            for tell in tells:
+                tell(record)
+
+        yield tell_all if len(tells) > 1 else next(iter(tells), None)
+
+
+@contextlib.contextmanager
+def _watch_once(show: ShowOne, label: str, rounds: int) -> Generator[Callable[[Round], object] | None]:
+    """Yield the function that shows a round in one way.
 
     If standard error is a terminal, "auto" and "lines" draw a bar. Elsewhere "lines" writes one line for each round.
     """
@@ -252,7 +267,10 @@ def watch_rounds(show: Show, label: str, rounds: int) -> Generator[Callable[[Rou
         sys.stderr.write(f"{label} {record.round + 1}/{rounds}  {record}\n")
         sys.stderr.flush()
 
-    if callable(show) or show is None:
+    if isinstance(show, Observer):
+        with show.watch(label) as tell:
+            yield tell
+    elif callable(show) or show is None:
         yield show
     elif sys.stderr.isatty():
         from feduhb.runs.progress import round_bar

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -17,7 +18,18 @@ from feduhb.runs.lineage import Ancestor, Erasure
 from feduhb.runs.loop import OnBad, Participants, Rounds, Score
 from feduhb.stopping import StopRule, never
 
-Show = Literal["auto", "lines"] | Callable[[Round], None] | None
+
+@runtime_checkable
+class Observer(Protocol):
+    """What may be passed to ``show`` besides a function: it learns the name of a run, and when the run ends."""
+
+    def watch(self, label: str) -> AbstractContextManager[Callable[[Round], None]]:
+        """Return a context that lasts as long as a run, with the function that gets every `Round` of it."""
+        ...
+
+
+ShowOne = Literal["auto", "lines"] | Callable[[Round], object] | Observer | None
+Show = ShowOne | Sequence[ShowOne]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

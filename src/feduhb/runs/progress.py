@@ -8,8 +8,9 @@ import sys
 from collections.abc import Callable, Generator, Iterable
 from typing import TYPE_CHECKING
 
+from feduhb.core.checks import list_shows
 from feduhb.runs.folder import Round
-from feduhb.runs.plan import Show
+from feduhb.runs.plan import Observer, Show, ShowOne
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -26,6 +27,35 @@ def show_steps(show: Show, name: str, steps: int | Callable[[], int]) -> Generat
     Args:
         steps: the number of steps; or a function that returns how many are left, if the number is not known yet.
     """
+    with contextlib.ExitStack() as stack:
+        begins = [stack.enter_context(_show_once(one, name, steps)) for one in list_shows(show)]
+
+        def step(what: str, rounds: int) -> Callable[[Round], None]:
+            tells = [begin(what, rounds) for begin in begins]
+
+            def tell_all(record: Round) -> None:
+                for tell in tells:
+                    tell(record)
+
+            return tell_all
+
+        yield step
+
+
+@contextlib.contextmanager
+def _show_once(
+    show: ShowOne, name: str, steps: int | Callable[[], int]
+) -> Generator[Callable[[str, int], Callable[[Round], object]]]:
+    """Yield what `show_steps` yields, for one way to show rounds."""
+    if isinstance(show, Observer):
+        with contextlib.ExitStack() as current:
+
+            def watch(what: str, rounds: int) -> Callable[[Round], object]:  # noqa: ARG001
+                current.close()  # the step before has ended
+                return current.enter_context(show.watch(what))
+
+            yield watch
+        return
     begun = itertools.count(1)
 
     def total(number: int) -> int:
@@ -36,7 +66,7 @@ def show_steps(show: Show, name: str, steps: int | Callable[[], int]) -> Generat
             yield bar
         return
 
-    def step(what: str, rounds: int) -> Callable[[Round], None]:  # noqa: ARG001
+    def step(what: str, rounds: int) -> Callable[[Round], object]:  # noqa: ARG001
         number = next(begun)
         if show == "lines":
             sys.stderr.write(f"{name} {number}/{total(number)}  {what}\n")
@@ -48,7 +78,8 @@ def show_steps(show: Show, name: str, steps: int | Callable[[], int]) -> Generat
 
 def show_lines(show: Show, lines: Iterable[str]) -> None:
     """Write lines for a person: for "lines" always, for "auto" on a terminal."""
-    if show == "lines" or (show == "auto" and sys.stderr.isatty()):
+    wanted = list_shows(show)
+    if "lines" in wanted or ("auto" in wanted and sys.stderr.isatty()):
         sys.stderr.write("".join(f"{line}\n" for line in lines))
         sys.stderr.flush()
 

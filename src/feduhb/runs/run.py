@@ -96,6 +96,29 @@ class Run:
         """Return a module with the weights and statistics of this run, in evaluation mode."""
         return with_params(self.federation.fresh_model(), self.params.cpu()).eval()
 
+    def export(self, path: str | Path, *, format: str | None = None, overwrite: bool = False) -> Path:
+        """Write the model to a file, readable by this user alone, and return the path.
+
+        Args:
+            path: its suffix decides: .safetensors or .pt (the state_dict under the model's own names), .onnx, .md (the model
+                card), or none: a folder with model.safetensors and the card as README.md.
+            format: "safetensors", "pt", "onnx", "card" or "folder", whatever the suffix.
+            overwrite: replace a file that is there.
+        """
+        from feduhb.runs.export import export_run  # needs this module for its types
+
+        return export_run(self, path, format=format, overwrite=overwrite)
+
+    def card(self) -> str:
+        """Return the model card in Markdown: method, clients, request, scores, verdict and limits, from the run's folder."""
+        from feduhb.report.card import make_card
+
+        if self.folder is None:
+            raise RunFolderError(
+                "a model card is made from a run's folder, but this run has none; run it with out='runs/first'"
+            )
+        return make_card(self.folder)
+
     def reseed(self, seed: int) -> Run:
         """Return the run with another seed for the runs that follow it. Its weights and records stay."""
         if seed == self.seed:
@@ -253,7 +276,7 @@ def _find_method(files: RunFolder, config: Config, strategy: FlowerTable) -> Met
 def _find_stop(config: Config, method: Method[Any]) -> StopRule:
     """Return the recorded stop rule of a run, or the method's own rule if that is code."""
     if config.unlearn is None or config.unlearn.own_stop is None:
-        return (config.unlearn and config.unlearn.stop) or never
+        return (config.unlearn or config.train).stop or never
     rule = method.default_stop()
     return never if isinstance(rule, DynamicStop) else rule
 

@@ -1,0 +1,55 @@
+"""`feduhb export`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from feduhb.cli.options import Data, Json, RunArgument, answering
+
+ALONE = "written from the run folder alone: a parameter that the module has under two names is there once"
+
+
+def export(
+    run: RunArgument,
+    out: Annotated[
+        Path,
+        typer.Option(
+            metavar="PATH",
+            help="A file that ends in .safetensors, .pt, .onnx or .md (the model card), or a folder for weights and card.",
+        ),
+    ],
+    format: Annotated[
+        str | None,
+        typer.Option(help="safetensors, pt, onnx, card or folder; if not given, the suffix of PATH decides."),
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a file that is there.")] = False,
+    data: Data = None,
+    json: Json = False,
+) -> None:
+    """Write the model of a run to a file, or the model card that describes it.
+
+    Example: feduhb export runs/first-feduhb --out model.safetensors
+
+    The weights have the names of the model's state_dict. ONNX needs the extra onnx. If the data of RUN came from Python code, its weights and its card are written from the folder alone.
+
+    Copies are not deleted with RUN: before you retire a run, delete its exports.
+    """
+    from feduhb.runs.export import choose_format, export_folder
+    from feduhb.runs.folder import RunFolder
+    from feduhb.runs.run import open_run
+
+    with answering(json) as answer:
+        kind = choose_format(out, format)
+        alone = kind == "card" or RunFolder(run).config().get("federation") is None
+        if alone:
+            export_folder(run, out, format=format, overwrite=overwrite)
+        else:
+            open_run(run, data=data).export(out, format=format, overwrite=overwrite)
+        answer.update(written=str(out), format=kind, from_folder_alone=alone)
+        if not json:
+            typer.echo(str(out))
+            if alone and kind != "card":
+                typer.echo(f"feduhb: {ALONE}", err=True)
