@@ -12,6 +12,7 @@ from feduhb.cli.report import report
 from feduhb.cli.retire import retire
 from feduhb.cli.status import status
 from feduhb.cli.train import train
+from feduhb.cli.trust import trust
 from feduhb.cli.unlearn import unlearn
 from feduhb.cli.verify import verify
 
@@ -25,5 +26,5 @@ app = typer.Typer(
     add_completion=False,
 )
 app.callback(invoke_without_command=True)(print_version)
-for _command in (demo, train, unlearn, compare, audit, report, retire, status, verify):
+for _command in (demo, train, unlearn, compare, audit, report, retire, status, verify, trust):
     app.command(help=join_lines(_command.__doc__ or ""))(_command)

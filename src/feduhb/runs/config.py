@@ -16,6 +16,7 @@ import tomli_w
 
 from feduhb.core.checks import check_whole
 from feduhb.core.local import ADDED, Local
+from feduhb.core.own_code import is_code
 from feduhb.data.federation import Federation
 from feduhb.data.load import FederationSettings
 from feduhb.errors import ConfigError
@@ -76,6 +77,7 @@ class UnlearnSettings:
 
     forget: str
     method: str = "feduhb"
+    code: str | None = None  # "module:name" or "file.py:name" of a method of the user's own
     rounds: int = 40
     settings: Mapping[str, float | int | str] = field(default_factory=dict)
     stop: DynamicStop | None = None  # None: every scheduled round
@@ -129,7 +131,20 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 def parse_config(values: Mapping[str, Any], where: str) -> Config:
     """Return the config that these values describe; ``where`` names their file in errors."""
-    return validate(Config, upgrade(values), where)
+    found = upgrade(values)
+    _check_own_data(found.get("federation"), where)
+    return validate(Config, found, where)
+
+
+def _check_own_data(federation: object, where: str) -> None:
+    """Raise ConfigError if [federation] names code of the user's own and settings that do not apply to it."""
+    if not isinstance(federation, Mapping) or not is_code(str(federation.get("data", ""))):
+        return
+    if other := [key for key in federation if key != "data"]:
+        raise ConfigError(
+            f"{where}: federation.{other[0]} does not apply to data from code, {federation['data']!r}, "
+            "which returns the whole federation; remove it"
+        )
 
 
 def upgrade(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -188,6 +203,8 @@ def to_toml(config: Config) -> str:
     """Return a config as TOML, without the settings that are None, and without unused ones that were added later."""
     values = asdict(config)
     unused = [name for name in ADDED if values["train"][name] == getattr(TrainSettings(), name)]
+    if config.federation is not None and is_code(config.federation.data):
+        values["federation"] = {"data": config.federation.data}
     values["train"] = {key: value for key, value in values["train"].items() if key not in unused}
     return tomli_w.dumps(drop_none(values))
 
