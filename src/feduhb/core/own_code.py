@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
@@ -63,8 +62,8 @@ def find_code(text: str, base: Path) -> Code:
         code = Code(f"{file.name}:{name}", os.path.realpath(file.parent))
     else:
         code = Code(text, str(here))
-        top = _find_spec(place.partition(".")[0], code.folder)
-        code = Code(text, _find_home(top) or code.folder)
+        first = _find_first(place.partition(".")[0], code.folder)
+        code = Code(text, _find_home(first) or code.folder)
     locate(code)
     return code
 
@@ -137,25 +136,17 @@ def _find_origin(code: Code) -> Path | None:
     if code.module in sys.modules:
         origin = getattr(sys.modules[code.module], "__file__", None)
         return Path(origin or f"<{code.module}>")
-    parents: list[str] | None = None
-    spec: ModuleSpec | None = None
-    for name in _list_packages(code.module):
-        spec = _find_spec(name, code.folder, parents)
-        parents = [*((spec and spec.submodule_search_locations) or ())]
+    first, *inner = code.module.split(".")
+    spec = _find_first(first, code.folder)
+    for name in inner:
+        spec = PathFinder.find_spec(name, [*((spec and spec.submodule_search_locations) or ())])
     return None if spec is None else Path(spec.origin or f"<{code.module}>")
 
 
-def _list_packages(module: str) -> Iterator[str]:
-    """Yield the packages of a module, from the outside, and the module itself."""
-    parts = module.split(".")
-    for count in range(1, len(parts) + 1):
-        yield ".".join(parts[:count])
-
-
-def _find_spec(name: str, folder: str, parents: list[str] | None = None) -> ModuleSpec | None:
-    """Return where a module is, among the installed ones or else in a folder, without importing its packages."""
+def _find_first(name: str, folder: str) -> ModuleSpec | None:
+    """Return where a module or package is, among the installed ones or else in a folder, without importing it."""
     for finder in sys.meta_path:
-        places = [*sys.path, folder] if parents is None and finder is PathFinder else parents
+        places = [*sys.path, folder] if finder is PathFinder else None
         if (spec := finder.find_spec(name, places)) is not None:
             return spec
     return None

@@ -106,7 +106,10 @@ def trust_run(folder: Path) -> list[Trusted]:
 
 
 def _find(files: RunFolder, text: str) -> Code:
-    found = find_code(text, Path.cwd())
+    try:
+        found = find_code(text, Path.cwd())
+    except ConfigError as error:
+        raise RunFolderError(f"{error}, or go to the folder that holds it and trust the run there") from None
     if found.text != text:
         raise RunFolderError(
             f"{files.config_path} names {text!r} with a folder, which no run records; restore a backup"
