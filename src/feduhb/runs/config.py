@@ -77,11 +77,11 @@ class UnlearnSettings:
 
     forget: str
     method: str = "feduhb"
-    code: str | None = None  # "module:name" or "file.py:name" of a method of the user's own
     rounds: int = 40
     settings: Mapping[str, float | int | str] = field(default_factory=dict)
     stop: DynamicStop | None = None  # None: every scheduled round
     own_stop: bool | None = None  # true: the rule is the method's own code
+    code: str | None = None  # "module:name" or "file.py:name" of a method of the user's own
 
     __pydantic_config__ = FORBID
 
