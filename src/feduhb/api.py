@@ -18,11 +18,13 @@ from feduhb.core.checks import check_show, check_stop, check_whole, list_shows
 from feduhb.core.flat import count_statistics, flatten, list_parts
 from feduhb.core.local import describe_function
 from feduhb.core.modules import list_carried, list_trained
+from feduhb.core.own_code import Code, find_code, is_code
 from feduhb.core.seeds import draw_seed, sample_clients
 from feduhb.core.types import ClientId, Method, Updates
 from feduhb.data.download import print_notice
 from feduhb.data.federation import Federation
 from feduhb.data.load import FederationSettings, build_federation
+from feduhb.data.own import make_federation
 from feduhb.data.request import Forget, Request, as_request
 from feduhb.engines import EngineMaker, block_of, describe_engine, make_engine, name_engine
 from feduhb.engines.batches import check_work
@@ -53,8 +55,9 @@ from feduhb.runs.lineage import (
 )
 from feduhb.runs.loop import Participants
 from feduhb.runs.plan import Advice, Plan, Reporter, Show
-from feduhb.runs.run import Run, adapt_method, open_run
+from feduhb.runs.run import Chosen, Run, adapt_method, choose_method, open_run
 from feduhb.runs.start import GIVEN_NOTICE, StartSettings, describe_start, explain_given
+from feduhb.runs.trust import prepare_trust
 from feduhb.stopping import DynamicStop, Never, StopRule, never
 
 ROUNDS = 40  # of an unlearning, at most, if no number is given
@@ -125,10 +128,7 @@ def train(
         clients_per_round=clients_per_round, engine=name_engine(engine), keep_history=keep_history,
         stop=stop if isinstance(stop, DynamicStop) else None,
     )  # fmt: skip
-    if (unused := federation.explain_unused()) is not None:
-        print_notice(unused)
-    if federation.start == "given":
-        print_notice(GIVEN_NOTICE)
+    _print_notices(federation)
     return run_method(
         federation, adapt_method("retrain", settings), settings, rounds=rounds, stop=stop, engine=engine, block=block, out=out,
         resume=resume, checkpoint_every=checkpoint_every, show=show, label="train",
@@ -136,9 +136,20 @@ def train(
 
 
 def train_from(
-    config: Config, out: Path, *, data: Path | None = None, resume: bool = False, show: Show = "auto"
+    config: Config,
+    out: Path,
+    *,
+    base: Path | None = None,
+    data: Path | None = None,
+    resume: bool = False,
+    show: Show = "auto",
 ) -> Run:
-    """Train a federation as a config file describes."""
+    """Train a federation as a config file describes.
+
+    Args:
+        base: the folder of the config file, in which code that it names is looked for; None: the working directory.
+        data: the folder with the files of the data set.
+    """
     if config.unlearn is not None:
         raise ConfigError(
             "this config has an [unlearn] table, so it describes an unlearning; remove that table and train, then use feduhb unlearn"
@@ -147,18 +158,31 @@ def train_from(
         raise ConfigError(
             "this config has a [start] table, so its model was made in Python; train it there: feduhb.train(federation)"
         )
-    federation = build_federation(config.federation or FederationSettings(), config.seed, data)
+    settings = config.federation or FederationSettings()
+    if is_code(settings.data):
+        federation = make_federation(find_code(settings.data, base or Path.cwd())).reseed(config.seed)
+        _print_notices(federation)
+    else:
+        federation = build_federation(settings, config.seed, data)
     return run_method(
         federation, adapt_method("retrain", config.train), config.train, rounds=config.train.rounds,
         stop=config.train.stop or never, engine=config.train.engine, out=out, resume=resume, show=show, label="train",
     )  # fmt: skip
 
 
+def _print_notices(federation: Federation) -> None:
+    """Print what its user should know of the start of a training."""
+    if (unused := federation.explain_unused()) is not None:
+        print_notice(unused)
+    if federation.start == "given":
+        print_notice(GIVEN_NOTICE)
+
+
 def unlearn(
     run: Run,
     forget: Forget,
     *,
-    method: str | Method[Any] = "feduhb",
+    method: str | Method[Any] | Chosen = "feduhb",
     rounds: int | None = None,
     stop: Literal["auto"] | StopRule = "auto",
     engine: str | EngineMaker | None = None,
@@ -179,7 +203,8 @@ def unlearn(
     Args:
         run: the run that is to forget. Exact methods do not use its weights.
         forget: client ids, {id: rows}, "class:3", or a `Request`.
-        method: a name, for a method with the run's epochs and aggregation rule; or a method.
+        method: a name, or "module:Class" or "file.py:Class" of your own, for a method with the run's epochs and
+            aggregation rule; or a method.
         rounds: the largest number of rounds, unless the method has its own; None is 40, whatever the training used.
         stop: "auto" is the method's own rule: the dynamic rule for FedUHB, none for the others.
         engine: None takes the engine of the run.
@@ -199,7 +224,7 @@ def unlearn(
     if erase_history and run.folder is not None:
         check_revival(run.folder, total, allow=allow_revival, warn=print_notice)
     erasure = _plan_erasure(run, request, total) if erase_history else Erasure()
-    chosen = adapt_method(method, run.settings) if isinstance(method, str) else check_method(method)
+    chosen, code = choose_method(method, run.settings)
     if resume and out and chosen.needs_history and RunFolder(Path(out)).is_replayed():
         erased = finish_replay(RunFolder(Path(out)), chosen, str(total), erasure, REPORTER, Advice())
         return replace(open_run(out, run.original, method=chosen), erased=tuple(erased))
@@ -220,14 +245,14 @@ def unlearn(
         checkpoint_every=checkpoint_every, show=show, label=chosen.name,
         ancestors=((Ancestor.at(run.folder),) if run.folder else ()) + run.earlier, erasure=erasure,
         supersedes=tuple(path for path in before if path is not None) if erase_history else (), allow_revival=allow_revival,
-        notice=_explain_rounds(run) if rounds is None and not chosen.rounds else "",
+        notice=_explain_rounds(run) if rounds is None and not chosen.rounds else "", code=code,
     )  # fmt: skip
 
 
 def compare(
     run: Run,
     forget: Forget,
-    methods: Iterable[str | Method[Any]] | None = None,
+    methods: Iterable[str | Method[Any] | Chosen] | None = None,
     *,
     rounds: int | None = None,
     out: str | Path | None = None,
@@ -237,20 +262,20 @@ def compare(
     """Serve one request with several methods, without erasing any history; return the runs by name.
 
     Args:
-        methods: names or methods; None takes all built-in methods that can serve the request.
+        methods: names, "module:Class" of your own, or methods; None takes all built-in methods that can serve the request.
         rounds: as for `unlearn`.
         out: a folder in which each run gets a folder by its name; a second feduhb is feduhb-2.
     """
     request = as_request(forget)
-    chosen = list_comparable(run, request) if methods is None else list(methods)
+    given = list_comparable(run, request) if methods is None else methods
+    chosen = [choose_method(method, run.settings) for method in given]
     remaining = run.federation.without(request)
-    for method in chosen:  # raise an error before the first method trains
-        made = adapt_method(method, run.settings) if isinstance(method, str) else check_method(method)
+    for made, _ in chosen:  # raise an error before the first method trains
         prepare_method(made, run, request, remaining)
         _check_first_work(made, remaining, run.settings)
     found: dict[str, Run] = {}
     for method in chosen:
-        plain = method if isinstance(method, str) else method.name
+        plain = method.method.name
         numbered = (f"{plain}-{i}" for i in itertools.count(2))
         name = next(n for n in itertools.chain([plain], numbered) if n not in found)
         found[name] = unlearn(
@@ -295,6 +320,7 @@ def run_method(
     allow_revival: bool = False,
     erasure: Erasure | None = None,
     notice: str = "",
+    code: Code | None = None,
 ) -> Run:
     """Run a method on a federation from a fresh model. `train`, `unlearn` and audits call this.
 
@@ -306,6 +332,7 @@ def run_method(
         models: a folder for the model after every round; None keeps only the last one.
         scored: False does not score the model of every round, which saves time.
         notice: a line to show before the first round.
+        code: what names the method, if a command or config can name it as the user's own.
     """
     check_method(method)  # a worker process has not checked it yet
     check_whole("rounds", rounds)
@@ -326,9 +353,9 @@ def run_method(
     keep, first = settings.keep_history, _prepare_start(federation, recorded=folder is not None)
     config = Config(
         seed=federation.seed,
-        federation=before.about if isinstance(before.about, FederationSettings) else None,
+        federation=_describe_data(before),
         train=settings,
-        unlearn=None if forgot is None else _describe(method, rounds, stop, forgot),
+        unlearn=None if forgot is None else _describe(method, rounds, stop, forgot, code),
         start=first.table,
         loss=None if federation.loss is cross_entropy else describe_function(federation.loss),
         augment=None if federation.augment is None else describe_function(federation.augment),
@@ -337,6 +364,7 @@ def run_method(
         remote=federation.is_remote or None,
         clients=federation.fingerprints() if folder else {},
     )
+    written, is_own = to_toml(config), code is not None or isinstance(before.about, Code)
     why = made.about.get("why")  # set if "auto" chose the engine
     notices = (notice, f"engine: {made.about['name']} ({why})\n" if why else "")
     plan = Plan(
@@ -352,7 +380,8 @@ def run_method(
         stop=stop,
         score=score,
         folder=folder,
-        config=to_toml(config),
+        config=written,
+        files=prepare_trust(written, before.about, code) if folder is not None and is_own else {},
         resume=resume,
         history_to_write=DiskHistory(Path(out or "") / HISTORY, half=keep == "float16") if keep else None,
         checkpoint_every=checkpoint_every,
@@ -415,11 +444,22 @@ def _explain_rounds(run: Run) -> str:
     return "" if had == ROUNDS else f"at most {ROUNDS} rounds, the default; the training had {had}\n"
 
 
-def _describe(method: Method[Any], rounds: int, stop: StopRule, forgot: Request) -> UnlearnSettings:
+def _describe_data(federation: Federation) -> FederationSettings | None:
+    """Return the [federation] table of a run's config.toml; None if only Python code can make the federation."""
+    about = federation.about
+    if isinstance(about, Code):
+        return FederationSettings(data=about.text)
+    return about if isinstance(about, FederationSettings) else None
+
+
+def _describe(
+    method: Method[Any], rounds: int, stop: StopRule, forgot: Request, code: Code | None
+) -> UnlearnSettings:
     """Return the [unlearn] table of a run's config.toml."""
     return UnlearnSettings(
         forget=str(forgot),
         method=method.name,
+        code=None if code is None else code.text,
         rounds=rounds,
         settings=settings_of(method),
         stop=stop if isinstance(stop, DynamicStop) else None,

@@ -3,6 +3,8 @@
 import json
 import re
 import runpy
+import shlex
+import sys
 import tomllib
 from pathlib import Path
 
@@ -183,6 +185,31 @@ def test_the_commands_of_the_erasure_page(tmp_path, monkeypatch):
     for kept in ("config.toml", "rounds.jsonl", "result.json", "audit.json", "state.safetensors"):
         assert Path("runs/third", kept).exists()
     assert not Path("runs/third/audit-work").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("blank_figures")
+def test_the_own_code_page(tmp_path, monkeypatch):
+    """Its module, its config and its commands, in the folder of a project."""
+    page = (ROOT / "docs" / "own-code.md").read_text()
+    (module,), (config,), (commands,) = (blocks(page, language) for language in ("py", "toml", "sh"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "my_data", raising=False)
+    Path("my_data.py").write_text(module)
+    Path("federation.toml").write_text(config)
+    for line in commands.splitlines():
+        ended = CliRunner().invoke(app, shlex.split(line)[1:])
+        assert ended.exit_code == 0, ended.output
+    assert (
+        RunFolder(Path("runs/first-feduhb-compare/careful")).config()["unlearn"]["code"]
+        == "my_data.py:Careful"
+    )
+    assert json.loads(Path("runs/first-feduhb/audit.json").read_text())["verdict"]["word"] in {
+        "forgotten",
+        "inconclusive",
+    }
+    monkeypatch.delitem(sys.modules, "my_data")
 
 
 def typed(line):

@@ -29,6 +29,7 @@ from feduhb import errors
 from feduhb.api import run_method
 from feduhb.audit.hiding import hide_folders
 from feduhb.audit.recipes import CannotRebuild, Recipe, follow, follow_method, write_method, write_recipe
+from feduhb.core.own_code import Code
 from feduhb.core.types import Method
 from feduhb.data.federation import Examples, Federation
 from feduhb.data.request import Request
@@ -94,7 +95,8 @@ def separate(federation: Federation) -> Federation:
         name: {client: copy(own) for client, own in getattr(federation, name).items()}
         for name in ("clients", "held_out")
     }
-    return federation.replace(**parts, test=copy(federation.test), standardize=False)
+    about = None if isinstance(federation.about, Code) else federation.about  # these runs need no trust
+    return federation.replace(**parts, test=copy(federation.test), about=about, standardize=False)
 
 
 def run_apart(job: Job, hidden: Sequence[Path], show: Callable[[Round], None] | None) -> str | None:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from feduhb.cli.options import Data, Json, answering, list_runs
+from feduhb.cli.options import Data, DataFrom, Json, MethodFrom, answering, list_runs
 
 WORK_KEPT = (
     "finished work is kept: start again to continue, or delete {}, whose models know the forgotten data"
@@ -66,6 +66,8 @@ def audit(
         ),
     ] = False,
     data: Data = None,
+    data_from: DataFrom = None,
+    method_from: MethodFrom = None,
     json: Json = False,
 ) -> None:
     """Check whether a run forgot: exactness, membership attacks, backdoor, distance, cost, and a verdict.
@@ -79,6 +81,7 @@ def audit(
     The audit needs the forgotten data once more, so run it before you delete that data. It writes audit.json into RUN, which feduhb report shows. After a crash, start it again: it continues where it stopped, with what it finished in a folder of its own, outside RUN.
     """
     from dataclasses import asdict
+    from functools import partial
 
     from feduhb.audit.audit import audit_all
     from feduhb.audit.pooling import pool_seeds
@@ -86,10 +89,11 @@ def audit(
     from feduhb.runs.run import open_run
 
     with answering(json, WORK_KEPT.format(find_work(runs[0]))) as answer:
+        opened = partial(open_run, data=data, data_from=data_from, method_from=method_from or ())
         found = audit_all(
-            [open_run(run, data=data) for run in runs],
-            None if original is None else open_run(original, data=data),
-            retrain=None if retrain is None else open_run(retrain, data=data),
+            [opened(run) for run in runs],
+            None if original is None else opened(original),
+            retrain=None if retrain is None else opened(retrain),
             exactness=exactness, canaries=canaries, shadows=shadows, relearn=relearn, margin=margin, keep=keep,
             show="auto" if json else "lines",
         )  # fmt: skip

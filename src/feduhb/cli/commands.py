@@ -14,6 +14,7 @@ from feduhb.cli.retire import retire
 from feduhb.cli.status import status
 from feduhb.cli.table import table
 from feduhb.cli.train import train
+from feduhb.cli.trust import trust
 from feduhb.cli.unlearn import unlearn
 from feduhb.cli.verify import verify
 
@@ -26,5 +27,5 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 app.callback(invoke_without_command=True)(print_version)
-for _command in (demo, train, unlearn, compare, audit, report, export, table, retire, status, verify):
+for _command in (demo, train, unlearn, compare, audit, report, export, retire, status, verify, trust, table):
     app.command(help=join_lines(_command.__doc__ or ""))(_command)

@@ -17,7 +17,8 @@ def compare(
     methods: Annotated[
         str | None,
         typer.Option(
-            help="Methods, separated by commas; if not given, all built-in methods that can serve the request."
+            help="Methods, separated by commas, also your own: package.module:Class or file.py:Class. If not given, all "
+            "built-in methods that can serve the request."
         ),
     ] = None,
     momenta: Annotated[
@@ -34,6 +35,8 @@ def compare(
     ] = None,
     resume: options.Resume = False,
     data: options.Data = None,
+    data_from: options.DataFrom = None,
+    method_from: options.MethodFrom = None,
     tensorboard: options.TensorBoard = None,
     json: options.Json = False,
 ) -> None:
@@ -49,7 +52,8 @@ def compare(
     from feduhb.stopping import never
 
     with options.answering(json, options.CONTINUE) as answer:
-        opened, request = open_run(run, data=data), Request.parse(forget)
+        opened = open_run(run, data=data, data_from=data_from, method_from=method_from or ())
+        request = Request.parse(forget)
         betas = () if momenta is None else options.parse_numbers("--momenta", momenta)
         given = "retrain" if methods is None and betas else methods
         names = None if given is None else [name.strip() for name in given.split(",") if name.strip()]

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from feduhb.cli.options import Data, Json, RunArgument, answering
+from feduhb.cli.options import Data, DataFrom, Json, MethodFrom, RunArgument, answering
 
 ALONE = "written from the run folder alone: a parameter that the module has under two names is there once"
 
@@ -27,13 +27,15 @@ def export(
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a file that is there.")] = False,
     data: Data = None,
+    data_from: DataFrom = None,
+    method_from: MethodFrom = None,
     json: Json = False,
 ) -> None:
     """Write the model of a run to a file, or the model card that describes it.
 
     Example: feduhb export runs/first-feduhb --out model.safetensors
 
-    The weights have the names of the model's state_dict. ONNX needs the extra onnx. If the data of RUN came from Python code, its weights and its card are written from the folder alone.
+    The weights have the names of the model's state_dict. ONNX needs the extra onnx. If RUN was made in Python and --data-from does not name its data, weights and card are written from the folder alone.
 
     Copies are not deleted with RUN: before you retire a run, delete its exports.
     """
@@ -43,11 +45,13 @@ def export(
 
     with answering(json) as answer:
         kind = choose_format(out, format)
-        alone = kind == "card" or RunFolder(run).config().get("federation") is None
+        made_in_python = RunFolder(run).config().get("federation") is None and data_from is None
+        alone = kind == "card" or made_in_python
         if alone:
             export_folder(run, out, format=format, overwrite=overwrite)
         else:
-            open_run(run, data=data).export(out, format=format, overwrite=overwrite)
+            opened = open_run(run, data=data, data_from=data_from, method_from=method_from or ())
+            opened.export(out, format=format, overwrite=overwrite)
         answer.update(written=str(out), format=kind, from_folder_alone=alone)
         if not json:
             typer.echo(str(out))

@@ -64,7 +64,8 @@ Rounds = Annotated[
 Data = Annotated[
     Path | None,
     typer.Option(
-        metavar="FOLDER", help="Folder with the mnist or cifar10 files; default: FEDUHB_DATA, or a download."
+        metavar="PATH",
+        help="Folder with the mnist or cifar10 files; default: FEDUHB_DATA, or a download. Or the file of a table that was moved.",
     ),
 ]
 TensorBoard = Annotated[
@@ -73,6 +74,23 @@ TensorBoard = Annotated[
         "--tensorboard",
         metavar="FOLDER",
         help="Write scores and costs of every round for TensorBoard; needs the extra tensorboard.",
+    ),
+]
+DataFrom = Annotated[
+    str | None,
+    typer.Option(
+        metavar="MODULE:FUNCTION",
+        help="A function of yours without arguments that returns the run's feduhb.Federation: package.module:function, or "
+        "file.py:function relative to the working directory. For runs made in Python, and for runs whose own code you do not "
+        "trust yet: see feduhb trust.",
+    ),
+]
+MethodFrom = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="MODULE:CLASS",
+        help="The class of the method by which a run was made, if it is your own: package.module:Class, or file.py:Class "
+        "relative to the working directory. May be repeated.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]

@@ -43,6 +43,12 @@ def train(
     partition = "dirichlet:0.5"
     \\[train]
     rounds = 40
+
+    Or let a function of yours, without arguments, return the feduhb.Federation: one in a file beside the config, or in an installed module, such as "my_package.my_data:make". Then no other key of \\[federation] applies:
+
+    \b
+    \\[federation]
+    data = "my_data.py:make"
     """
     from feduhb.api import train_from
     from feduhb.runs.config import read_config
@@ -52,5 +58,7 @@ def train(
         kept = settings.train.keep_history or keep_history  # the config may ask for float16
         chosen = replace(settings.train, engine=engine or settings.train.engine, keep_history=kept)
         settings = replace(settings, train=chosen)
-        run = train_from(settings, out, data=data, resume=resume, show=choose_show(json, tensorboard))
+        run = train_from(
+            settings, out, base=config.parent, data=data, resume=resume, show=choose_show(json, tensorboard)
+        )
         print_run(answer, run.folder, json)

@@ -21,7 +21,11 @@ def unlearn(
     run: options.RunArgument,
     forget: options.Forget,
     method: Annotated[
-        str, typer.Option(help="feduhb, retrain, federaser, fedrecover, or a method of another package.")
+        str,
+        typer.Option(
+            help="feduhb, retrain, federaser, fedrecover, a method of another package, or one of your own: "
+            "package.module:Class or file.py:Class."
+        ),
     ] = "feduhb",
     rounds: options.Rounds = None,
     momentum: Annotated[
@@ -64,6 +68,8 @@ def unlearn(
     ] = False,
     unaudited: Unaudited = None,
     data: options.Data = None,
+    data_from: options.DataFrom = None,
+    method_from: options.MethodFrom = None,
     tensorboard: options.TensorBoard = None,
     json: options.Json = False,
 ) -> None:
@@ -79,7 +85,7 @@ def unlearn(
     """
     from feduhb import api
     from feduhb.data.request import Request
-    from feduhb.runs.run import adapt_method, open_run
+    from feduhb.runs.run import choose_method, open_run
 
     with options.answering(json, options.CONTINUE) as answer:
         if unaudited is not None and not (retire and unaudited.strip()):
@@ -87,16 +93,17 @@ def unlearn(
                 "--unaudited gives a reason to --retire the old run without an audit; give both, or neither"
             )
         given = {"momentum": momentum, "step_size": step_size, **options.parse_settings(setting or [])}
-        opened, request = open_run(run, data=data), Request.parse(forget)
+        opened = open_run(run, data=data, data_from=data_from, method_from=method_from or ())
+        request = Request.parse(forget)
         settings = {key: value for key, value in given.items() if value is not None}
-        chosen = adapt_method(method, opened.settings, **settings)
+        chosen = choose_method(method, opened.settings, **settings)
         new = api.unlearn(
             opened,
             request,
             method=chosen,
             rounds=rounds,
-            stop=parse_stop(stop, window, floor, chosen.default_stop()),
-            out=out or options.name_folder(run, method),
+            stop=parse_stop(stop, window, floor, chosen.method.default_stop()),
+            out=out or options.name_folder(run, chosen.method.name),
             resume=resume,
             allow_revival=allow_revival,
             show=options.choose_show(json, tensorboard),

@@ -225,7 +225,8 @@ def load_dataset(name: str, folder: Path | None = None) -> Dataset:
     read = find_plugin(PLUGINS, name)
     if read is None:
         raise DataError(
-            f"there is no data set {name!r}; choose one of {', '.join(list_datasets())}, or bring your own with feduhb.Federation"
+            f"there is no data set {name!r}; choose one of {', '.join(list_datasets())}, or bring your own with feduhb.Federation, "
+            "in a config by data = 'my_data.py:make'"
         )
     found = read(named)
     if not isinstance(found, Dataset):

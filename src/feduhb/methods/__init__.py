@@ -8,13 +8,15 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
+from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from feduhb.core.aggregate import Aggregate, format_rule
+from feduhb.core.aggregate import Aggregate, format_rule, parse_rule
+from feduhb.core.own_code import Code, load_code
 from feduhb.core.plugins import find_plugin, list_plugins
 from feduhb.core.types import Method
-from feduhb.errors import ConfigError
+from feduhb.errors import ConfigError, FeduhbError
 from feduhb.methods.federaser import FedEraser
 from feduhb.methods.fedrecover import FedRecover
 from feduhb.methods.feduhb import FedUHB
@@ -38,36 +40,71 @@ def list_methods() -> list[str]:
     return [*METHODS, *(name for name in list_plugins(GROUP) if name not in METHODS)]
 
 
-def find_method(name: str) -> type[Method[Any]]:
-    """Return the class of a method by name."""
+def find_method(name: str | type[Method[Any]]) -> type[Method[Any]]:
+    """Return the class of a method by name; a class is returned as it is."""
+    if not isinstance(name, str):
+        return name
     found = METHODS.get(name) or find_plugin(GROUP, name)
     if found is None:
         raise ConfigError(f"there is no method {name!r}; choose one of {', '.join(list_methods())}")
     return found
 
 
-def list_settings(name: str) -> list[str]:
+def list_settings(name: str | type[Method[Any]]) -> list[str]:
     """Return the names of a method's settings."""
     kind = find_method(name)
     bound = BOUND if getattr(kind, "needs_history", False) else ()
     return [key for key in inspect.signature(kind).parameters if key not in bound]
 
 
-def make_method(name: str, **settings: Any) -> Method[Any]:
-    """Return a method by name, with these settings."""
-    known = list_settings(name)
+def make_method(name: str | type[Method[Any]], **settings: Any) -> Method[Any]:
+    """Return a method by name, or of a class, with these settings."""
+    known, label = list_settings(name), name if isinstance(name, str) else name.__name__
     if unknown := [key for key in settings if key not in known]:
-        raise ConfigError(f"{name} has no setting {', '.join(unknown)}; it knows {', '.join(known)}")
+        raise ConfigError(f"{label} has no setting {', '.join(unknown)}; it knows {', '.join(known)}")
     try:
         made = check_method(find_method(name)(**settings))
-    except TypeError as error:
-        given = ", ".join(f"{key}={value!r}" for key, value in settings.items())
-        raise ConfigError(f"{name} cannot be made with {given}: {error}; give numbers as numbers") from None
-    if made.name != name:
+    except FeduhbError:
+        raise
+    except Exception as error:  # whatever a class of the user's raises
+        given = ", ".join(f"{key}={value!r}" for key, value in settings.items()) or "its defaults"
+        advice = "give numbers as numbers" if isinstance(error, TypeError) else "give other settings"
+        raise ConfigError(f"{label} cannot be made with {given}: {error}; {advice}") from None
+    if made.name != name and isinstance(name, str):
         raise ConfigError(
             f"the method registered as {name!r} has the name {made.name!r}, so its runs could not be opened; use one name for both"
         )
     return made
+
+
+def load_method(code: Code) -> type[Method[Any]] | Method[Any]:
+    """Import a method of the user's own and return it: a class or an instance."""
+    found = load_code(code)
+    missing = next((part for part in ("init", "ask", "tell", "name") if not hasattr(found, part)), None)
+    if missing is not None:
+        raise ConfigError(
+            f"{code.text} is not a method: it has no {missing}; name a class that inherits from feduhb.Method"
+        )
+    return found if isinstance(found, type) else check_method(found)
+
+
+def change_method(method: Method[Any], **settings: Any) -> Method[Any]:
+    """Return a method with other values for some of its settings."""
+    return make_method(type(method), **{**values_of(method), **settings}) if settings else method
+
+
+def restore_method(source: str | type[Method[Any]] | Method[Any], written: Mapping[str, Any]) -> Method[Any]:
+    """Return a method with the settings that a config file wrote, see `settings_of`.
+
+    Args:
+        source: the name or the class of the method, or an instance, whose other settings are changed.
+    """
+    is_made = not isinstance(source, str | type)
+    known = settings_of(source) if is_made else {}
+    settings = {key: value for key, value in written.items() if key not in known or known[key] != value}
+    if "aggregate" in settings:
+        settings["aggregate"] = parse_rule(settings["aggregate"])
+    return change_method(source, **settings) if is_made else make_method(source, **settings)
 
 
 def check_method(method: Any) -> Method[Any]:
@@ -125,13 +162,16 @@ __all__ = [
     "FedRecover",
     "FedUHB",
     "Retrain",
+    "change_method",
     "check_method",
     "find_method",
     "is_built_in",
     "is_retrain",
     "list_methods",
     "list_settings",
+    "load_method",
     "make_method",
+    "restore_method",
     "rule_of",
     "settings_of",
     "values_of",

@@ -16,6 +16,7 @@ import tomli_w
 
 from feduhb.core.checks import check_whole
 from feduhb.core.local import ADDED, Local
+from feduhb.core.own_code import is_code
 from feduhb.data.federation import Federation
 from feduhb.data.load import NOT_OF_TABLES, FederationSettings
 from feduhb.errors import ConfigError
@@ -81,6 +82,7 @@ class UnlearnSettings:
     settings: Mapping[str, float | int | str] = field(default_factory=dict)
     stop: DynamicStop | None = None  # None: every scheduled round
     own_stop: bool | None = None  # true: the rule is the method's own code
+    code: str | None = None  # "module:name" or "file.py:name" of a method of the user's own
 
     __pydantic_config__ = FORBID
 
@@ -134,7 +136,20 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 def parse_config(values: Mapping[str, Any], where: str) -> Config:
     """Return the config that these values describe; ``where`` names their file in errors."""
-    return validate(Config, upgrade(values), where)
+    found = upgrade(values)
+    _check_own_data(found.get("federation"), where)
+    return validate(Config, found, where)
+
+
+def _check_own_data(federation: object, where: str) -> None:
+    """Raise ConfigError if [federation] names code of the user's own and settings that do not apply to it."""
+    if not isinstance(federation, Mapping) or not is_code(str(federation.get("data", ""))):
+        return
+    if other := [key for key in federation if key != "data"]:
+        raise ConfigError(
+            f"{where}: federation.{other[0]} does not apply to data from code, {federation['data']!r}, "
+            "which returns the whole federation; remove it"
+        )
 
 
 def upgrade(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -194,12 +209,20 @@ def to_toml(config: Config) -> str:
     values = asdict(config)
     unused = [name for name in ADDED if values["train"][name] == getattr(TrainSettings(), name)]
     values["train"] = {key: value for key, value in values["train"].items() if key not in unused}
-    if config.federation is not None and config.federation.table is not None:
-        values["federation"] = {k: v for k, v in values["federation"].items() if k not in NOT_OF_TABLES}
-        values["federation"]["table"] = {
-            k: v for k, v in values["federation"]["table"].items() if v not in ({}, ())
-        }
+    if config.federation is not None:
+        values["federation"] = _list_values(config.federation)
     return tomli_w.dumps(drop_none(values))
+
+
+def _list_values(federation: FederationSettings) -> dict[str, Any]:
+    """Return the values of [federation], without those that do not apply to code or to a table."""
+    values = asdict(federation)
+    if is_code(federation.data):
+        return {"data": federation.data}
+    if federation.table is None:
+        return values
+    table = {key: value for key, value in values["table"].items() if value not in ({}, ())}
+    return {key: value for key, value in values.items() if key not in NOT_OF_TABLES} | {"table": table}
 
 
 def drop_none(value: Any) -> Any:

@@ -47,6 +47,7 @@ HISTORY = "history"  # the folder of the history in a run folder
 WORK = "audit-work"  # the folder for the runs that an audit makes, deleted at its end
 # Files of a Flower strategy.
 NAMES, LEFT_OUT, REQUEST, LIMITS = "names.json", "left_out.json", "request.json", "limits.json"
+TRUST = "trust.json"  # which code of the user's own may be run, see `feduhb.runs.trust`
 REMAINS = ("audit.json", HISTORY, "result.json", ".result.json", "rounds.jsonl", "state.safetensors")
 
 

@@ -95,9 +95,14 @@ class _Facts:
 
     @property
     def is_replaying(self) -> bool:
-        """Whether it replays a history and has not finished, so that its checkpoint holds parts of that history."""
+        """Whether it replays a history and has not finished, so that its checkpoint holds parts of that history.
+
+        A method of the user's own counts as one that does: it is not imported to find out.
+        """
         if self.result or not (name := self.method):
             return False
+        if "code" in self.config.get("unlearn", {}):
+            return True
         return self.attempt(lambda: find_method(name).needs_history, False)
 
     @property

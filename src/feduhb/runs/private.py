@@ -50,15 +50,19 @@ def make_work(place: Path) -> Path:
 
 
 def read_key() -> bytes:
-    """Return this user's secret, by which an audit recognises what it has written itself; make it if there is none."""
+    """Return this user's secret, by which feduhb recognises what it has written itself; make it if there is none."""
     path = find_audits() / "key"
+    make_private_folder(path.parent)
     with disk_errors(path):
+        _check_private(path.parent)
         with contextlib.suppress(FileExistsError):
             write_new(path, secrets.token_bytes(KEY_SIZE))
         _check_private(path)
         key = read_bytes(path)
     if len(key) != KEY_SIZE:
-        raise StorageError(f"{path} is damaged; delete it: interrupted audits then begin again")
+        raise StorageError(
+            f"{path} is damaged; delete it: interrupted audits then begin again, and runs of own code must be trusted again"
+        )
     return key
 
 

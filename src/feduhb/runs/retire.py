@@ -36,6 +36,7 @@ from feduhb.runs.folder import (
     LIMITS,
     NAMES,
     REQUEST,
+    TRUST,
     WORK,
     RunFolder,
     Tombstone,
@@ -64,7 +65,9 @@ if TYPE_CHECKING:
     from feduhb.runs.run import Run
 
 TEMPORARY = (".*.tmp", ".tmp??????")
-RECORDS = ("rounds.jsonl", ".result.json", "result.json", NAMES, LEFT_OUT, REQUEST, LIMITS, "config.toml")
+RECORDS = (
+    "rounds.jsonl", ".result.json", "result.json", NAMES, LEFT_OUT, REQUEST, LIMITS, TRUST, "config.toml",
+)  # fmt: skip
 DELETED = (RunFolder.STATE, *TEMPORARY, HISTORY, WORK, *RECORDS)  # weights first
 # Evidence and lineage, without weights and updates.
 KEPT = (

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,14 +16,23 @@ from feduhb.core.aggregate import parse_rule
 from feduhb.core.flat import count_statistics, flatten, with_params
 from feduhb.core.local import describe_function
 from feduhb.core.modules import list_carried
+from feduhb.core.own_code import Code, find_code, is_code
 from feduhb.core.types import ClientId, Engine, Method
 from feduhb.data.deleted import restore_keys, select_held
 from feduhb.data.federation import Federation
 from feduhb.data.load import build_federation
+from feduhb.data.own import make_federation
 from feduhb.data.request import Request
 from feduhb.engines import EngineMaker, make_engine
 from feduhb.errors import ConfigError, RunFolderError
-from feduhb.methods import check_method, list_settings, make_method
+from feduhb.methods import (
+    change_method,
+    check_method,
+    list_settings,
+    load_method,
+    make_method,
+    restore_method,
+)
 from feduhb.methods.retrain import Plain
 from feduhb.runs.checkpoint import load_params, load_state
 from feduhb.runs.config import (
@@ -36,6 +46,7 @@ from feduhb.runs.history import DiskHistory
 from feduhb.runs.lineage import Ancestor, Erased, check_chain, read_ancestors
 from feduhb.runs.start import check_start, describe_start
 from feduhb.runs.statistics import WithStatistics
+from feduhb.runs.trust import require_code
 from feduhb.stopping import DynamicStop, StopRule, never
 
 CLIENT_ENGINE = "loop"  # the engine of Flower's clients, each of which trains alone
@@ -143,8 +154,13 @@ def open_run(
     *,
     method: Method[Any] | None = None,
     data: str | Path | None = None,
+    data_from: str | None = None,
+    method_from: str | Sequence[str] = (),
 ) -> Run:
     """Return the finished run in a folder, with the seed that the folder records.
+
+    A folder may name code of the user's own, and may come from somebody else. That code is imported only if you name it
+    again here, or trusted the folder: `feduhb trust FOLDER`. Runs that you made from such code are trusted from the start.
 
     Args:
         federation: the clients' data, if it came from Python code. It must be the data of the run. Forgotten clients and
@@ -152,7 +168,13 @@ def open_run(
             the data, give the data of all clients by the server's client ids.
         method: the run's method, if it has no registered name.
         data: the folder with the files of "mnist" or "cifar10"; None takes FEDUHB_DATA, or else a cache.
+        data_from: a function that returns the federation, "package.module:function" or "file.py:function", in place of
+            ``federation``.
+        method_from: the run's method, "package.module:Class" or "file.py:Class", in place of ``method``; of several, the
+            one with the name of the run's method.
     """
+    if federation is not None and data_from is not None:
+        raise ConfigError("federation and data_from both give the data; give one of them")
     files = RunFolder(Path(folder))
     values = files.config()
     strategy = validate(FlowerTable, values.pop("flower", {}), f"{files.config_path} [flower]")
@@ -161,7 +183,7 @@ def open_run(
     forgot = Request.parse(config.unlearn.forget) if config.unlearn else None
     ancestors = read_ancestors(files.path)
     check_chain(files.path, ancestors, forgot)
-    given = (federation or _load_federation(files, config, data)).reseed(config.seed)
+    given = (federation or _load_federation(files, config, data, data_from)).reseed(config.seed)
     if strategy:
         given = _without_earlier(given, strategy.get("forget"))
     original, remaining = _split_federation(given, config, ancestors)
@@ -174,7 +196,8 @@ def open_run(
     start = describe_start(module, given=given_start) if given_start or list_carried(module) else None
     if config.start is not None or (start is not None and not strategy):
         check_start(files.path, config.start, start)
-    chosen = _find_method(files, config, strategy) if method is None else check_method(method)
+    named = (method_from,) if isinstance(method_from, str) else method_from
+    chosen = _find_method(files, config, strategy, named) if method is None else check_method(method)
     if chosen.needs_history:
         params = load_params(files.state_path)
     else:  # earlier versions kept the whole state
@@ -206,7 +229,38 @@ def open_run(
     )
 
 
-def adapt_method(name: str, settings: TrainSettings, **changes: Any) -> Method[Any]:
+class Chosen(NamedTuple):
+    """A method to run."""
+
+    method: Method[Any]
+    code: Code | None = None  # what names it, if it is the user's own
+
+
+def choose_method(given: str | Method[Any] | Chosen, settings: TrainSettings, **changes: Any) -> Chosen:
+    """Return the method that a name, or "module:Class" or "file.py:Class", stands for; anything else as it is.
+
+    Args:
+        settings: those of the run that is to forget.
+        changes: settings of the method.
+    """
+    if isinstance(given, Chosen):
+        return given
+    if not isinstance(given, str):
+        return Chosen(check_method(given))
+    if not is_code(given):
+        return Chosen(adapt_method(given, settings, **changes))
+    code = find_code(given, Path.cwd())
+    found = load_method(code)
+    is_class = isinstance(found, type)
+    made = adapt_method(found, settings, **changes) if is_class else change_method(found, **changes)
+    if not re.fullmatch(r"\w[\w.+-]*", made.name):
+        raise ConfigError(
+            f"the method {code.text} has the name {made.name!r}, which cannot name a folder; use letters, digits and dashes"
+        )
+    return Chosen(made, code)
+
+
+def adapt_method(name: str | type[Method[Any]], settings: TrainSettings, **changes: Any) -> Method[Any]:
     """Return a method by name, with the epochs and the aggregation rule of a run if it has these settings."""
     shared = {"epochs": settings.epochs, "aggregate": parse_rule(settings.aggregate)}
     known = list_settings(name)
@@ -253,24 +307,41 @@ def _without_earlier(given: Federation, forget: str | None) -> Federation:
     return given if rest is None else given.without(rest)
 
 
-def _find_method(files: RunFolder, config: Config, strategy: FlowerTable) -> Method[Any]:
-    """Return the recorded method; a training by a Flower strategy has its settings in the strategy's table."""
+def _find_method(
+    files: RunFolder, config: Config, strategy: FlowerTable, named: Sequence[str]
+) -> Method[Any]:
+    """Return the recorded method; a training by a Flower strategy has its settings in the strategy's table.
+
+    Args:
+        named: code of the user's own, of which the method with the recorded name is taken.
+    """
     written = config.unlearn.settings if config.unlearn else strategy.get("settings")
     if written is None:
         return adapt_method("retrain", config.train)
     name = config.unlearn.method if config.unlearn else "retrain"
-    settings: dict[str, Any] = dict(written)
+    own = [load_method(find_code(text, Path.cwd())) for text in named if config.unlearn]
+    found = next((one for one in own if one.name == name), None)
+    if found is None and config.unlearn and config.unlearn.code is not None:
+        found = load_method(require_code(files, "method"))
     try:
-        if "aggregate" in settings:
-            settings["aggregate"] = parse_rule(settings["aggregate"])
-        return make_method(name, **settings)
+        made = restore_method(name if found is None else found, written)
     except ConfigError as error:
+        if found is not None:
+            raise RunFolderError(
+                f"{files.path} was made by another version of its method: {error}"
+            ) from error
         rule = written.get("aggregate")
         named = f"{name} with {rule}" if rule else name
         raise RunFolderError(
             f"{files.path} was made by a method or rule of your own ({named}); "
-            f"open it in Python with that method: feduhb.open_run({str(files.path)!r}, method=...)"
+            f"open it in Python with that method: feduhb.open_run({str(files.path)!r}, method=...), "
+            "or name its class: --method-from my_methods.py:Mine (in Python method_from=)"
         ) from error
+    if made.name != name:
+        raise RunFolderError(
+            f"{files.path} was made by the method {name!r}, but its code defines {made.name!r} now; name that method by --method-from"
+        )
+    return made
 
 
 def _find_stop(config: Config, method: Method[Any]) -> StopRule:
@@ -317,9 +388,16 @@ def _list_unconfirmed(
     return tuple(c for c in moved if not is_known or last[c] >= sizes.get(c, last[c] + 1))
 
 
-def _load_federation(files: RunFolder, config: Config, data: str | Path | None) -> Federation:
+def _load_federation(
+    files: RunFolder, config: Config, data: str | Path | None, data_from: str | None
+) -> Federation:
+    if data_from is not None:
+        return make_federation(find_code(data_from, Path.cwd()))
     if config.federation is None:
         raise RunFolderError(
-            f"the data of {files.path} came from Python code; open it in Python: feduhb.open_run({str(files.path)!r}, federation)"
+            f"the data of {files.path} came from Python code; open it in Python: feduhb.open_run({str(files.path)!r}, federation), "
+            "or name a function that returns the federation: --data-from my_data.py:make (in Python data_from=)"
         )
+    if is_code(config.federation.data):
+        return make_federation(require_code(files, "data"))
     return build_federation(config.federation, config.seed, Path(data) if data else None)

@@ -67,7 +67,9 @@ def _resume(run: RunStatus, before: RunStatus | None, what: str) -> Step:
     if run.made_with == "Python":
         return Step("resume", run.path, f"{what}; repeat its feduhb.unlearn in Python with resume=True")
     source = _name(run.came_from) if run.came_from is not None else "RUN"
-    method = "" if run.method == "feduhb" else f" --method {shlex.quote(run.method)}"
+    own = _attempt(lambda: str(RunFolder(run.path).config().get("unlearn", {}).get("code", "")), "")
+    named = own or run.method
+    method = "" if named == "feduhb" else f" --method {shlex.quote(named)}"
     command = (
         f"feduhb unlearn {source} --forget {shlex.quote(str(asked))}{method} --out {_name(run.path)} --resume"
     )
