@@ -86,7 +86,7 @@ def place_names() -> dict[Group, list[str]]:
 
 
 def _find_group(name: str) -> Group:
-    module = feduhb._MODULE[name]
+    module = feduhb._MODULE.get(name, f"feduhb.{name}")
     for group in GROUPS:
         if name in group.names:
             return group
@@ -99,8 +99,14 @@ def _find_group(name: str) -> Group:
     return max(fitting)[1] if fitting else GROUPS[-1]
 
 
+def find_name(name: str) -> Any:
+    """Return what a public name stands for; a package that can be called stands for its function of the same name."""
+    found = getattr(feduhb, name)
+    return getattr(found, name) if inspect.ismodule(found) else found
+
+
 def _describe_name(name: str) -> str:
-    thing = getattr(feduhb, name)
+    thing = find_name(name)
     parts = [f'### <a id="feduhb.{name}"></a>{name}']
     parameters = _list_parameters(thing)
     if name not in RESULTS and parameters is not None:

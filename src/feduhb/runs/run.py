@@ -122,9 +122,6 @@ def open_run(
 ) -> Run:
     """Return the finished run in a folder, with the seed that the folder records.
 
-    Example:
-        unlearned = feduhb.open_run("runs/second")
-
     Args:
         federation: the clients' data, if it came from Python code. It must be the data of the run. Forgotten clients and
             rows (but not a class) may have been deleted from it. For a run of a Flower strategy, whose server never saw
