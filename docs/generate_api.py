@@ -42,7 +42,7 @@ class Group(NamedTuple):
 
 
 GROUPS = (
-    Group("Data", "Clients with their data, a model and a seed; what is to be forgotten.",
+    Group("Data", "Clients with their data, a model and a seed; what is to be forgotten. [Data](data.md) shows what a client may hold.",
           ("Federation", "load", "Request"), ("feduhb.data", "feduhb.core.scores")),
     Group("Train and unlearn", "Each returns or reads a run. The [quickstart](quickstart.md) shows them at work.",
           ("train", "unlearn", "compare", "open_run", "retire", "Run", "Round"), ("feduhb.api", "feduhb.runs")),
