@@ -1,4 +1,4 @@
-"""Writes docs/cli.md from the command line's own help, so that the two cannot drift apart."""
+"""Writes docs/cli.md from the command line's own help, and docs/api.md, so that they cannot drift from the code."""
 
 from __future__ import annotations
 
@@ -38,4 +38,7 @@ def _help(*command: str) -> str:
 
 
 if __name__ == "__main__":
+    import generate_api
+
     PAGE.write_text(command_line())
+    generate_api.PAGE.write_text(generate_api.write_reference())

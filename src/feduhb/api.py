@@ -91,6 +91,9 @@ def train(
 ) -> Run:
     """Train a federation by FedAvg from a fresh model.
 
+    Example:
+        trained = feduhb.train(federation, rounds=3, epochs=1, lr=0.05, out="runs/first")
+
     Args:
         rounds: the number of rounds.
         epochs: local passes of each client in a round; 0 asks for full-batch gradients, with a step size of 1.0.
@@ -200,6 +203,10 @@ def unlearn(
     The new run has the seed of ``run``, so that methods can be compared; `Run.reseed` gives another. Over the clients of a
     Flower grid, `feduhb.flower.connected`, it draws its own. The other arguments are those of `train`.
 
+    Example:
+        unlearned = feduhb.unlearn(trained, ["c03"], rounds=3, out="runs/second")
+        rows = feduhb.unlearn(unlearned, {"c01": [0, 7]}, rounds=3)
+
     Args:
         run: the run that is to forget. Exact methods do not use its weights.
         forget: client ids, {id: rows}, "class:3", or a `Request`.
@@ -260,6 +267,10 @@ def compare(
     show: Show = "auto",
 ) -> dict[str, Run]:
     """Serve one request with several methods, without erasing any history; return the runs by name.
+
+    Example:
+        runs = feduhb.compare(trained, ["c03"], ["feduhb", "retrain"], rounds=3)
+        print(runs["retrain"])
 
     Args:
         methods: names, "module:Class" of your own, or methods; None takes all built-in methods that can serve the request.

@@ -46,6 +46,9 @@ class DynamicStop:
 
         δ[t] = β ‖w[t+1] - w[t]‖,   σ[t] = population std of the last k δ,   stop if δ[t] < max(ε, λ σ[t])
 
+    Example:
+        early = feduhb.unlearn(trained, ["c03"], stop=feduhb.dynamic_stop(scale=0.8), rounds=10)
+
     Args:
         scale: λ. A larger value stops earlier.
         window: k in rounds. The rule does not apply until the window is full. None takes all rounds so far.

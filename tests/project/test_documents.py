@@ -39,7 +39,9 @@ def shrink(text, changes):
 def test_the_python_of_readme_and_quickstart_runs(commands, tmp_path):
     """Run the snippets of the quickstart, which begin with the README's, in a process and a folder of their own, on smaller images."""
     snippets = blocks(QUICKSTART, "python")
-    assert snippets[:1] == blocks(README, "python")
+    assert (
+        snippets[:1] == blocks(README, "python") == blocks((ROOT / "docs" / "index.md").read_text(), "python")
+    )
     (tmp_path / "snippet.py").write_text(shrink("\n".join(snippets), {'"mnist-5k"': '"digits"'}))
     ended = commands.run_script(tmp_path / "snippet.py", cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr
@@ -105,12 +107,10 @@ def test_the_grid_of_the_config_page_names_every_setting(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_help_in_the_docs_is_the_programs_own():
-    sys.path.insert(0, str(ROOT / "docs"))
-    try:
-        import generate  # pyright: ignore[reportMissingImports]
-    finally:
-        sys.path.pop(0)
+def test_the_help_in_the_docs_is_the_programs_own(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    import generate  # pyright: ignore[reportMissingImports]
+
     assert (ROOT / "docs" / "cli.md").read_text() == generate.command_line(), "run make docs"
 
 

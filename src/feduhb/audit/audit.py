@@ -51,6 +51,10 @@ def audit(
 ) -> Audit:
     """Audit one unlearning run with its controls; write audit.json into its folder if it has one.
 
+    Example:
+        audit = feduhb.audit(unlearned, trained)
+        print(audit.verdict.word)
+
     Args:
         unlearned: the run to audit.
         trained: the original, a control that must be caught. None trains it again from the recorded settings, with the

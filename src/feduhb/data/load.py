@@ -85,6 +85,9 @@ def load(
 ) -> Federation:
     """Load a data set and partition it among clients c00, c01, ...
 
+    Example:
+        federation = feduhb.load("digits", clients=4, partition="dirichlet:0.5", seed=1)
+
     Args:
         name: "mnist-5k" or "digits", which are part of the installation; "mnist" or "cifar10", which are downloaded
             if no folder holds their files; or a data set that another package registered.
