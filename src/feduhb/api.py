@@ -18,6 +18,7 @@ from feduhb.core.checks import check_show, check_stop, check_whole
 from feduhb.core.flat import count_statistics, flatten, list_parts
 from feduhb.core.local import describe_function
 from feduhb.core.modules import list_carried, list_trained
+from feduhb.core.scores import list_built_in
 from feduhb.core.seeds import draw_seed, sample_clients
 from feduhb.core.types import ClientId, Method, Updates
 from feduhb.data.download import print_notice
@@ -318,7 +319,7 @@ def run_method(
     keep, first = settings.keep_history, _prepare_start(federation, recorded=folder is not None)
     config = Config(
         seed=federation.seed,
-        federation=before.about if isinstance(before.about, FederationSettings) else None,
+        federation=_describe_federation(before),
         train=settings,
         unlearn=None if forgot is None else _describe(method, rounds, stop, forgot),
         start=first.table,
@@ -328,6 +329,7 @@ def run_method(
         block=block_of(made),
         remote=federation.is_remote or None,
         clients=federation.fingerprints() if folder else {},
+        scores=None if federation.scores is None else {one.name: one.best for one in federation.scores},
     )
     why = made.about.get("why")  # set if "auto" chose the engine
     notices = (notice, f"engine: {made.about['name']} ({why})\n" if why else "")
@@ -365,6 +367,14 @@ def run_method(
         forgot=forgot, earlier=ancestors, folder=None if folder is None else folder.path, engine=engine,
         block=block_of(made), scheduled=rounds, stop=stop, erased=done.erased,
     )  # fmt: skip
+
+
+def _describe_federation(federation: Federation) -> FederationSettings | None:
+    """Return the [federation] table of a run's config.toml; None if only code can make the federation."""
+    about = federation.about
+    if not isinstance(about, FederationSettings):
+        return None
+    return replace(about, scores=list_built_in(federation.scores))
 
 
 class _First(NamedTuple):

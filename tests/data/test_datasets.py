@@ -96,7 +96,7 @@ def test_the_same_again():
 
 
 def test_unknown_name():
-    choice = "choose one of mnist-5k, digits, mnist, cifar10, or bring your own with feduhb.Federation"
+    choice = "choose one of mnist-5k, digits, breast-cancer, mnist, cifar10, or bring your own with feduhb.Federation"
     with refused(DataError, f"there is no data set 'cifar'; {choice}"):
         load_dataset("cifar")
 
@@ -242,8 +242,8 @@ def test_the_folder_that_another_package_is_given(wards, tmp_path, monkeypatch):
 
 def test_built_in_names_come_first(wards):
     assert load_dataset("digits").x.shape == (1437, 1, 8, 8)
-    assert list_datasets() == ["mnist-5k", "digits", "mnist", "cifar10", "broken", "wards", "wrong"]
-    with refused(DataError, "choose one of mnist-5k, digits, mnist, cifar10, broken, wards, wrong, or bring"):
+    assert list_datasets() == ["mnist-5k", "digits", "breast-cancer", "mnist", "cifar10", "broken", "wards", "wrong"]
+    with refused(DataError, "choose one of mnist-5k, digits, breast-cancer, mnist, cifar10, broken, wards, wrong, or bring"):
         build_federation(FederationSettings(data="word"), 0)
     assert wards == []
 

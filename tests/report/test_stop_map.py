@@ -51,7 +51,7 @@ def test_the_map_is_what_the_formula_says(moved: list[float]):
             threshold = DynamicStop(scale, window=window).threshold(moved[:n])
             assert moved[n - 1] == pytest.approx(threshold)
         elif expected is not None:
-            assert ending.accuracy == (expected - 1) / 100
+            assert ending.value == (expected - 1) / 100
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])

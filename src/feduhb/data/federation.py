@@ -20,6 +20,7 @@ from feduhb.core.fresh import find_unlike
 from feduhb.core.inputs import compare_inputs, list_tensors, make_inputs, map_tensors
 from feduhb.core.local import Augment, Loss, find_loss
 from feduhb.core.modules import list_carried
+from feduhb.core.scores import ScoreSource, find_scores
 from feduhb.core.trial import check_fit
 from feduhb.core.types import ClientId
 from feduhb.data.backdoor import Backdoor
@@ -107,6 +108,9 @@ class Federation:
         loss: a function of (outputs, targets) that returns the mean over a batch, or "cross_entropy", "bce_with_logits",
             "mse" or "huber".
         augment: changes the batches of clients in training: a function of a batch and of 16 numbers in [0, 1) for each row.
+        scores: what models are scored by beside the loss: "accuracy", "auroc", "f1", "rmse", "mae", several of them, functions
+            of (outputs, targets) by name, or `Score`s. Runs are compared by the first. None takes the accuracy of labels, and
+            of logits for targets 0 and 1 with "bce_with_logits".
         backdoor: the trigger in some clients' data, to measure how often it works.
         about: the settings that describe this federation in a config file; None if only code can make it.
     """
@@ -127,6 +131,7 @@ class Federation:
         about: Description | None = None,
         start: Start = "fresh",
         augment: Augment | None = None,
+        scores: ScoreSource | None = None,
     ) -> None:
         for what, given in (("clients", clients), ("held_out", held_out or {})):
             if not isinstance(given, Mapping):
@@ -153,6 +158,7 @@ class Federation:
                 f"augment is {augment!r}; give a function of a batch and of 16 numbers for each row"
             )
         self.augment = augment
+        self.scores = find_scores(scores)
         self._draw = _Draw.of(self)
         if not self.clients:
             raise DataError("a federation needs at least one client; give clients={'name': (x, y)}")
@@ -226,6 +232,7 @@ class Federation:
             "about",
             "start",
             "augment",
+            "scores",
         )
         made = Federation(**{**{name: getattr(self, name) for name in names}, **changes})
         made.share_draw(self)
