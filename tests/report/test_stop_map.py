@@ -71,7 +71,7 @@ def test_an_ending_is_written_with_its_accuracy():
     assert ending.round is not None
     assert found.format(ending) == f"{ending.round}\n{(ending.round - 1):.1f}%"
     assert found.format(replace(ending, round=None), " ") == "not in 25"
-    assert found.format(replace(ending, accuracy=None)) == str(ending.round)
+    assert found.format(replace(ending, value=None)) == str(ending.round)
 
 
 def test_only_runs_that_a_rule_could_end_are_list_mapped(five, tmp_path: Path):

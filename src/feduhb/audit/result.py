@@ -476,8 +476,8 @@ def _lines(audit: Audit) -> Iterator[str]:
 
 def _list_scores(audit: Audit) -> Iterator[str]:
     """Yield the accuracies, the other scores and the distances to Retrain."""
-    is_short = not audit.scores or audit.accuracy[UNLEARNED].test is not None
-    if is_short:
+    has_labels = not audit.scores or audit.accuracy[UNLEARNED].test is not None
+    if has_labels:
         yield "\nAccuracy     forgotten  retained      test   to Retrain: L2  cosine  KL (nats)  disagree"
         for name, share in audit.accuracy.items():
             cells = "  ".join(_format_share(s) for s in (share.forgotten, share.retained, share.test))
@@ -485,14 +485,15 @@ def _list_scores(audit: Audit) -> Iterator[str]:
             yield f"  {NAMES[name]:<9}  {cells}" + (
                 f"   {far.l2:>14.3g}{_format_answers(far)}" if far else ""
             )
-    for score, found in audit.scores.items():
+    for place, (score, found) in enumerate(audit.scores.items()):
         said = "" if found.best == "high" else "   less is better"
-        yield f"{'' if is_short else chr(10)}{name_score(score):<11}  forgotten  retained      test{said}"
+        apart = "" if has_labels or place else "\n"
+        yield f"{apart}{name_score(score):<11}  forgotten  retained      test{said}"
         for name, values in found.models.items():
             cells = (values.forgotten, values.retained, values.test)
             texts = ("–" if cell is None else format_score(score, cell) for cell in cells)  # noqa: RUF001
             yield f"  {NAMES[name]:<9}  {'  '.join(f'{text:>8}' for text in texts)}"
-    if not is_short and audit.distance:
+    if not has_labels and audit.distance:
         yield "To Retrain         L2  cosine  answers"
         for name, far in audit.distance.items():
             yield f"  {NAMES[name]:<9}  {far.l2:>8.3g}{_format_answers(far)}"
