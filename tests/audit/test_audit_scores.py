@@ -167,9 +167,8 @@ def test_a_score_that_fails_on_some_data_is_not_defined_there():
             raise ValueError("too few")
         return float(outputs.mean())
 
-    federation = make_regression(scores={"mine": needs_two})
+    federation, score = make_regression(), Score("mine", needs_two)
     model = federation.fresh_model()
-    [score] = federation.scores or ()
     assert measure_score(model, [federation.test], federation, score) is not None
     assert measure_score(model, [federation.held_out["ant"]], federation, score) is None
     assert measure_score(model, [], federation, score) is None

@@ -80,6 +80,7 @@ def test_by_name(name):
 
 def test_the_cross_entropy_of_the_logistic_model_is_the_logistic_loss():
     model, x, y = make_model("logistic", (3,), 2), torch.rand(5, 3), torch.tensor([0, 1, 1, 0, 1])
+    assert isinstance(model, nn.Sequential)
     z = model[1](x)[:, 0]
     expected = functional.binary_cross_entropy_with_logits(z, y.float())
     assert torch.allclose(functional.cross_entropy(model(x), y), expected)

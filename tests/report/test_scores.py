@@ -90,7 +90,7 @@ def test_the_stop_map_shows_the_score(regression):
     found = replay_rules(regression[1])
     assert found.score == "test_rmse"
     ended = next(one for one in found.endings.values() if one.round is not None)
-    value = regression[1].scored("test_rmse")[ended.round - 1]
+    value = regression[1].scored("test_rmse")[(ended.round or 0) - 1]
     assert value is not None
     assert found.format(ended) == f"{ended.round}\n{format_score('test_rmse', value)}"
     chart = chart_map(found)
@@ -100,13 +100,9 @@ def test_the_stop_map_shows_the_score(regression):
 
 
 def test_a_headline_of_many_runs_ranges_over_the_score(tmp_path):
-    views = read_runs(
-        say(
-            write(tmp_path / f"r{n}", "feduhb", rescored(series(n), auroc=lambda loss: 1 - loss / 10)),
-            auroc="high",
-        )
-        for n in (3, 4, 5, 6)
-    )
+    made = [rescored(series(n), auroc=lambda loss: 1 - loss / 10) for n in (3, 4, 5, 6)]
+    paths = [write(tmp_path / f"r{n}", "feduhb", rounds) for n, rounds in enumerate(made)]
+    views = read_runs([say(path, auroc="high") for path in paths])
     assert headline(views).startswith(
         "4 unlearning runs took 3 to 6 rounds and ended at 0.971 to 0.996 test AUROC"
     )
