@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from feduhb.audit.audit import audit
     from feduhb.audit.result import Audit
     from feduhb.core.aggregate import geometric_median, krum, median, trimmed_mean, weighted_mean
+    from feduhb.core.scores import Score
     from feduhb.core.types import Local, Method, Updates, Work
     from feduhb.data.backdoor import Backdoor
     from feduhb.data.canaries import Canaries
@@ -43,6 +44,7 @@ _MODULES = {
     "feduhb.audit.audit": ("audit",),
     "feduhb.audit.result": ("Audit",),
     "feduhb.core.aggregate": ("geometric_median", "krum", "median", "trimmed_mean", "weighted_mean"),
+    "feduhb.core.scores": ("Score",),
     "feduhb.core.types": ("Local", "Method", "Updates", "Work"),
     "feduhb.data.backdoor": ("Backdoor",),
     "feduhb.data.canaries": ("Canaries",),
@@ -64,7 +66,7 @@ _MODULE = {name: module for module, names in _MODULES.items() for name in names}
 __version__ = "0.1.0"
 __all__ = [
     "Audit", "Backdoor", "Canaries", "FedEraser", "FedRecover", "FedUHB", "Federation", "FeduhbError", "Local", "Loop", "Method", "Pool", "Request", "Retrain", "Round", "Run",
-    "Stacked", "TensorBoard", "Updates", "Work", "audit", "compare", "describe_table", "dynamic_stop", "geometric_median", "krum", "load", "median", "never", "open_run",
+    "Score", "Stacked", "TensorBoard", "Updates", "Work", "audit", "compare", "describe_table", "dynamic_stop", "geometric_median", "krum", "load", "median", "never", "open_run",
     "replay", "report", "retire", "train", "trimmed_mean", "unlearn", "weighted_mean",
 ]  # fmt: skip
 

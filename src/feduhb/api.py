@@ -19,6 +19,7 @@ from feduhb.core.flat import count_statistics, flatten, list_parts
 from feduhb.core.local import describe_function
 from feduhb.core.modules import list_carried, list_trained
 from feduhb.core.own_code import Code, find_code, is_code
+from feduhb.core.scores import list_built_in
 from feduhb.core.seeds import draw_seed, sample_clients
 from feduhb.core.types import ClientId, Method, Updates
 from feduhb.data.download import print_notice
@@ -364,7 +365,7 @@ def run_method(
     keep, first = settings.keep_history, _prepare_start(federation, recorded=folder is not None)
     config = Config(
         seed=federation.seed,
-        federation=_describe_data(before),
+        federation=_describe_federation(before),
         train=settings,
         unlearn=None if forgot is None else _describe(method, rounds, stop, forgot, code),
         start=first.table,
@@ -374,6 +375,7 @@ def run_method(
         block=block_of(made),
         remote=federation.is_remote or None,
         clients=federation.fingerprints() if folder else {},
+        scores=None if federation.scores is None else {one.name: one.best for one in federation.scores},
     )
     written, is_own = to_toml(config), code is not None or isinstance(before.about, Code)
     why = made.about.get("why")  # set if "auto" chose the engine
@@ -415,6 +417,16 @@ def run_method(
     )  # fmt: skip
 
 
+def _describe_federation(federation: Federation) -> FederationSettings | None:
+    """Return the [federation] table of a run's config.toml; None if only code can make the federation."""
+    about = federation.about
+    if isinstance(about, Code):
+        return FederationSettings(data=about.text)
+    if not isinstance(about, FederationSettings):
+        return None
+    return replace(about, scores=list_built_in(federation.scores))
+
+
 class _First(NamedTuple):
     """What a run needs to know of the model that it starts from."""
 
@@ -453,14 +465,6 @@ def _explain_rounds(run: Run) -> str:
     """Return a line if the default number of rounds is not that of the training; nothing if it is."""
     had = run.settings.rounds
     return "" if had == ROUNDS else f"at most {ROUNDS} rounds, the default; the training had {had}\n"
-
-
-def _describe_data(federation: Federation) -> FederationSettings | None:
-    """Return the [federation] table of a run's config.toml; None if only Python code can make the federation."""
-    about = federation.about
-    if isinstance(about, Code):
-        return FederationSettings(data=about.text)
-    return about if isinstance(about, FederationSettings) else None
 
 
 def _describe(

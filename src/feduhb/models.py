@@ -1,4 +1,4 @@
-"""The paper's CNN, a multilayer perceptron, softmax regression, and ResNet-18 for small images."""
+"""The paper's CNN, a multilayer perceptron, softmax and logistic regression, and ResNet-18 for small images."""
 
 from __future__ import annotations
 
@@ -36,6 +36,21 @@ def mlp(shape: Sequence[int], classes: int, hidden: int = 64) -> nn.Module:
 def softmax(shape: Sequence[int], classes: int) -> nn.Module:
     """Return softmax regression, whose loss is convex, and strongly convex with l2."""
     return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), classes))
+
+
+class TwoLogits(nn.Module):
+    """Return the logits (0, z) of two classes for one logit z: their cross-entropy is the logistic loss."""
+
+    def forward(self, z: Tensor) -> Tensor:
+        """Return (0, z)."""
+        return nn.functional.pad(z, (1, 0))
+
+
+def logistic(shape: Sequence[int], classes: int) -> nn.Module:
+    """Return logistic regression of two classes, with one weight for each input: convex, and strongly convex with l2."""
+    if classes != 2:
+        raise ConfigError(f"the logistic model is for two classes, not {classes}; use 'softmax'")
+    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), 1), TwoLogits())
 
 
 class ResidualBlock(nn.Module):
@@ -84,6 +99,7 @@ MODELS: dict[str, Callable[[Sequence[int], int], nn.Module]] = {
     "cnn": paper_cnn,
     "mlp": mlp,
     "softmax": softmax,
+    "logistic": logistic,
     "resnet18": resnet18,
     "resnet18-group": functools.partial(resnet18, norm="group"),
 }

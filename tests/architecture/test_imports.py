@@ -20,7 +20,7 @@ OTHERS = {  # packages that are not ours
     "runs.folder": {"typing_extensions"},
     "audit.pooling": {"scipy"},
     "audit.result": {"pydantic"},
-    "core": {"torch"},
+    "core": {"torch", "sklearn"},
     "methods": {"torch"},
     "models": {"torch"},
     "data": {
@@ -135,6 +135,7 @@ def test_no_code_outside_methods_asks_for_a_methods_type(path):
     [
         "feduhb",
         "feduhb.runs.folder",
+        "feduhb.runs.scores",
         "feduhb.audit.result",
         "feduhb.audit.pooling",
         "feduhb.stopping",

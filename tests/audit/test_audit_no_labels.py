@@ -77,7 +77,13 @@ def test_every_kind_is_audited_and_reported(kind, tmp_path):
     found = audited(tmp_path, kind, method="retrain")
     assert found.verdict.word == "forgotten"
     assert found.accuracy[UNLEARNED].test is None
-    assert (found.misr, found.relearn, found.distance) == (None, None, {})
+    assert (found.misr, found.relearn) == (None, None)
+    far = found.distance[UNLEARNED]
+    # Retrain is the audited run's method, with its seed: the same model.
+    apart = (0.0, 0.0, None) if kind in {"binary", "multi-label"} else (None, None, 0.0)
+    assert (far.l2, far.kl, far.disagreement, far.rms) == (0.0, *apart)
+    has_accuracy = kind in {"binary", "multi-label"}
+    assert [*found.scores] == ["accuracy"] * has_accuracy
     assert found.membership
     assert read_audit(tmp_path / "new") == found
     test = found.loss[UNLEARNED].test

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import sys
 from hashlib import sha256
 from pathlib import Path
@@ -32,6 +33,26 @@ SHAPES = {"mnist-5k": (4000, 1000, 28), "digits": (1437, 360, 8)}
 @pytest.fixture(scope="module", params=["mnist-5k", "digits"])
 def named(request: pytest.FixtureRequest) -> tuple[str, Dataset]:
     return request.param, load_dataset(request.param)
+
+
+def test_breast_cancer_is_scaled_by_the_published_ranges():
+    """The description rounds the ranges, so that values reach slightly beyond -1 and 1."""
+    from sklearn.datasets import load_breast_cancer
+
+    text = getattr(load_breast_cancer(), "DESCR")  # noqa: B009 (the stubs do not know it)
+    told = re.findall(r"^[\w ]+\([\w ]+\): +([\d.]+) +([\d.]+)$", text, flags=re.MULTILINE)
+    assert [(float(low), float(high)) for low, high in told] == [*module.BREAST_CANCER_RANGES]
+    data = load_dataset("breast-cancer")
+    assert (data.x.shape, data.test_x.shape, data.classes, data.model) == ((455, 30), (114, 30), 2, "mlp")
+    every = torch.cat([data.test_x, data.x])
+    assert 1 <= float(every.abs().max()) < 1.03
+    assert torch.bincount(torch.cat([data.test_y, data.y])).tolist() == [212, 357]
+    low, high = torch.tensor(module.BREAST_CANCER_RANGES, dtype=torch.float64).T
+    raw, kinds = load_breast_cancer(return_X_y=True)
+    back = ((every.double() + 1) / 2 * (high - low) + low)[:, 0]
+    assert torch.allclose(back.sort().values, torch.tensor(raw[:, 0]).sort().values, rtol=1e-5)
+    order = np.random.default_rng(module.SPLIT_SEED).permutation(569)
+    assert torch.cat([data.test_y, data.y]).tolist() == kinds[order].tolist()
 
 
 def pixels(x: Tensor, white: int) -> Tensor:
@@ -96,7 +117,7 @@ def test_the_same_again():
 
 
 def test_unknown_name():
-    choice = "choose one of mnist-5k, digits, mnist, cifar10, or bring your own with feduhb.Federation"
+    choice = "choose one of mnist-5k, digits, breast-cancer, mnist, cifar10, or bring your own with feduhb.Federation"
     with refused(DataError, f"there is no data set 'cifar'; {choice}"):
         load_dataset("cifar")
 
@@ -242,8 +263,20 @@ def test_the_folder_that_another_package_is_given(wards, tmp_path, monkeypatch):
 
 def test_built_in_names_come_first(wards):
     assert load_dataset("digits").x.shape == (1437, 1, 8, 8)
-    assert list_datasets() == ["mnist-5k", "digits", "mnist", "cifar10", "broken", "wards", "wrong"]
-    with refused(DataError, "choose one of mnist-5k, digits, mnist, cifar10, broken, wards, wrong, or bring"):
+    assert list_datasets() == [
+        "mnist-5k",
+        "digits",
+        "breast-cancer",
+        "mnist",
+        "cifar10",
+        "broken",
+        "wards",
+        "wrong",
+    ]
+    with refused(
+        DataError,
+        "choose one of mnist-5k, digits, breast-cancer, mnist, cifar10, broken, wards, wrong, or bring",
+    ):
         build_federation(FederationSettings(data="word"), 0)
     assert wards == []
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 from data.wording import refused
 from feduhb.errors import ConfigError
@@ -73,12 +74,27 @@ def test_softmax_regression_is_linear(shape):
 
 @pytest.mark.parametrize("name", list(MODELS))
 def test_by_name(name):
-    assert make_model(name, MNIST, 4)(torch.zeros(2, *MNIST)).shape == (2, 4)
+    classes = 2 if name == "logistic" else 4
+    assert make_model(name, MNIST, classes)(torch.zeros(2, *MNIST)).shape == (2, classes)
+
+
+def test_the_cross_entropy_of_the_logistic_model_is_the_logistic_loss():
+    model, x, y = make_model("logistic", (3,), 2), torch.rand(5, 3), torch.tensor([0, 1, 1, 0, 1])
+    assert isinstance(model, nn.Sequential)
+    z = model[1](x)[:, 0]
+    expected = functional.binary_cross_entropy_with_logits(z, y.float())
+    assert torch.allclose(functional.cross_entropy(model(x), y), expected)
+    assert sum(p.numel() for p in model.parameters()) == 4
+
+
+def test_the_logistic_model_is_for_two_classes():
+    with refused(ConfigError, "the logistic model is for two classes, not 10; use 'softmax'"):
+        make_model("logistic", MNIST, 10)
 
 
 @pytest.mark.parametrize("name", ["resnet", "", "CNN"])
 def test_unknown_name(name):
-    choice = "choose one of cnn, mlp, softmax, resnet18, resnet18-group, or bring your own module with feduhb.Federation"
+    choice = "choose one of cnn, mlp, softmax, logistic, resnet18, resnet18-group, or bring your own module with feduhb.Federation"
     with refused(ConfigError, f"there is no model {name!r}; {choice}"):
         make_model(name, MNIST, 10)
 

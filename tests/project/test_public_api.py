@@ -24,6 +24,7 @@ NAMES = {
         "Retrain",
         "Round",
         "Run",
+        "Score",
         "Stacked",
         "TensorBoard",
     ),

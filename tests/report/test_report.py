@@ -26,7 +26,16 @@ FIGURES = [
 ]
 ALLOWED = tuple(
     f"feduhb.{name}"
-    for name in ("audit.pooling", "audit.result", "runs.files", "runs.folder", "stopping", "errors", "report")
+    for name in (
+        "audit.pooling",
+        "audit.result",
+        "runs.files",
+        "runs.folder",
+        "runs.scores",
+        "stopping",
+        "errors",
+        "report",
+    )
 )
 # What importing the report loads, and what writing one does.
 WRITE = """

@@ -51,7 +51,7 @@ def test_the_map_is_what_the_formula_says(moved: list[float]):
             threshold = DynamicStop(scale, window=window).threshold(moved[:n])
             assert moved[n - 1] == pytest.approx(threshold)
         elif expected is not None:
-            assert ending.accuracy == (expected - 1) / 100
+            assert ending.value == (expected - 1) / 100
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
@@ -71,7 +71,7 @@ def test_an_ending_is_written_with_its_accuracy():
     assert ending.round is not None
     assert found.format(ending) == f"{ending.round}\n{(ending.round - 1):.1f}%"
     assert found.format(replace(ending, round=None), " ") == "not in 25"
-    assert found.format(replace(ending, accuracy=None)) == str(ending.round)
+    assert found.format(replace(ending, value=None)) == str(ending.round)
 
 
 def test_only_runs_that_a_rule_could_end_are_list_mapped(five, tmp_path: Path):

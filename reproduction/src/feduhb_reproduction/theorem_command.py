@@ -11,7 +11,9 @@ from feduhb.cli import Data, Json, answering, parse_numbers
 
 
 def theorem(
-    data: Annotated[str, typer.Option(help="mnist-5k, digits, mnist or cifar10.")] = "mnist-5k",
+    data: Annotated[
+        str, typer.Option(help="mnist-5k, digits, breast-cancer, mnist or cifar10.")
+    ] = "mnist-5k",
     clients: Annotated[int, typer.Option(help="The number of clients.")] = 20,
     partition: Annotated[str, typer.Option(help="iid, dirichlet:A or shards:K.")] = "iid",
     forget: Annotated[

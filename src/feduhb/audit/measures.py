@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from feduhb.audit.attacks.membership import Models
 from feduhb.audit.controls import ShowRound
@@ -22,14 +23,17 @@ from feduhb.audit.result import (
     Cost,
     Distance,
     Losses,
+    Scored,
+    Values,
 )
 from feduhb.audit.statistics import compute_difference
 from feduhb.audit.verdict import Finding, judge_backdoor
 from feduhb.core.flat import count_statistics, with_params
+from feduhb.core.scores import FITS, OF_CLASSES, Score, choose_scores, compute_score, find_kind, is_one_of
 from feduhb.data.federation import Examples, Federation
 from feduhb.data.request import Request
-from feduhb.engines.scoring import compute_outputs, score_model, stamp_test_set
-from feduhb.errors import DataError
+from feduhb.engines.scoring import compute_outputs, score_model, stamp_test_set, try_scores
+from feduhb.errors import ConfigError, DataError
 from feduhb.methods.replay import get_history
 from feduhb.methods.retrain import Plain
 from feduhb.runs.folder import RunFolder
@@ -48,6 +52,58 @@ def compute_accuracy(model: nn.Module, parts: Iterable[Examples], federation: Fe
             return None
         right, total = right + share * len(examples), total + len(examples)
     return right / total if total else None
+
+
+def measure_score(
+    model: nn.Module, parts: Iterable[Examples], federation: Federation, score: Score | None
+) -> float | None:
+    """Return a score over several lists of examples together; None if there are no examples, or it is not defined there.
+
+    Args:
+        score: None is the accuracy of labels.
+    """
+    if score is None:
+        return compute_accuracy(model, parts, federation)
+    answers = [(compute_outputs(model, x), y) for x, y in (e.all() for e in parts if len(e))]
+    if not answers:
+        return None
+    try:
+        outputs, y = (torch.cat(part) for part in zip(*answers, strict=True))
+        if score.name in FITS and find_kind(outputs, y, federation.loss) not in FITS[score.name]:
+            return (
+                None  # these clients have other targets than the test set, such as probabilities of classes
+            )
+        value = compute_score(score, outputs, y)
+    except (ConfigError, RuntimeError):  # the score was tried on test data, so these examples do not have it
+        return None
+    return value if math.isfinite(value) else None
+
+
+def list_measured(federation: Federation) -> tuple[Score | None, dict[str, Score]]:
+    """Return the main score, None for the accuracy of labels, and the scores to measure beside that accuracy.
+
+    Raise ConfigError if a score cannot be computed on the fresh model.
+    """
+    model = federation.fresh_model()
+    scores = {score.name: score for score in try_scores(federation, model)}
+    if compute_accuracy(model, [federation.test], federation) is None:
+        return next(iter(scores.values()), None), scores
+    return None, {name: score for name, score in scores.items() if name != "accuracy"}
+
+
+def measure_scores(
+    models: Models, federation: Federation, request: Request, scores: Mapping[str, Score]
+) -> dict[str, Scored]:
+    """Return the scores of each model on the forgotten data, on the remaining data, and on test data."""
+    modules, groups = {name: run.model() for name, run in models.items()}, _list_groups(federation, request)
+
+    def measure(score: Score) -> dict[str, Values]:
+        return {
+            name: Values(*(measure_score(module, parts, federation, score) for parts in groups))
+            for name, module in modules.items()
+        }
+
+    return {name: Scored(score.best, measure(score)) for name, score in scores.items()}
 
 
 def compute_loss(model: nn.Module, parts: Iterable[Examples], federation: Federation) -> float | None:
@@ -107,8 +163,8 @@ def _list_groups(federation: Federation, request: Request) -> list[list[Examples
     return [[*gone.values()], [*kept.values()], [federation.test]]
 
 
-def measure_clients(models: Models, federation: Federation, request: Request) -> Clients:
-    """Return the accuracies of all remaining clients, on held-out data if every one of them has some."""
+def measure_clients(models: Models, federation: Federation, request: Request, main: Score | None) -> Clients:
+    """Return the main score of all remaining clients, on held-out data if every one of them has some."""
     rest = federation.without(request)
     held = all(len(rest.held_out.get(client, ())) for client in rest.clients)
     data = rest.held_out if held else rest.clients
@@ -116,27 +172,48 @@ def measure_clients(models: Models, federation: Federation, request: Request) ->
 
     rows: list[ClientRow] = []
     for client in sorted(rest.clients):
-        found = (compute_accuracy(modules[n], [data[client]], rest) for n in (ORIGINAL, UNLEARNED, RETRAIN))
+        found = (
+            measure_score(modules[n], [data[client]], rest, main) for n in (ORIGINAL, UNLEARNED, RETRAIN)
+        )
         rows.append(ClientRow(client, len(data[client]), *found))
     return Clients("held-out data" if held else "training data", tuple(rows))
 
 
 def measure_distances(models: Models, federation: Federation) -> dict[str, Distance]:
     """Return the distances of the audited model and of the original to Retrain, by the trained parameters and by answers."""
-    x = federation.test.all()[0]
+    x, y = federation.test.all()
     answers = {name: compute_outputs(run.model(), x) for name, run in models.items()}
     count = len(models[RETRAIN].params) - count_statistics(federation.fresh_model())
     params = {name: run.params.detach().cpu()[:count] for name, run in models.items()}
+    are_numbers = False
+    if find_kind(answers[RETRAIN], y, federation.loss) != "labels" and not is_one_of(
+        federation.loss, OF_CLASSES
+    ):
+        are_numbers = not choose_scores(answers[RETRAIN], y, federation.loss)
+        if not all(bool(torch.isfinite(one).all()) for one in (*answers.values(), *params.values())):
+            return {}  # a loss that is not finite has already been reported
+        if not are_numbers:  # one logit z for 0 and 1 is (0, z) for two classes
+            answers = {name: functional.pad(z.reshape(-1, 1), (1, 0)) for name, z in answers.items()}
+    compute = compute_number_distance if are_numbers else compute_distance
     return {
-        name: compute_distance(params[name], params[RETRAIN], answers[name], answers[RETRAIN])
+        name: compute(params[name], params[RETRAIN], answers[name], answers[RETRAIN])
         for name in (UNLEARNED, ORIGINAL)
     }
+
+
+def compute_number_distance(
+    params: Tensor, reference: Tensor, outputs: Tensor, reference_outputs: Tensor
+) -> Distance:
+    """Return the distance between two models by weights [P] and by outputs that are numbers, in float64."""
+    w, v = params.double(), reference.double()
+    rms = (outputs.double() - reference_outputs.double()).square().mean().sqrt()
+    return Distance(float((w - v).norm()), _cosine(w, v), None, None, float(rms))
 
 
 def compute_distance(
     params: Tensor, reference: Tensor, outputs: Tensor, reference_outputs: Tensor
 ) -> Distance:
-    """Return the distance between two models by weights [P] and outputs [n, k] on the same examples, in float64."""
+    """Return the distance between two models by weights [P] and logits [n, k] on the same examples, in float64."""
     for what, found in (("model", (params, outputs)), ("reference", (reference, reference_outputs))):
         if not all(bool(torch.isfinite(part).all()) for part in found):
             raise DataError(f"the {what} has diverged: some weights or outputs are not finite; lower lr")
@@ -171,15 +248,21 @@ def measure_cost(run: Run) -> Cost:
     )
 
 
-def compute_relearning_goal(original: Run, request: Request) -> float | None:
-    """Return the original's accuracy on the forgotten data without canaries; None if targets are not labels."""
-    return compute_accuracy(original.model(), _list_plain(original, request), original.federation)
+def compute_relearning_goal(original: Run, request: Request, main: Score | None) -> float | None:
+    """Return the original's main score on the forgotten data without canaries; None if it has none there."""
+    return measure_score(original.model(), _list_plain(original, request), original.federation, main)
 
 
 def count_relearning_rounds(
-    goal: float, start: Tensor, original: Run, request: Request, most: int, show: ShowRound
+    goal: float,
+    start: Tensor,
+    original: Run,
+    request: Request,
+    most: int,
+    show: ShowRound,
+    main: Score | None = None,
 ) -> int | None:
-    """Train by FedAvg from weights [P]; return the rounds until the accuracy on the forgotten data reaches the goal.
+    """Train by FedAvg from weights [P]; return the rounds until the main score on the forgotten data reaches the goal.
 
     Canaries are trained on but not counted: every model takes long to memorize a wrong label. Return None if ``most``
     rounds are not enough.
@@ -187,8 +270,11 @@ def count_relearning_rounds(
     federation, gone = original.federation, _list_plain(original, request)
     module, method = federation.fresh_model(), adapt_method("retrain", original.settings)
 
+    sign = 1 if main is None or main.best == "high" else -1
+
     def reaches_goal(params: Tensor) -> bool:
-        return (compute_accuracy(with_params(module, params.cpu()), gone, federation) or 0.0) >= goal
+        found = measure_score(with_params(module, params.cpu()), gone, federation, main)
+        return found is not None and sign * found >= sign * goal
 
     if reaches_goal(start):
         return 0

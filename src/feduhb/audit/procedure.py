@@ -25,11 +25,13 @@ from feduhb.audit.measures import (
     compute_relearning_goal,
     continue_training,
     count_relearning_rounds,
+    list_measured,
     measure_accuracies,
     measure_clients,
     measure_cost,
     measure_distances,
     measure_losses,
+    measure_scores,
 )
 from feduhb.audit.own_code import is_ours
 from feduhb.audit.result import ORIGINAL, RETRAIN, UNLEARNED, Attack, Audit, Forecast, Relearn
@@ -86,6 +88,7 @@ class RunAudit:
         self.shadows = self._choose_shadows()
         self.rehearsed = run  # the run of the audited method in the rehearsal
         self.attacks: list[tuple[Attack, Finding]] = []
+        self.main, self.scores = list_measured(controls.federation)
 
     def steps(self) -> list[Step]:
         """Return the steps of the audit, in order."""
@@ -219,7 +222,7 @@ class RunAudit:
 
     @cached_property
     def _relearning_goal(self) -> float | None:
-        return compute_relearning_goal(self.controls.train("original"), self.controls.request)
+        return compute_relearning_goal(self.controls.train("original"), self.controls.request, self.main)
 
     def _must_relearn(self, model: str) -> bool:
         if not {ORIGINAL, RETRAIN} <= self.controls.made.keys():
@@ -230,7 +233,7 @@ class RunAudit:
         goal, start, controls = self._relearning_goal, self.models[model].params, self.controls
         assert goal is not None  # noqa: S101 (the step is not needed without a goal)
         controls.relearned[self._digests[model]] = count_relearning_rounds(
-            goal, start, controls.train("original"), controls.request, self.how.relearn, show
+            goal, start, controls.train("original"), controls.request, self.how.relearn, show, self.main
         )
 
     def _conclude_relearning(self) -> Relearn | None:
@@ -304,8 +307,9 @@ class RunAudit:
             weights_sha256=self._digests[UNLEARNED], verdict=verdict,
             controls_sha256={name: self._digests[name] for name in (ORIGINAL, RETRAIN)},
             exactness=exactness, membership=tuple(attack for attack, _ in self.attacks), misr=misr,
-            backdoor=backdoor[0] if backdoor else None, accuracy=accuracy, loss=loss, clients=measure_clients(models, federation, request),
-            distance=measure_distances(models, federation) if has_labels else {}, relearn=self._conclude_relearning(),
+            backdoor=backdoor[0] if backdoor else None, accuracy=accuracy, loss=loss, clients=measure_clients(models, federation, request, self.main),
+            scores=measure_scores(models, federation, request, self.scores),
+            distance=measure_distances(models, federation), relearn=self._conclude_relearning(),
             cost={name: measure_cost(model) for name, model in models.items()}, notes=(*notes, *self.notes), forecast=self.forecast, settings=asdict(how),
             versions=versions(), finished=now(), seconds=time.perf_counter() - started,
         )  # fmt: skip

@@ -14,6 +14,7 @@ from pydantic import AfterValidator, TypeAdapter, ValidationError
 
 from feduhb.errors import RunFolderError
 from feduhb.runs.files import read_file
+from feduhb.runs.scores import format_change, format_score, is_share, name_score
 
 FILE = "audit.json"  # in the folder of an audited run
 UNLEARNED, ORIGINAL, RETRAIN = "unlearned", "original", "retrain"
@@ -230,8 +231,25 @@ class Losses:
 
 
 @dataclass(frozen=True, slots=True)
+class Values:
+    """Values of a score; None where it is not defined, such as an AUROC of examples of one class."""
+
+    forgotten: float | None
+    retained: float | None
+    test: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """A score of the three models, and whether more ("high") or less of it is better."""
+
+    best: Literal["high", "low"]
+    models: ByModel[Values]
+
+
+@dataclass(frozen=True, slots=True)
 class ClientRow:
-    """The accuracy of one remaining client under the original, the audited model and Retrain."""
+    """The main score of one remaining client under the original, the audited model and Retrain."""
 
     client: str
     examples: int
@@ -242,7 +260,7 @@ class ClientRow:
 
 @dataclass(frozen=True, slots=True)
 class Clients:
-    """The accuracy of every remaining client."""
+    """The main score of every remaining client."""
 
     on: str  # "held-out data" or "training data"
     rows: tuple[ClientRow, ...]
@@ -254,13 +272,14 @@ class Distance:
 
     l2: float  # ‖w - v‖
     cosine: float  # w'v / (‖w‖ ‖v‖); 0 if w or v is 0
-    kl: float  # mean KL(reference ‖ model) of the predictions, in nats
-    disagreement: float  # share of examples with different predicted labels
+    kl: float | None  # mean KL(reference ‖ model) of the predictions, in nats; None for numbers
+    disagreement: float | None  # share of labels that are predicted differently; None for numbers
+    rms: float | None = None  # root of the mean squared difference of numbers; None for labels
 
 
 @dataclass(frozen=True, slots=True)
 class Relearn:
-    """Rounds of training with all clients until the original's accuracy on the forgotten data is reached again."""
+    """Rounds of training with all clients until the original's main score on the forgotten data is reached again."""
 
     goal: float
     most: int
@@ -296,7 +315,7 @@ class Audit:
     backdoor: BackdoorAttack | None
     accuracy: ByModel[Accuracies]
     clients: Clients
-    distance: ForSome[Distance]  # of the other two models to Retrain; empty if targets are not labels
+    distance: ForSome[Distance]  # of the other two models to Retrain
     relearn: Relearn | None
     cost: ByModel[Cost]
     notes: tuple[str, ...] = ()
@@ -305,12 +324,33 @@ class Audit:
     # The method with a digest of its settings, rounds and stop rule; earlier versions wrote none.
     procedure: str = ""
     loss: ForSome[Losses] = field(default_factory=dict)  # of each model; earlier versions wrote none
+    # By name, without the accuracy of labels; earlier versions wrote none.
+    scores: Mapping[str, Scored] = field(default_factory=dict)
     # The weights' digests of original and Retrain; earlier versions wrote none.
     controls_sha256: Mapping[str, str] = field(default_factory=dict)
     settings: Mapping[str, Any]
     versions: Mapping[str, str]
     finished: str
     seconds: float
+
+    @property
+    def main_score(self) -> str:
+        """The score of the remaining clients and of relearning: the accuracy of labels, else the first score."""
+        return "accuracy" if self._has_labels else next(iter(self.scores))
+
+    @property
+    def is_low_best(self) -> bool:
+        """Whether less of the main score is better."""
+        return not self._has_labels and self.scores[self.main_score].best == "low"
+
+    @property
+    def main_values(self) -> Mapping[str, Accuracies | Values]:
+        """The main score of each model."""
+        return self.accuracy if self._has_labels else self.scores[self.main_score].models
+
+    @property
+    def _has_labels(self) -> bool:
+        return not self.scores or self.accuracy[UNLEARNED].test is not None
 
     def as_json(self) -> dict[str, Any]:
         """Return plain values for `json.dumps`."""
@@ -414,12 +454,7 @@ def _lines(audit: Audit) -> Iterator[str]:
         shares = ", ".join(f"{NAMES[name]} {share:.1%}" for name, share in audit.backdoor.success.items())
         yield f"\nBackdoor: {audit.backdoor.verdict}. {shares}"
         yield _wrap(audit.backdoor.says)
-    yield "\nAccuracy     forgotten  retained      test   to Retrain: L2  cosine  KL (nats)  disagree"
-    for name, share in audit.accuracy.items():
-        cells = "  ".join(_format_share(s) for s in (share.forgotten, share.retained, share.test))
-        if far := audit.distance.get(name):
-            cells += f"   {far.l2:>14.3g}  {far.cosine:6.3f}  {far.kl:9.3g}  {far.disagreement:8.1%}"
-        yield f"  {NAMES[name]:<9}  {cells}"
+    yield from _list_scores(audit)
     if audit.loss:
         yield "Loss         forgotten  retained      test"
     for name, found in audit.loss.items():
@@ -428,8 +463,9 @@ def _lines(audit: Audit) -> Iterator[str]:
     if audit.relearn:
         took = {UNLEARNED: audit.relearn.unlearned, RETRAIN: audit.relearn.retrain}
         again = (f"{NAMES[n]} {_format_rounds(r, audit.relearn.most)}" for n, r in took.items())
-        yield f"Relearning the forgotten data to {audit.relearn.goal:.1%}: {', '.join(again)}"
-    yield f"Remaining clients, on their {audit.clients.on}: {_format_changes(audit.clients)}"
+        goal = format_score(audit.main_score, audit.relearn.goal)
+        yield f"Relearning the forgotten data to {goal}: {', '.join(again)}"
+    yield f"Remaining clients, on their {audit.clients.on}: {_format_changes(audit)}"
     yield "\nCost         rounds  client epochs  MB down  MB up  history MB  seconds"
     for name, took in audit.cost.items():
         down, up, history = (size / 1e6 for size in (took.bytes_down, took.bytes_up, took.history_bytes))
@@ -438,16 +474,48 @@ def _lines(audit: Audit) -> Iterator[str]:
     yield from (f"\n{_wrap(note, '')}" for note in audit.notes)
 
 
-def _format_changes(clients: Clients) -> str:
-    pairs = [(row.before, row.after) for row in clients.rows]
+def _list_scores(audit: Audit) -> Iterator[str]:
+    """Yield the accuracies, the other scores and the distances to Retrain."""
+    has_labels = not audit.scores or audit.accuracy[UNLEARNED].test is not None
+    if has_labels:
+        yield "\nAccuracy     forgotten  retained      test   to Retrain: L2  cosine  KL (nats)  disagree"
+        for name, share in audit.accuracy.items():
+            cells = "  ".join(_format_share(s) for s in (share.forgotten, share.retained, share.test))
+            far = audit.distance.get(name)
+            yield f"  {NAMES[name]:<9}  {cells}" + (
+                f"   {far.l2:>14.3g}{_format_answers(far)}" if far else ""
+            )
+    for place, (score, found) in enumerate(audit.scores.items()):
+        said = "" if found.best == "high" else "   less is better"
+        apart = "" if has_labels or place else "\n"
+        yield f"{apart}{name_score(score):<11}  forgotten  retained      test{said}"
+        for name, values in found.models.items():
+            cells = (values.forgotten, values.retained, values.test)
+            texts = ("–" if cell is None else format_score(score, cell) for cell in cells)  # noqa: RUF001
+            yield f"  {NAMES[name]:<9}  {'  '.join(f'{text:>8}' for text in texts)}"
+    if not has_labels and audit.distance:
+        yield "To Retrain         L2  cosine  answers"
+        for name, far in audit.distance.items():
+            yield f"  {NAMES[name]:<9}  {far.l2:>8.3g}{_format_answers(far)}"
+
+
+def _format_answers(far: Distance) -> str:
+    """Format a cosine and how far answers are apart: KL and other labels, or the root of the mean squared difference."""
+    if far.kl is None or far.disagreement is None:
+        return f"  {far.cosine:6.3f}" + ("" if far.rms is None else f"  {far.rms:.3g} RMS")
+    return f"  {far.cosine:6.3f}  {far.kl:9.3g}  {far.disagreement:8.1%}"
+
+
+def _format_changes(audit: Audit) -> str:
+    pairs = [(row.before, row.after) for row in audit.clients.rows]
     changes = [after - before for before, after in pairs if before is not None and after is not None]
+    score, sign = audit.main_score, -1 if audit.is_low_best else 1
     if not changes:
-        return "no accuracy to compare"
-    better, worse = sum(c > 0 for c in changes), sum(c < 0 for c in changes)
-    return (
-        f"{better} of {len(changes)} do better than before, {worse} worse "
-        f"(from {100 * min(changes):+.1f} to {100 * max(changes):+.1f} points)"
-    )
+        return f"no {name_score(score)} to compare"
+    better, worse = sum(sign * c > 0 for c in changes), sum(sign * c < 0 for c in changes)
+    low, high = (format_change(score, change).replace("−", "-") for change in (min(changes), max(changes)))  # noqa: RUF001
+    unit = "points" if is_share(score) else name_score(score)
+    return f"{better} of {len(changes)} do better than before, {worse} worse (from {low} to {high} {unit})"
 
 
 def _format_rounds(rounds: int | None, most: int) -> str:

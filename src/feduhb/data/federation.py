@@ -19,6 +19,7 @@ from feduhb.core.fresh import find_unlike
 from feduhb.core.inputs import compare_inputs
 from feduhb.core.local import Augment, Loss, find_loss
 from feduhb.core.modules import list_carried
+from feduhb.core.scores import ScoreSource, find_scores
 from feduhb.core.trial import check_fit
 from feduhb.core.types import ClientId
 from feduhb.data.backdoor import Backdoor
@@ -57,6 +58,9 @@ class Federation:
         loss: a function of (outputs, targets) that returns the mean over a batch, or "cross_entropy", "bce_with_logits",
             "mse" or "huber".
         augment: changes the batches of clients in training: a function of a batch and of 16 numbers in [0, 1) for each row.
+        scores: what models are scored by beside the loss: "accuracy", "auroc", "f1", "rmse", "mae", several of them, functions
+            of (outputs, targets) by name, or `Score`s. Runs are compared by the first. None takes the accuracy of labels, and
+            of logits for targets 0 and 1 with "bce_with_logits".
         backdoor: the trigger in some clients' data, to measure how often it works.
         standardize: True subtracts from each client's inputs their own mean and divides them by their own standard deviation,
             over the client's training examples; a list of numbers names the columns to standardise. Both are computed
@@ -84,6 +88,7 @@ class Federation:
         augment: Augment | None = None,
         standardize: Columns = False,
         numbered_together: bool = False,
+        scores: ScoreSource | None = None,
     ) -> None:
         for what, given in (("clients", clients), ("held_out", held_out or {})):
             if not isinstance(given, Mapping):
@@ -121,6 +126,7 @@ class Federation:
         self.numbered_together = numbered_together
         if standardize is not False:
             self._standardize()
+        self.scores = find_scores(scores)
         self._draw = _Draw.of(self)
         if not self.clients:
             raise DataError("a federation needs at least one client; give clients={'name': (x, y)}")
@@ -347,6 +353,7 @@ class Federation:
             "augment",
             "standardize",
             "numbered_together",
+            "scores",
         )
         kept = {name: getattr(self, name) for name in names}
         if self.tested:

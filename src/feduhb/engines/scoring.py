@@ -1,4 +1,4 @@
-"""Score a model: its loss and accuracy on some examples, and how often a planted trigger still works."""
+"""Score a model: its loss and scores on some examples, and how often a planted trigger still works."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from feduhb.core.flat import channels_last, unflatten
 from feduhb.core.inputs import Inputs, call_model, count_rows, map_tensors
 from feduhb.core.local import Loss
+from feduhb.core.scores import Score, check_scores, choose_scores, compute_accuracy, compute_score, find_kind
 from feduhb.data.federation import Examples, Federation
 from feduhb.errors import DataError
 
@@ -58,11 +59,6 @@ def _evaluation_mode(model: nn.Module) -> Generator[None]:
             layer.training = mode
 
 
-def compute_accuracy(outputs: Tensor, y: Tensor) -> float:
-    """Return the share of examples whose largest output is their label."""
-    return float((outputs.argmax(dim=1) == y).double().mean())
-
-
 def score_model(model: nn.Module, examples: Examples, loss: Loss) -> tuple[float, float]:
     """Return a model's loss on some examples, and its accuracy: NaN if their targets are not labels."""
     x, y = examples.all()
@@ -71,19 +67,35 @@ def score_model(model: nn.Module, examples: Examples, loss: Loss) -> tuple[float
 
 def score_outputs(outputs: Tensor, y: Tensor, loss: Loss) -> tuple[float, float]:
     """Return the loss of some outputs, and their accuracy: NaN if the targets are not labels."""
-    are_labels = y.dim() == 1 and not y.is_floating_point() and outputs.dim() == 2 and outputs.shape[1] > 1
-    return float(loss(outputs, y)), compute_accuracy(outputs, y) if are_labels else float("nan")
+    has_labels = find_kind(outputs, y, loss) == "labels"
+    return float(loss(outputs, y)), compute_accuracy(outputs, y) if has_labels else float("nan")
+
+
+def try_scores(federation: Federation, model: nn.Module) -> tuple[Score, ...]:
+    """Return a federation's scores after a trial on some test examples; raise ConfigError if one cannot be computed.
+
+    A federation that was given none has the accuracy, where there is one.
+    """
+    count = len(federation.test)
+    x, y = federation.test.batch(torch.linspace(0, count - 1, min(CPU_CHUNK, count)).long())
+    outputs = compute_outputs(model, x)
+    if federation.scores is None:
+        return choose_scores(outputs, y, federation.loss)
+    check_scores(federation.scores, outputs, y, federation.loss)
+    return federation.scores
 
 
 def make_evaluator(federation: Federation, device: str = "cpu") -> Callable[[Tensor], dict[str, float]]:
     """Return the function that scores the parameters [P] of a round.
 
-    It returns the test loss, the test accuracy and, if there is a backdoor, how often that works.
+    It returns the test loss, the federation's scores and, if there is a backdoor, how often that works. All scores are
+    tried first, on the fresh model.
 
     Args:
         device: where to compute; "cuda" keeps the test data there.
     """
     model = channels_last(federation.fresh_model()).to(device)
+    scores = try_scores(federation, model)
     triggered = stamp_test_set(federation)
     x, y = federation.test.all()
     stamped = None if triggered is None else triggered[0].to(device)
@@ -91,8 +103,9 @@ def make_evaluator(federation: Federation, device: str = "cpu") -> Callable[[Ten
 
     def evaluate(params: Tensor) -> dict[str, float]:
         unflatten(params, model)
-        test_loss, test_accuracy = score_outputs(compute_outputs(model, x), y, federation.loss)
-        found = {"test_loss": test_loss, "test_accuracy": test_accuracy}
+        outputs = compute_outputs(model, x)
+        found = {"test_loss": float(federation.loss(outputs, y))}
+        found |= {f"test_{score.name}": compute_score(score, outputs, y) for score in scores}
         if triggered is not None and stamped is not None:
             found["backdoor"] = compute_accuracy(compute_outputs(model, stamped), triggered[1])
         return {key: value for key, value in found.items() if math.isfinite(value)}

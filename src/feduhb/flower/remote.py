@@ -128,6 +128,7 @@ class Remote(Federation):
             "about",
             "start",
             "augment",
+            "scores",
             "roster",
             "options",
             "forgot",

@@ -23,6 +23,7 @@ from feduhb.report.curves import chart_backdoor, chart_movement, chart_score, ch
 from feduhb.report.runs import RunView, read_runs
 from feduhb.report.tables import make_grid
 from feduhb.runs.files import disk_errors, write_atomically
+from feduhb.runs.scores import LOSS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -100,7 +101,9 @@ def _make_files(views: Sequence[RunView]) -> dict[str, bytes]:
 def draw_figures(views: Sequence[RunView]) -> dict[str, Figure]:
     """Return the figures for a paper, by name, for which these runs have data."""
     looks = drawing.choose_strokes(views)
-    accuracy, loss = (chart_score(views, looks, score) for score in ("test_accuracy", "test_loss"))
+    scores = {score: chart_score(views, looks, score) for score in words.list_charted(views)}
+    first = next((chart for chart in scores.values() if chart), None)
+    others = [chart for score, chart in scores.items() if score != LOSS]
     movement, backdoor = chart_movement(views, looks), chart_backdoor(views, looks)
     bars = sum(view.final("backdoor") is not None for view in views)
     maps = [stop_map.replay_rules(view) for view in stop_map.list_mapped(views)[:1]]
@@ -111,10 +114,8 @@ def draw_figures(views: Sequence[RunView]) -> dict[str, Figure]:
     audited = audit_tables.list_audited(views)
     clients = [chart_clients(audit, view.label) for view, audit in audited]
     drawn = {
-        "overview": compose(
-            [accuracy or loss, movement, backdoor], width=4.5, height=max(3.1, 1.1 + 0.32 * bars)
-        ),
-        "curves": compose([loss, accuracy], width=4.9, height=3.2),
+        "overview": compose([first, movement, backdoor], width=4.5, height=max(3.1, 1.1 + 0.32 * bars)),
+        "curves": compose([scores.get(LOSS), *others], width=4.9, height=3.2),
         "movement": compose([movement], width=6.4, height=3.4),
         "backdoor": compose([backdoor], width=6.4, height=1.1 + 0.4 * bars),
         "stop-map": compose([stop_map.chart_map(found) for found in maps], width=6.6, height=5.0),

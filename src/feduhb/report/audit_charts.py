@@ -12,13 +12,14 @@ from feduhb.report.audit_tables import (
     BESIDE,
     NAMES,
     describe_changes,
+    describe_gain,
     list_audited,
     list_changes,
     name_attack,
 )
 from feduhb.report.charts import BAND, Chart, Key, Series
 from feduhb.report.runs import RunView, printable
-from feduhb.report.words import format_percent, format_points
+from feduhb.runs.scores import format_score, is_share, name_score
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,14 +30,6 @@ MARKS = {ORIGINAL: "s", RETRAIN: "D", UNLEARNED: "o"}
 THIN = "Thin: 99% interval; thick: 90%."
 INTERVALS = f"{THIN} “Not caught”: the thick part lies in the band, or the AUC is as near to Retrain's."
 WORSE, BETTER = dr.VERMILLION, dr.BLUE
-CLIENT_KEYS = [
-    Key(name, dr.Stroke(colour), "o")
-    for name, colour in (
-        ("before, or unchanged", dr.GREY),
-        ("after: lower", WORSE),
-        ("after: higher", BETTER),
-    )
-]
 # Clients that a chart can name, and those whose names need no turning.
 NAMED_AN_INCH, LEVEL_AN_INCH = 5.2, 2.8
 
@@ -136,8 +129,8 @@ def _chart_auc(
 
 
 def chart_clients(audit: Audit, label: str) -> Chart | None:
-    """Describe each remaining client's accuracy before and after, the largest loss first."""
-    changed = list_changes(audit)
+    """Describe each remaining client's main score before and after, the largest loss first."""
+    changed, score = list_changes(audit), audit.main_score
     if not changed:
         return None
     places, size = range(len(changed)), max(2.2, min(6.0, 220 / len(changed)))
@@ -151,7 +144,8 @@ def chart_clients(audit: Audit, label: str) -> Chart | None:
         dr.style_axes(axes)
         axes.grid(visible=False, axis="x")
         axes.set_xlim(-0.8, len(changed) - 0.2)
-        dr.show_percent(axes)
+        if is_share(score):
+            dr.show_percent(axes)
         figure = axes.get_figure(root=True)
         width = figure.get_figwidth() if figure else 0.0
         if len(changed) <= NAMED_AN_INCH * width:
@@ -164,11 +158,14 @@ def chart_clients(audit: Audit, label: str) -> Chart | None:
             axes.set_xlabel(label, color=dr.SOFT, size=dr.SMALL)
 
     texts = [
-        f"{row.client}: {format_percent(row.before)} → {format_percent(row.after)} ({format_points(row.gain)} points"
-        + ("" if row.retrain is None else f"; Retrain {format_percent(row.retrain)}") + ")"
+        f"{row.client}: {format_score(score, row.before)} → {format_score(score, row.after)} ({describe_gain(audit, row.gain)}"
+        + ("" if row.retrain is None else f"; Retrain {format_score(score, row.retrain)}") + ")"
         for row in changed
     ]  # fmt: skip
     series = [Series("", dr.GREY, places, after, texts)]
-    return Chart(
-        f"Remaining clients: {label}", draw, series, [(describe_changes(audit), dr.SOFT)], CLIENT_KEYS
-    )
+    worse, better = ("worse", "better") if audit.is_low_best else ("lower", "higher")
+    named = (("before, or unchanged", dr.GREY), (f"after: {worse}", WORSE), (f"after: {better}", BETTER))
+    keys = [Key(name, dr.Stroke(colour), "o") for name, colour in named]
+    measured = "" if score == "accuracy" else f", {printable(name_score(score))}"
+    notes = [(describe_changes(audit), dr.SOFT)]
+    return Chart(f"Remaining clients{measured}: {label}", draw, series, notes, keys)

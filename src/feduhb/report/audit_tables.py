@@ -24,13 +24,15 @@ from feduhb.report.grids import Grid, escape_markdown, join_lines
 from feduhb.report.runs import NAMES as METHODS
 from feduhb.report.runs import RunView, printable, retrain_of
 from feduhb.report.tables import get_verdict
-from feduhb.report.words import NOTHING, format_number, format_percent, format_points, format_share
+from feduhb.report.words import NOTHING, format_percent, format_points, format_share
+from feduhb.runs.scores import format_change, format_number, format_score, is_share, name_score
 
 Row = list[str]
 Audited = tuple[RunView, Audit]
 
 NAMES = {ORIGINAL: "original", RETRAIN: "Retrain", UNLEARNED: "unlearned"}
 BESIDE = {ORIGINAL: "itself one round later", RETRAIN: "Retrain", UNLEARNED: "the unlearned model"}
+BY_MAIN_SCORE = ("verdicts", "clients", "relearn")  # tables whose words name the accuracy, or else the score
 CONTROLS = {ORIGINAL: "must be caught", RETRAIN: "must not be caught"}
 NOTES = {
     "verdicts": "Every audit asks three models the same questions: the original, which knew the data; Retrain, "
@@ -54,12 +56,16 @@ NOTES = {
     "backdoor": "The share of test images with the trigger that a model gives the backdoor's label. Retrain, which never saw the trigger, is the floor.",
     "accuracy": "Shares of correct answers: on the forgotten data, on the remaining clients' data and on test data. "
     "On the forgotten data, Retrain shows what a model reaches that never saw it.",
+    "scores": "The scores that the runs were given, on the forgotten data, on the remaining clients' data and on test data; a dash "
+    "where one is not defined, such as the AUROC of examples of one class.",
     "loss": "Mean losses on the same data, in the unit of the loss function; less is better. Where targets are not labels, "
     "the verdict judges by the loss on test data whether a model is of use.",
     "clients": "How unlearning changed the remaining clients' accuracy: with the original model (before) and with "
     "the unlearned one (after).",
     "distance": "How far the models are from Retrain's: weights (L2, cosine) and answers on test data (KL in nats; share of "
     "other answers). Models of other methods, or other seeds, differ without anything being remembered.",
+    "apart": "How far the models are from Retrain's: weights (L2, cosine) and answers on test data (root of the mean squared "
+    "difference). Models of other methods, or other seeds, differ without anything being remembered.",
     "relearn": "Rounds of training with the forgotten data until the original model's accuracy on it, without canaries, is "
     "back; 0: it was never away. A better model gets there sooner whether or not anything was left: read it beside the test "
     "accuracy.",
@@ -68,7 +74,7 @@ NOTES = {
 
 
 class Change(NamedTuple):
-    """The accuracy of a remaining client before and after; its gain is negative if the client lost."""
+    """The main score of a remaining client before and after; its gain is negative if the client lost."""
 
     gain: float
     client: str
@@ -84,8 +90,9 @@ def list_audited(views: Sequence[RunView]) -> list[Audited]:
 
 def list_changes(audit: Audit) -> list[Change]:
     """Return the change of each remaining client that was measured, the largest loss first."""
+    sign = -1 if audit.is_low_best else 1
     rows = [
-        Change(row.after - row.before, printable(row.client), row.before, row.after, row.retrain)
+        Change(sign * (row.after - row.before), printable(row.client), row.before, row.after, row.retrain)
         for row in audit.clients.rows
         if row.before is not None and row.after is not None
     ]
@@ -93,16 +100,31 @@ def list_changes(audit: Audit) -> list[Change]:
 
 
 def describe_changes(audit: Audit) -> str:
-    """Return in one sentence how the remaining clients' accuracy changed."""
+    """Return in one sentence how the remaining clients' main score changed."""
     changed = list_changes(audit)
     if not changed:
-        return "No remaining client's accuracy was measured."
+        return f"No remaining client's {_name(audit)} was measured."
     better, worse = sum(row.gain > 0 for row in changed), sum(row.gain < 0 for row in changed)
     loser, winner = changed[0], changed[-1]
-    ends = [f"{loser.client} lost most ({format_points(loser.gain)} points)"] if loser.gain < 0 else []
-    ends += [f"{winner.client} gained most ({format_points(winner.gain)} points)"] if winner.gain > 0 else []
-    counted = f"Of {len(changed)} remaining clients, {better} score higher on their {audit.clients.on}, {worse} lower"
+    ends = [f"{loser.client} lost most ({describe_gain(audit, loser.gain)})"] if loser.gain < 0 else []
+    ends += [f"{winner.client} gained most ({describe_gain(audit, winner.gain)})"] if winner.gain > 0 else []
+    above, below = ("better", "worse") if audit.is_low_best else ("higher", "lower")
+    counted = f"Of {len(changed)} remaining clients, {better} score {above} on their {audit.clients.on}, {worse} {below}"
     return "; ".join([counted, *ends]) + "."
+
+
+def format_gain(audit: Audit, gain: float) -> str:
+    """Format how much the main score changed, with the sign of the change: an RMSE that rose by 0.1 is a loss of +0.100."""
+    return format_change(audit.main_score, -gain if audit.is_low_best else gain)
+
+
+def describe_gain(audit: Audit, gain: float) -> str:
+    """Format how much the main score changed, with its unit if it is a share."""
+    return format_gain(audit, gain) + (" points" if is_share(audit.main_score) else "")
+
+
+def _name(audit: Audit) -> str:
+    return printable(name_score(audit.main_score))
 
 
 def name_attack(attack: Attack) -> str:
@@ -128,6 +150,7 @@ def make_grids(views: Sequence[RunView], reported: Sequence[RunView] = ()) -> di
         reported: all runs of the report; their own record of Retrain's cost replaces that of an audit's control.
     """
     chosen = [(view, _use_own_cost(view, audit, reported or views)) for view, audit in list_audited(views)]
+    has_others = any(audit.main_score != "accuracy" for _, audit in chosen)
     margins = sorted({f"{attack.margin:g}" for _, audit in chosen for attack in audit.membership})
     made: dict[str, Grid] = {}
     for name, table in TABLES.items():
@@ -142,10 +165,13 @@ def make_grids(views: Sequence[RunView], reported: Sequence[RunView] = ()) -> di
             rows += _combine_seeds([audit for _, audit in chosen])
         if name == "misr":
             said = [("", sentence) for sentence in dict.fromkeys(sentence for _, sentence in said)]
-        note = NOTES[name].format(margin=" or ".join(margins))
+        headers, note = table.headers, NOTES[name].format(margin=" or ".join(margins))
+        if has_others and name in BY_MAIN_SCORE:
+            headers = [one.replace("accuracy", "score").removesuffix(" (points)") for one in headers]
+            note = note.replace("accuracy", "score")
         text = frozenset(range(1 + table.words)) | ({6} if name == "backdoor" else set())
         if rows:
-            made[name] = Grid(table.title, ["run", *table.headers], rows, text, note, said)
+            made[name] = Grid(table.title, ["run", *headers], rows, text, note, said)
     return made
 
 
@@ -192,7 +218,13 @@ def _judge(audit: Audit) -> Iterator[Row]:
     bits = NOTHING if checks is None else "bit for bit" if checks.exact else "not exact"
     backdoor = NOTHING if planted is None else planted.verdict
     outcomes = " ".join(list_outcomes(audit)) or NOTHING
-    yield [audit.verdict.word, bits, outcomes, backdoor, format_share(audit.accuracy[UNLEARNED].test)]
+    yield [
+        audit.verdict.word,
+        bits,
+        outcomes,
+        backdoor,
+        _format_main(audit, audit.main_values[UNLEARNED].test),
+    ]
 
 
 def _check(audit: Audit) -> Iterator[Row]:
@@ -269,6 +301,24 @@ def _score(audit: Audit) -> Iterator[Row]:
             yield [NAMES[model], *shares]
 
 
+def _format_main(audit: Audit, value: float | None) -> str:
+    """Format a value of the main score, with its name if it is not the accuracy."""
+    if value is None:
+        return NOTHING
+    shown = format_score(audit.main_score, value)
+    return shown if audit.main_score == "accuracy" else f"{_name(audit)} {shown}"
+
+
+def _list_scores(audit: Audit) -> Iterator[Row]:
+    for score, found in audit.scores.items():
+        named = printable(name_score(score)) + ("" if found.best == "high" else " (less is better)")
+        for model in MODELS:
+            some = found.models[model]
+            values = (some.forgotten, some.retained, some.test)
+            shown = (NOTHING if value is None else format_score(score, value) for value in values)
+            yield [named, NAMES[model], *shown]
+
+
 def _measure_loss(audit: Audit) -> Iterator[Row]:
     for model in MODELS:
         if found := audit.loss.get(model):
@@ -285,23 +335,31 @@ def _compare_clients(audit: Audit) -> Iterator[Row]:
             sum(g < 0 for g in gains),
             sum(g == 0 for g in gains),
         ]
-        loss = format_points(min(gains)) if min(gains) < 0 else NOTHING
-        gain = format_points(max(gains)) if max(gains) > 0 else NOTHING
-        yield [audit.clients.on, *map(str, counts), format_points(median(gains)), loss, gain]
+        loss = format_gain(audit, min(gains)) if min(gains) < 0 else NOTHING
+        gain = format_gain(audit, max(gains)) if max(gains) > 0 else NOTHING
+        on = audit.clients.on + ("" if audit.main_score == "accuracy" else f", {_name(audit)}")
+        yield [on, *map(str, counts), format_gain(audit, median(gains)), loss, gain]
 
 
 def _measure_distance(audit: Audit) -> Iterator[Row]:
     for model in MODELS:
-        if far := audit.distance.get(model):
+        far = audit.distance.get(model)
+        if far and far.kl is not None and far.disagreement is not None:
             numbers = [format_number(value) for value in (far.l2, far.cosine, far.kl)]
             yield [NAMES[model], *numbers, format_percent(far.disagreement)]
+
+
+def _measure_number_distance(audit: Audit) -> Iterator[Row]:
+    for model in MODELS:
+        if (far := audit.distance.get(model)) and far.rms is not None:
+            yield [NAMES[model], *map(format_number, (far.l2, far.cosine, far.rms))]
 
 
 def _relearn(audit: Audit) -> Iterator[Row]:
     if found := audit.relearn:
         took = (found.unlearned, found.retrain)
         counts = [f"not within {found.most}" if count is None else str(count) for count in took]
-        yield [format_percent(found.goal), *counts]
+        yield [_format_main(audit, found.goal), *counts]
 
 
 def _sum_cost(audit: Audit) -> Iterator[Row]:
@@ -375,6 +433,9 @@ TABLES = {
         said=lambda audit: [audit.backdoor.says] if audit.backdoor else [],
     ),
     "accuracy": Table("Accuracy", ["model", "forgotten data", "retained data", "test data"], _score, words=1),
+    "scores": Table(
+        "Scores", ["score", "model", "forgotten data", "retained data", "test data"], _list_scores, words=2
+    ),
     "loss": Table("Loss", ["model", "forgotten data", "retained data", "test data"], _measure_loss, words=1),
     "clients": Table(
         "Remaining clients",
@@ -391,6 +452,9 @@ TABLES = {
     ),
     "distance": Table(
         "Distance to Retrain", ["model", "L2", "cosine", "KL", "other answers"], _measure_distance, words=1
+    ),
+    "apart": Table(
+        "Distance to Retrain", ["model", "L2", "cosine", "answers (RMS)"], _measure_number_distance, words=1
     ),
     "relearn": Table("Relearn time", ["accuracy to reach", "unlearned: rounds", "Retrain: rounds"], _relearn),
     "cost": Table(

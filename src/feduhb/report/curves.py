@@ -7,25 +7,27 @@ import math
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from feduhb.report import drawing as dr
 from feduhb.report import runs
 from feduhb.report.charts import Chart, Key, Series
-from feduhb.report.runs import RunView, retrain_of
+from feduhb.report.runs import RunView, printable, retrain_of
 from feduhb.report.tables import find_reaching_round
 from feduhb.report.words import (
-    SCORES,
     choose_score,
     describe_end,
     describe_floor,
     format_final,
-    format_number,
     format_percent,
     join_names,
+    name_part,
+    title,
     watched,
     with_score,
 )
+from feduhb.runs.scores import LOSS, format_number, format_score, is_share, name_score
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -63,17 +65,16 @@ def chart_score(views: Sequence[RunView], looks: dr.Looks, score: str) -> Chart 
         "grey: before unlearning": any(line.faint for line in lines),
     }
     key = ",  ".join(text for text, used in marks.items() if used)
-    title, _ = SCORES[score]
-    return _chart_lines(title.capitalize(), lines, score, [(key, dr.SOFT)] if key else [])
+    return _chart_lines(title(score), lines, score, [(key, dr.SOFT)] if key else [])
 
 
 def _chart_lines(
-    title: str, lines: Sequence[Line], score: str, notes: Sequence[dr.Note], goal: float | None = None
+    head: str, lines: Sequence[Line], score: str, notes: Sequence[dr.Note], goal: float | None = None
 ) -> Chart | None:
     """Describe lines over the rounds, named at their ends where that fits, else in a legend."""
     if not lines:
         return None
-    form = SCORES[score][1]
+    form = partial(format_score, score)
     direct = len(lines) <= DIRECT_AT_MOST and all(len(line.name) <= DIRECT_LENGTH for line in lines)
 
     def draw(axes: Axes) -> None:
@@ -88,13 +89,13 @@ def _chart_lines(
         dr.label_rounds(axes, max(len(line.values) for line in lines))
         if goal is not None:
             axes.axhline(goal, color=dr.GREY, linewidth=1, linestyle="dashed", zorder=1)
-        if score == "test_accuracy":
+        if is_share(score):
             dr.show_percent(axes)
         if direct:
             dr.label_ends(axes, ends)
 
     keys = [] if direct else [Key(line.name, line.stroke) for line in lines]
-    return Chart(title, draw, [line.describe(form) for line in lines], notes, keys, head=ROUND)
+    return Chart(head, draw, [line.describe(form) for line in lines], notes, keys, head=ROUND)
 
 
 def chart_movement(views: Sequence[RunView], looks: dr.Looks) -> Chart | None:
@@ -178,7 +179,7 @@ class Sweep:
     @property
     def reached(self) -> dict[float, int | None]:
         """The round at which each β has Retrain's final score; None for never."""
-        found = {beta: find_reaching_round(view, self.retrain) for beta, view in self.runs.items()}
+        found = {beta: find_reaching_round(v, self.retrain, self.score) for beta, v in self.runs.items()}
         return {beta: n if isinstance(n, int) else None for beta, n in found.items()}
 
     @property
@@ -230,22 +231,22 @@ def _join_betas(betas: Iterable[float]) -> str:
 
 
 def chart_sweep(found: Sweep) -> dict[str, Chart]:
-    """Describe three charts: accuracy and loss by round with a line for each β, and the rounds that each β needs."""
+    """Describe the main score and the loss by round with a line for each β, and the rounds that each β needs."""
     colours = dr.grade_colours(len(found.runs))
     charts: dict[str, Chart] = {}
-    for name, score in (("beta-accuracy", "test_accuracy"), ("beta-loss", "test_loss")):
+    for score in dict.fromkeys((found.score, LOSS)):
         level = found.goal if score == found.score else None
         notes = [] if charts else found.describe()
         if level is not None:
-            notes.append(f"Dashed: Retrain's final {SCORES[score][1](level)}.")
+            notes.append(f"Dashed: Retrain's final {format_score(score, level)}.")
         lines = [
             Line(f"β {beta:g}", view.scored(score), dr.Stroke(colour))
             for (beta, view), colour in zip(found.runs.items(), colours, strict=True)
             if any(value is not None for value in view.scored(score))
         ]
-        title = f"{SCORES[score][0].capitalize()} by β"
-        if chart := _chart_lines(title, lines, score, [(text, dr.SOFT) for text in notes], level):
-            charts[name] = chart
+        head = f"{title(score)} by β"
+        if chart := _chart_lines(head, lines, score, [(text, dr.SOFT) for text in notes], level):
+            charts[f"beta-{name_part(score)}"] = chart
     return charts | {"beta-reach": _chart_needed(found, colours)}
 
 
@@ -256,12 +257,12 @@ def _chart_needed(found: Sweep, colours: Sequence[str]) -> Chart:
     if goal:
         heights = [top if n is None else float(n) for n in found.reached.values()]
         texts = ["never" if n is None else f"round {n}" for n in found.reached.values()]
-        title, note = "Rounds to reach Retrain", "open: never in the rounds run" if "never" in texts else ""
+        head, note = "Rounds to reach Retrain", "open: never in the rounds run" if "never" in texts else ""
     else:
         ends = [view.final(found.score) for view in found.runs.values()]
         heights = [math.nan if end is None else end for end in ends]
         texts = [format_final(view, found.score) for view in found.runs.values()]
-        title, note = f"Final {SCORES[found.score][0]}", "no Retrain run here to compare with"
+        head, note = f"Final {printable(name_score(found.score))}", "no Retrain run here to compare with"
 
     def draw(axes: Axes) -> None:
         axes.plot(betas, heights, color=dr.GREY, linewidth=1, zorder=2)
@@ -275,9 +276,9 @@ def _chart_needed(found: Sweep, colours: Sequence[str]) -> Chart:
         if goal:
             axes.set_ylim(0, top * 1.08)
             axes.set_ylabel("rounds", color=dr.SOFT, size=dr.SMALL)
-        elif found.score == "test_accuracy":
+        elif is_share(found.score):
             dr.show_percent(axes)
 
     points = zip(betas, heights, colours, texts, strict=True)
     series = [Series(f"β {beta:g}", colour, [beta], [y], [text]) for beta, y, colour, text in points]
-    return Chart(title, draw, series, [(note, dr.SOFT)] if note else [])
+    return Chart(head, draw, series, [(note, dr.SOFT)] if note else [])

@@ -16,9 +16,10 @@ from feduhb.report.charts import Chart, follow_scheme
 from feduhb.report.curves import chart_backdoor, chart_movement, chart_score, chart_sweep, find_sweep
 from feduhb.report.drawing import choose_strokes
 from feduhb.report.grids import Grid
-from feduhb.report.runs import ORIGINAL, RunView, retrain_of
+from feduhb.report.runs import ORIGINAL, RunView, printable, retrain_of
 from feduhb.report.stop_map import chart_map, chart_scales, list_mapped, replay_rules
 from feduhb.report.tables import get_verdict, make_grid
+from feduhb.runs.scores import name_score
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -66,12 +67,12 @@ def render_page(
 def render_report(views: Sequence[RunView]) -> str:
     """Return the report on these runs as one self-contained HTML document."""
     looks = choose_strokes(views)
-    accuracy, loss = (chart_score(views, looks, score) for score in ("test_accuracy", "test_loss"))
-    first = {"accuracy": accuracy} if accuracy else {"loss": loss}
-    charts = first | {
+    scored = [(score, chart_score(views, looks, score)) for score in words.list_charted(views)]
+    scores = {_name_chart(score, place): chart for place, (score, chart) in enumerate(scored) if chart}
+    charts = dict([*scores.items()][:1]) | {
         "movement": chart_movement(views, looks),
         "backdoor": chart_backdoor(views, looks),
-        "loss": loss,
+        **scores,
     }
     drawn = [(name, chart) for name, chart in charts.items() if chart is not None]
     maps, sweep = [replay_rules(view) for view in list_mapped(views)], find_sweep(views)
@@ -100,6 +101,11 @@ def render_report(views: Sequence[RunView]) -> str:
         starts=words.explain_starts(views),
         views=views,
     )
+
+
+def _name_chart(score: str, place: int) -> str:
+    name = words.name_part(score)
+    return f"{name}-{place}" if name == "score" else name
 
 
 def _show_audit(view: RunView, views: Sequence[RunView], place: int, colour: str) -> dict[str, Any]:
@@ -136,7 +142,7 @@ def _choose_numbers(views: Sequence[RunView]) -> list[Number]:
     numbers = [
         Number("rounds", f"{len(view.rounds)}", rounds + silent),
         Number("seconds", words.format_number(view.seconds), seconds),
-        Number(words.SCORES[score][0], words.format_final(view, score), scored),
+        Number(printable(name_score(score)), words.format_final(view, score), scored),
         _choose_attack(view, other, views),
     ]
     return [number._replace(name=f"{view.label}: {number.name}") for number in numbers]

@@ -12,6 +12,7 @@ from feduhb.audit.result import Audit, read_audit
 from feduhb.errors import RunFolderError
 from feduhb.runs.files import read_text, resolve
 from feduhb.runs.folder import Result, Round, RunFolder
+from feduhb.runs.scores import PREFIX
 
 ORIGINAL, RETRAIN = "original", "retrain"
 LABEL_LENGTH = 36  # characters; a longer label is replaced by the folder's name
@@ -40,6 +41,20 @@ class RunView:
     def accuracy(self) -> Series:
         """Test accuracy after each round."""
         return self.scored("test_accuracy")
+
+    @property
+    def directions(self) -> dict[str, str]:
+        """Whether "high" or "low" is best, by the scores that the run was given, or for the accuracy; the main score first."""
+        given = self.config.get("scores")
+        if not isinstance(given, Mapping) or not given:
+            return {"test_accuracy": "high"}
+        return {f"{PREFIX}{name}": "low" if best == "low" else "high" for name, best in given.items()}
+
+    @property
+    def data(self) -> Any:
+        """The [federation] table without the scores, which do not change the data."""
+        about = self.config.get("federation")
+        return {k: v for k, v in about.items() if k != "scores"} if isinstance(about, Mapping) else about
 
     @property
     def moved(self) -> list[float]:
@@ -105,7 +120,7 @@ class RunView:
     @property
     def world(self) -> tuple[Any, ...]:
         """Seed, data and request: runs are compared only if these agree."""
-        return self.config.get("seed", 0), self.config.get("federation"), self.forget
+        return self.config.get("seed", 0), self.data, self.forget
 
     def final(self, score: str) -> float | None:
         """Return a score of the last round."""

@@ -9,9 +9,11 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from feduhb.report import drawing as dr
+from feduhb.report import runs
 from feduhb.report.charts import EMPTY, Chart, Series
-from feduhb.report.runs import RunView
-from feduhb.report.words import format_percent, join_names
+from feduhb.report.runs import RunView, printable
+from feduhb.report.words import join_names, name_part, title
+from feduhb.runs.scores import LOSS, format_score, is_share, name_score
 from feduhb.stopping import DynamicStop, dynamic_stop, replay
 
 if TYPE_CHECKING:
@@ -35,7 +37,7 @@ class Ending:
     scale: float
     window: int | None
     round: int | None  # counted from 1
-    accuracy: float | None  # on test data, after that round
+    value: float | None  # of the run's main score after that round
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,8 @@ class StopMap:
     endings: dict[tuple[float, int | None], Ending]
     rounds: int  # that were run
     cut: bool  # whether the run's own rule ended it
-    last: float | None  # test accuracy after the last round
+    score: str  # the run's main score
+    last: float | None  # that score after the last round
     own: tuple[float, int | None] | None  # λ and window of the run's own rule, where the map has them
 
     def line(self, window: int | None) -> list[Ending]:
@@ -73,11 +76,11 @@ class StopMap:
         return [ending.scale for ending in self.line(None) if ending.round is None]
 
     def format(self, ending: Ending, between: str = "\n") -> str:
-        """Format an ending: its round and the accuracy there, or that the rule does not fire."""
+        """Format an ending: its round and the score there, or that the rule does not fire."""
         if ending.round is None:
             return f"not{between}in {self.rounds}"
-        accuracy = "" if ending.accuracy is None else f"{between}{format_percent(ending.accuracy)}"
-        return f"{ending.round}{accuracy}"
+        scored = "" if ending.value is None else f"{between}{format_score(self.score, ending.value)}"
+        return f"{ending.round}{scored}"
 
     def describe(self) -> list[str]:
         """Return how many rules would have ended the run, and what the map cannot know."""
@@ -120,14 +123,18 @@ def list_mapped(views: Sequence[RunView]) -> list[RunView]:
 
 def replay_rules(view: RunView) -> StopMap:
     """Replay every rule of the map on a run's movements."""
-    endings = {place: _replay_rule(view, *place) for place in product(SCALES, WINDOWS)}
-    last = view.accuracy[-1]
-    return StopMap(view.label, endings, len(view.rounds), view.fired is not None, last, _find_own(view))
+    series = {score: view.scored(score) for score in (*view.directions, LOSS)}
+    known = (score for score, values in series.items() if any(value is not None for value in values))
+    score = next(known, LOSS)
+    values = series[score]
+    endings = {place: _replay_rule(view, values, *place) for place in product(SCALES, WINDOWS)}
+    cut = view.fired is not None
+    return StopMap(view.label, endings, len(view.rounds), cut, score, values[-1], _find_own(view))
 
 
-def _replay_rule(view: RunView, scale: float, window: int | None) -> Ending:
+def _replay_rule(view: RunView, values: runs.Series, scale: float, window: int | None) -> Ending:
     ended = replay(dynamic_stop(scale, window=window, momentum=_get_momentum(view)), view.moved)
-    return Ending(scale, window, ended, None if ended is None else view.accuracy[ended - 1])
+    return Ending(scale, window, ended, None if ended is None else values[ended - 1])
 
 
 def _get_momentum(view: RunView) -> float:
@@ -152,7 +159,7 @@ def format_window(window: int | None) -> str:
 
 
 def chart_map(found: StopMap) -> Chart | None:
-    """Describe where every rule would have ended the run, and the accuracy there; None if no rule fires."""
+    """Describe where every rule would have ended the run, and the score there; None if no rule fires."""
     if not found.fires:
         return None
 
@@ -188,7 +195,7 @@ def chart_map(found: StopMap) -> Chart | None:
     texts = [f"λ {e.scale:g}, window {format_window(e.window)}: {found.format(e, ' ')}" for e in cells]
     x, y = [WINDOWS.index(each.window) for each in cells], [float(SCALES.index(each.scale)) for each in cells]
     framed = "; framed: the run's own rule" if found.own else ""
-    there = "" if found.last is None else ", and test accuracy there"
+    there = "" if found.last is None else f", and {printable(name_score(found.score))} there"
     key = f"each cell: the round after which that rule would have ended the run{there}{framed}"
     notes = [(text, dr.SOFT) for text in [key, *found.describe()]]
     series = [Series("", dr.SOFT, x, y, texts)]
@@ -196,20 +203,22 @@ def chart_map(found: StopMap) -> Chart | None:
 
 
 def chart_scales(found: StopMap) -> dict[str, Chart]:
-    """Describe what λ does: the round at which the rule ends the run, and the accuracy there."""
+    """Describe what λ does: the round at which the rule ends the run, and the score there."""
     if len(found.unknown) == len(SCALES) or not found.fires:
         return {}
     first, *rest = found.describe_windows()
     notes = [f"A larger λ stops earlier. {first}", *rest]
     charts = {"lambda-rounds": _chart_lines(f"Rounds by λ: {found.label}", found, "round", notes)}
     if found.last is not None:
-        note = f"open: did not fire; {format_percent(found.last)} after the last round"
+        note = f"open: did not fire; {format_score(found.score, found.last)} after the last round"
         notes = [note] if found.silent else []
-        charts["lambda-accuracy"] = _chart_lines("Test accuracy there", found, "accuracy", notes)
+        charts[f"lambda-{name_part(found.score)}"] = _chart_lines(
+            f"{title(found.score)} there", found, "value", notes
+        )
     return charts
 
 
-def _chart_lines(title: str, found: StopMap, what: str, notes: Sequence[str]) -> Chart:
+def _chart_lines(head: str, found: StopMap, what: str, notes: Sequence[str]) -> Chart:
     """Describe "all so far" in bold, open where it did not fire, and the other windows thin where they fire."""
     top, fired = found.rounds * 1.1, [each.scale for each in found.line(None) if each.round is not None]
     unfired = top if what == "round" else found.last
@@ -252,7 +261,7 @@ def _chart_lines(title: str, found: StopMap, what: str, notes: Sequence[str]) ->
         if what == "round":
             axes.set_ylim(0, top * 1.08)
             axes.set_ylabel("rounds run", color=dr.SOFT, size=dr.SMALL)
-        else:
+        elif is_share(found.score):
             dr.show_percent(axes)
         if what == "round" and found.silent:
             last = found.silent[-1]
@@ -263,4 +272,4 @@ def _chart_lines(title: str, found: StopMap, what: str, notes: Sequence[str]) ->
             ends = [(each.y[-1], each.name, each.colour) for each in drawn]
             dr.label_ends(axes, [end for end in ends if not math.isnan(end[0])])
 
-    return Chart(title, draw, drawn, [(text, dr.SOFT) for text in notes], head="λ {:g}")
+    return Chart(head, draw, drawn, [(text, dr.SOFT) for text in notes], head="λ {:g}")

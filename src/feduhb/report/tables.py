@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from feduhb.report.grids import HEADER_WIDTH, Grid
-from feduhb.report.runs import RETRAIN, RunView, retrain_of
-from feduhb.report.words import NOTHING, choose_score, format_number, format_percent
+from feduhb.report.runs import RETRAIN, RunView, printable, retrain_of
+from feduhb.report.words import NOTHING, choose_score, format_percent, is_low_best, list_scores
+from feduhb.runs.scores import LOSS, format_number, format_score, name_score
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions
@@ -46,7 +47,8 @@ class Column:
 
 def choose_columns(views: Sequence[RunView]) -> list[Column]:
     """Return the columns that these runs can fill; the first one names the run."""
-    reaches = f"reaches Retrain's final {choose_score(views).removeprefix('test_')} at round"
+    scores = list_scores(views) or ["test_accuracy"]
+    reaches = f"reaches Retrain's final {_name(scores[0]).removeprefix('test ')} at round"
     every = [
         Column("run", "run", lambda v: v.label),
         Column("exact", "exact", lambda v: v.exact if v.unlearned else None, _format_flag),
@@ -62,10 +64,9 @@ def choose_columns(views: Sequence[RunView]) -> list[Column]:
         Column("megabytes", "MB down + up", lambda v: v.megabytes, format_number),
         Column("seconds", "seconds", lambda v: v.seconds, format_number),
         Column("seconds_per_round", "seconds a round", lambda v: v.seconds / len(v.rounds), format_number),
-        Column("test_accuracy", "test accuracy", lambda v: v.final("test_accuracy"), format_percent),
-        Column("test_loss", "test loss", lambda v: v.final("test_loss"), format_number),
+        *(_make_score_column(score) for score in dict.fromkeys((*scores, LOSS))),
         Column("backdoor", "backdoor success", lambda v: v.final("backdoor"), format_percent),
-        Column("reaches_retrain", reaches, lambda v: find_reaching_round(v, retrain_of(v, views))),
+        Column("reaches_retrain", reaches, lambda v: find_reaching_round(v, retrain_of(v, views), scores[0])),
         Column("audit", "audit", get_verdict),
     ]
     empty = {
@@ -73,21 +74,30 @@ def choose_columns(views: Sequence[RunView]) -> list[Column]:
     }
     if all(view.role != RETRAIN for view in views):
         empty.add("reaches_retrain")
-    if choose_score(views) != "test_accuracy":
-        empty.add("test_accuracy")
     return [column for column in every if column.key not in empty]
 
 
-def find_reaching_round(view: RunView, retrain: RunView | None) -> int | str | None:
-    """Return the first round as good as Retrain's last, or "never"; None without a Retrain run.
+def _make_score_column(score: str) -> Column:
+    return Column(score, _name(score), lambda v: v.final(score), lambda value: format_score(score, value))
 
-    The test accuracy is compared, or the test loss if Retrain has no accuracy.
+
+def _name(score: str) -> str:
+    return printable(name_score(score))
+
+
+def find_reaching_round(view: RunView, retrain: RunView | None, score: str | None = None) -> int | str | None:
+    """Return the first round as good as Retrain's last, or "never"; None without a Retrain run that has the score.
+
+    Args:
+        score: None compares Retrain's main score, or the test loss if it has none.
     """
-    score = "test_accuracy" if retrain is None else choose_score([retrain])
-    goal = retrain.final(score) if retrain else None
+    if retrain is None:
+        return None
+    score = score or choose_score([retrain])
+    goal = retrain.final(score)
     if goal is None:
         return None
-    sign = 1 if score == "test_accuracy" else -1
+    sign = -1 if is_low_best([view, retrain], score) else 1
     known = ((n, value) for n, value in enumerate(view.scored(score), 1) if value is not None)
     return next((n for n, value in known if sign * value >= sign * goal), "never")
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 from feduhb.report.runs import ORIGINAL, RETRAIN, RunView, printable, retrain_of
+from feduhb.runs.scores import LOSS, format_change, format_number, format_score, name_score
 
 NOTHING = "–"  # noqa: RUF001
 NAMED_AT_MOST = 6  # of what was forgotten; the rest is counted
@@ -25,31 +26,54 @@ def format_share(share: float | None) -> str:
     return NOTHING if share is None else format_percent(share)
 
 
-def format_number(value: float) -> str:
-    """Format a number with three digits, large ones in full."""
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:#.3g}".removesuffix(".")
-
-
 def format_points(share: float) -> str:
     """Format a difference of shares in percentage points, with its sign."""
-    return f"{100 * share:+.1f}".replace("-", "−")  # noqa: RUF001
+    return format_change("accuracy", share)
 
 
-SCORES: dict[str, tuple[str, Callable[[float], str]]] = {
-    "test_accuracy": ("test accuracy", format_percent),
-    "test_loss": ("test loss", format_number),
-}
+def list_scores(views: Sequence[RunView]) -> list[str]:
+    """Return the scores that these runs have: the one to compare them by first, the test loss last.
+
+    That is the first score of most of the runs.
+    """
+    given = [score for view in views for score in view.directions]
+    counts = {score: len(with_score(views, score)) for score in dict.fromkeys(given)}
+    most = max(counts, key=counts.__getitem__, default="")
+    rest = [LOSS] if with_score(views, LOSS) else []
+    return [*dict.fromkeys(score for score in (most, *counts) if counts.get(score)), *rest]
+
+
+def list_charted(views: Sequence[RunView]) -> list[str]:
+    """Return the scores that may have a chart: those of the last rounds first, the test loss last."""
+    known = [score for score in list_scores(views) if score != LOSS]
+    return [*dict.fromkeys((*known, *(score for view in views for score in view.directions), LOSS))]
 
 
 def choose_score(views: Sequence[RunView]) -> str:
-    """Return the score to compare these runs by: the test loss if none of them has labels to be right about."""
-    return next((score for score in SCORES if with_score(views, score)), "test_accuracy")
+    """Return the score to compare these runs by: the test loss if none of them has another."""
+    return next(iter(list_scores(views)), "test_accuracy")
+
+
+def is_low_best(views: Sequence[RunView], score: str) -> bool:
+    """Return whether less of a score is better, as the runs say that were given it."""
+    return score == LOSS or any(view.directions.get(score) == "low" for view in views)
+
+
+def name_part(score: str) -> str:
+    """Return the name of a score in the names of charts on a page, which a score of the user's own cannot choose."""
+    return {"test_accuracy": "accuracy", LOSS: "loss"}.get(score, "score")
+
+
+def title(score: str) -> str:
+    """Return the name of a score with a capital letter."""
+    name = printable(name_score(score))
+    return name[:1].upper() + name[1:]
 
 
 def format_final(view: RunView, score: str) -> str:
     """Format a score of the last round, or a dash if there is none."""
     value = view.final(score)
-    return NOTHING if value is None else SCORES[score][1](value)
+    return NOTHING if value is None else format_score(score, value)
 
 
 def join_names(names: Sequence[str], last: str = "and") -> str:
@@ -129,8 +153,8 @@ def headline(views: Sequence[RunView]) -> str:
 def _format_range(views: Sequence[RunView]) -> str:
     counts, score = [len(view.rounds) for view in views], choose_score(views)
     ends = [end for view in views if (end := view.final(score)) is not None]
-    name, form = SCORES[score]
-    ended = f" and ended at {form(min(ends))} to {form(max(ends))} {name}" if ends else ""
+    low, high = (format_score(score, end) for end in (min(ends), max(ends))) if ends else ("", "")
+    ended = f" and ended at {low} to {high} {printable(name_score(score))}" if ends else ""
     return f"{min(counts)} to {max(counts)} rounds{ended}"
 
 
@@ -235,7 +259,7 @@ def list_notes(views: Sequence[RunView]) -> list[str]:
     """Return the differences between runs that forbid a comparison, and what limits the verdicts."""
     requests = [format_request(view) for view in views if view.unlearned]
     seeds = [str(view.config.get("seed", 0)) for view in views]
-    data = [str(view.config.get("federation")) for view in views]
+    data = [str(view.data) for view in views]
     checks = [
         (requests, "Different requests: {}."),
         (seeds, "Different seeds: {}."),

@@ -17,6 +17,7 @@ import tomli_w
 from feduhb.core.checks import check_whole
 from feduhb.core.local import ADDED, Local
 from feduhb.core.own_code import is_code
+from feduhb.core.scores import Best
 from feduhb.data.federation import Federation
 from feduhb.data.load import NOT_OF_TABLES, FederationSettings
 from feduhb.errors import ConfigError
@@ -105,6 +106,9 @@ class Config:
     block: int | None = None  # clients trained at once, if bits depend on it
     remote: bool | None = None  # true: the clients' data stays with the clients
     clients: Mapping[str, str] = field(default_factory=dict)  # size and digest of each client's data
+    scores: Mapping[str, Best] | None = (
+        None  # those that were given, by name, and whether more or less is better
+    )
 
     __pydantic_config__ = FORBID
 

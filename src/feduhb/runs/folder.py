@@ -41,6 +41,7 @@ from feduhb.runs.files import (
     sync_folder,
     write_atomically,
 )
+from feduhb.runs.scores import format_score, list_scores, name_score
 from feduhb.stopping import StopReason
 
 HISTORY = "history"  # the folder of the history in a run folder
@@ -78,8 +79,10 @@ class Round:
     def __str__(self) -> str:
         """Return one line for progress output."""
         parts = [f"loss {self.scores['test_loss']:.3f}"] if "test_loss" in self.scores else []
-        if "test_accuracy" in self.scores:
-            parts.append(f"accuracy {self.scores['test_accuracy']:.1%}")
+        parts += [
+            f"{name_score(name).removeprefix('test ')} {format_score(name, self.scores[name])}"
+            for name in list_scores(self.scores)[:1]
+        ]
         parts.append(f"moved {self.moved:.3g}")
         if self.stopped:
             parts.append("stopped")

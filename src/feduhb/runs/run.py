@@ -44,6 +44,7 @@ from feduhb.runs.config import (
 from feduhb.runs.folder import HISTORY, Round, RunFolder, explain_end
 from feduhb.runs.history import DiskHistory
 from feduhb.runs.lineage import Ancestor, Erased, check_chain, read_ancestors
+from feduhb.runs.scores import format_score, list_scores, name_score
 from feduhb.runs.start import check_start, describe_start
 from feduhb.runs.statistics import WithStatistics
 from feduhb.runs.trust import require_code
@@ -142,8 +143,9 @@ class Run:
         return make_engine(self.engine, self.federation, local, block=self.block)
 
     def __repr__(self) -> str:
-        accuracy = self.rounds[-1].scores.get("test_accuracy") if self.rounds else None
-        scored = "" if accuracy is None else f", test accuracy {accuracy:.1%}"
+        scores = self.rounds[-1].scores if self.rounds else {}
+        names = list_scores(scores)[:1]
+        scored = "".join(f", {name_score(name)} {format_score(name, scores[name])}" for name in names)
         without = f" without {self.forgot}" if self.forgot else ""
         return f"Run({self.method.name}{without}, {len(self.rounds)} rounds{scored}: {self.stopped})"
 
