@@ -251,7 +251,7 @@ def test_classes_of_a_test_set_that_differ():
 
 def test_without_the_package(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
-    words = "Federation.from_huggingface needs the package datasets; install it: pip install 'feduhb[huggingface]'"
+    words = "Federation.from_huggingface needs the package datasets; in a clone: pip install -c constraints.txt '.[huggingface]'"
     with refused(DataError, words):
         feduhb.Federation.from_huggingface([], client="a", target="b")
 

@@ -155,7 +155,7 @@ def test_a_model_that_onnx_cannot_hold_is_refused_in_one_line(tmp_path):
 
 def test_onnx_without_its_extra(run, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnxscript", None)
-    with pytest.raises(ConfigError, match=r"pip install 'feduhb\[onnx\]'"):
+    with pytest.raises(ConfigError, match=r"pip install -c constraints.txt '\.\[onnx\]'"):
         run.export(tmp_path / "model.onnx")
 
 

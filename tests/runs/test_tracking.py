@@ -139,5 +139,5 @@ def test_a_board_that_cannot_be_written_is_refused_before_training(tmp_path, mon
     with pytest.raises(ConfigError, match="is a file; give TensorBoard a folder"):
         feduhb.TensorBoard(tmp_path / "file")
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(ConfigError, match=r"pip install 'feduhb\[tensorboard\]'"):
+    with pytest.raises(ConfigError, match=r"pip install -c constraints.txt '\.\[tensorboard\]'"):
         feduhb.TensorBoard(tmp_path)

@@ -100,7 +100,7 @@ def _choose_splits(data: Any, test: Any) -> tuple[Any, Any]:
         import datasets
     except ImportError:
         raise DataError(
-            "Federation.from_huggingface needs the package datasets; install it: pip install 'feduhb[huggingface]'"
+            "Federation.from_huggingface needs the package datasets; in a clone: pip install -c constraints.txt '.[huggingface]'"
         ) from None
     if isinstance(data, datasets.DatasetDict):
         if "train" not in data or ("test" not in data and test is None):

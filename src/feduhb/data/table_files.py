@@ -94,7 +94,7 @@ def _open_parquet(path: Path) -> Source:
         from pyarrow.parquet import ParquetFile
     except ImportError:
         raise DataError(
-            f"{path.name} is a Parquet file, which needs the package pyarrow; install it: pip install 'feduhb[parquet]'"
+            f"{path.name} is a Parquet file, which needs the package pyarrow; in a clone: pip install -c constraints.txt '.[parquet]'"
         ) from None
     try:
         header = tuple(ParquetFile(path).schema_arrow.names)

@@ -25,7 +25,7 @@ class TensorBoard:
 
     Pass it to ``show``, alone or in a list: ``show=["auto", feduhb.TensorBoard("boards")]``. Round t is step t+1. Each run gets
     a folder in ``folder`` by the name of its method; a second feduhb is feduhb-2, and a resumed run continues in its own.
-    Needs the extra: pip install 'feduhb[tensorboard]'.
+    Needs the extra; in a clone: pip install -c constraints.txt '.[tensorboard]'.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -90,6 +90,6 @@ def _import_writer() -> type[SummaryWriter]:
             from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         raise ConfigError(
-            "TensorBoard is not installed; install the extra: pip install 'feduhb[tensorboard]'"
+            "TensorBoard is not installed; in a clone: pip install -c constraints.txt '.[tensorboard]'"
         ) from None
     return SummaryWriter
