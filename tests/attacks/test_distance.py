@@ -76,6 +76,7 @@ def test_laws(seed, shift):
     w, v = torch.randn(2, 5, generator=rng)
     model, reference = torch.randn(2, 7, 3, generator=rng, dtype=torch.float64)
     found, back = compute_distance(w, v, model, reference), compute_distance(v, w, reference, model)
+    assert found.kl is not None
     assert found.kl >= 0
     assert -1 <= found.cosine <= 1
     assert (found.l2, found.cosine, found.disagreement) == (back.l2, back.cosine, back.disagreement)

@@ -10,7 +10,7 @@ import torch
 
 import feduhb
 from federations import SIZES, ragged, tensors
-from feduhb.data.federation import restore_keys, select_held
+from feduhb.data.deleted import restore_keys, select_held
 from feduhb.data.request import Request
 from feduhb.errors import RequestError, RunFolderError
 from feduhb.runs.folder import RunFolder

@@ -187,7 +187,9 @@ def _write(path: Path, format: str | None, overwrite: bool, make: Callable[[Form
     """Write the files of an export. All are made before the first is written."""
     kind = choose_format(path, format)
     if kind == "onnx" and None in map(importlib.util.find_spec, ("onnx", "onnxscript")):
-        raise ConfigError("ONNX needs two more packages; in a clone: pip install -c constraints.txt '.[onnx]'")
+        raise ConfigError(
+            "ONNX needs two more packages; in a clone: pip install -c constraints.txt '.[onnx]'"
+        )
     wanted: dict[Path, Format] = {path: kind}
     if kind == "folder":
         wanted = {path / WEIGHTS: "safetensors", path / CARD: "card"}
