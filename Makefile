@@ -52,6 +52,7 @@ format: $(READY)
 
 docs: $(READY)
 	$(BIN)/python docs/generate.py
+	$(BIN)/python docs/notebook.py
 	$(BIN)/python -m feduhb_reproduction.pages
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 

@@ -80,7 +80,9 @@ def measure(path: Path, standardize: bool) -> dict[str, float | str]:
 
 def main() -> None:
     """Write a table, read it with and without standardising, and print what it took."""
-    parser = argparse.ArgumentParser(description="Read a table that is larger than the memory allowed for it.")
+    parser = argparse.ArgumentParser(
+        description="Read a table that is larger than the memory allowed for it."
+    )
     parser.add_argument("--gigabytes", type=float, default=2.0)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -24,6 +24,9 @@ from feduhb.data.table_files import Source
 from feduhb.data.table_rows import RowReader, Rows
 from feduhb.errors import ConfigError, DataError
 from feduhb.models import make_model
+
+if TYPE_CHECKING:
+    from feduhb.data.load import FederationSettings
 
 FORBID = {"extra": "forbid"}  # pydantic refuses unknown keys
 
@@ -107,6 +110,7 @@ def read_table_federation(
     model: str | ModelSource | None,
     seed: int,
     test: Any = None,
+    about: FederationSettings | None = None,
     **more: Any,
 ) -> Federation:
     """Return the federation of a table.
@@ -117,6 +121,7 @@ def read_table_federation(
         model: the name of a model, a module or a factory; None: "mlp".
         seed: of the split of the rows, and of the runs.
         test: a table of the server's own, a file or a DataFrame; None: as the settings say.
+        about: the settings that describe the federation in a config file.
         more: further arguments of `Federation`.
     """
     reader = RowReader(Source.open(table), settings)
@@ -140,9 +145,11 @@ def read_table_federation(
         found = read_rows(RowReader(Source.open(own), replace(settings, row=None), needs_client=False))
         server = (found.x, found.y)
     columns = reader.list_unscaled() if settings.standardize else []
+    if about is not None and about.table is not None:  # a column that is added to the file later is no input
+        about = replace(about, table=replace(about.table, numbers=reader.numbers))
     return Federation(
         split.trained, server or split.tested, model, seed=seed, held_out=split.held_out, standardize=columns or False,
-        numbered_together=True, loss=settings.loss or "cross_entropy", **more,
+        numbered_together=True, loss=settings.loss or "cross_entropy", about=about, **more,
     )  # fmt: skip
 
 

@@ -9,7 +9,15 @@ from typing import Any
 
 from feduhb.report.grids import Grid, escape_markdown
 from feduhb.report.runs import NAMES, RunView, printable, read_runs
-from feduhb.report.words import explain_starts, format_carried, join_settings, warn_of_other_weights
+from feduhb.report.words import (
+    describe_table,
+    explain_starts,
+    find_table,
+    format_carried,
+    join_settings,
+    warn_of_other_weights,
+)
+from feduhb.runs.scores import format_score, name_score
 
 NAMED = 20  # clients in a row of the table; the rest is counted
 FRONT = """\
@@ -40,6 +48,9 @@ LIMITS = """\
 - The model has learned from the clients that took part. Unlearning does not protect these.
 - More in the documentation of feduhb: "What exact means here", "Audits" and "A request, from start to end".
 """
+STANDARDISED = (
+    "Standardised: minus the mean of the client's own training rows, divided by their standard deviation. "
+)
 LOAD = """\
 `feduhb export RUN --out model.safetensors` writes the weights under the model's own names:
 
@@ -56,6 +67,7 @@ def make_card(folder: Path | str) -> str:
     (view,) = read_runs([folder])
     sections = {
         "": _describe_run(view),
+        **({} if (table := find_table(view)) is None else {"Inputs": _list_inputs(table)}),
         "Scores": _list_scores(view),
         "Who was asked": _list_clients(view),
         "Training": _list_training(view),
@@ -114,10 +126,41 @@ def _list_origin(view: RunView) -> Iterator[tuple[str, str]]:
 
 def _describe_data(view: RunView) -> str:
     about = _get(view, "federation")
+    if (table := find_table(view)) is not None:
+        return describe_table(table)
     if "data" not in about:
         return "own data, which the run folder does not name"
     more = {key: value for key, value in about.items() if key != "data" and not isinstance(value, Mapping)}
     return printable(", ".join(filter(None, (str(about["data"]), join_settings(more)))))
+
+
+def _list_inputs(table: Mapping[str, Any]) -> str:
+    """Return how the columns of a table become the inputs of the model, in their order."""
+    scaling, fills = table.get("scaling", {}), table.get("fills", {})
+
+    def describe(column: str, kind: str) -> tuple[str, str, str]:
+        own = f"{kind}, standardised" if table.get("standardize") else kind
+        scaled = (
+            "{}, minus {:g}, divided by {:g}".format(kind, *scaling[column]) if column in scaling else own
+        )
+        return column, scaled, str(fills.get(column, ""))
+
+    rows = [describe(column, "number") for column in table.get("numbers", ())]
+    rows += [describe(column, f"days since {day}") for column, day in table.get("dates", {}).items()]
+    rows += [
+        (column, f"0 or 1 for each of {', '.join(map(str, values))}", str(fills.get(column, "")))
+        for column, values in table.get("categories", {}).items()
+    ]
+    target = table["target"] if isinstance(table["target"], str) else ", ".join(table["target"])
+    classes = (
+        ", ".join(map(str, table.get("classes", (0, 1))))
+        if table.get("loss") in {None, "cross_entropy"}
+        else ""
+    )
+    scaled = STANDARDISED if any("standardised" in row[1] for row in rows) else ""
+    output = f"{scaled}The outputs are for {target}{f', one for each of {classes}' if classes else ''}."
+    listed = [tuple(map(printable, row)) for row in rows]
+    return f"{_make_table(('column', 'input', 'if missing'), listed)}\n{escape_markdown(printable(output))}\n"
 
 
 def _list_start(view: RunView) -> Iterator[tuple[str, str]]:
@@ -132,7 +175,7 @@ def _list_scores(view: RunView) -> str:
     scores = view.result["scores"]
     if not scores:
         return "The model was not scored.\n"
-    rows = [(printable(name).replace("_", " "), f"{value:.4g}") for name, value in scores.items()]
+    rows = [(printable(name_score(name)), format_score(name, value)) for name, value in scores.items()]
     return f"After the last round:\n\n{_make_table(('score', 'value'), rows)}"
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from pathlib import PurePath
+from typing import Any
 
 from feduhb.report.runs import ORIGINAL, RETRAIN, RunView, printable, retrain_of
 from feduhb.runs.scores import LOSS, format_change, format_number, format_score, name_score
@@ -190,8 +192,21 @@ def _get(view: RunView, table: str) -> Mapping[str, object]:
     return found if isinstance(found, Mapping) else {}
 
 
+def find_table(view: RunView) -> Mapping[str, Any] | None:
+    """Return the [federation.table] of a run; None if its data is not a table."""
+    found = _get(view, "federation").get("table")
+    return found if isinstance(found, Mapping) else None
+
+
+def describe_table(table: Mapping[str, Any]) -> str:
+    """Return the name of a table's file, and which column names the clients."""
+    return printable(f"the table {PurePath(table['path']).name}, with clients by {table['client']}")
+
+
 def _describe_data(view: RunView) -> str:
     about = _get(view, "federation")
+    if (table := find_table(view)) is not None:
+        return describe_table(table)
     if "data" not in about:
         return "data from Python code"
     return printable(

@@ -151,11 +151,33 @@ class UnlearnShape(TypedDict):
     method: str
 
 
+class TableShape(TypedDict, total=False):
+    """What reports read of [federation.table] in config.toml."""
+
+    path: Required[str]
+    client: Required[str]
+    target: Required[str | list[str]]
+    numbers: list[str]
+    categories: dict[str, list[str]]
+    dates: dict[str, str]
+    classes: list[str | int]
+    scaling: dict[str, tuple[float, float]]
+    fills: dict[str, str | float]
+    standardize: bool
+    loss: str
+
+
+class FederationShape(TypedDict, total=False):
+    """What reports read of [federation] in config.toml, beside settings of any type."""
+
+    table: TableShape
+
+
 class Shape(TypedDict, total=False):
     """What is read of any config.toml; opening a run reads all of it, see `feduhb.runs.config`."""
 
     seed: int
-    federation: dict[str, Any]
+    federation: FederationShape
     train: Required[TrainShape]
     unlearn: UnlearnShape
     start: dict[str, Any]
