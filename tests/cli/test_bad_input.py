@@ -95,7 +95,7 @@ def test_an_impossible_request_is_refused(run, tmp_path, arguments, words):
         (("lr = 0.05", "lr = -1"), "lr is -1"),
         (
             ('data = "digits"', 'data = "letters"'),
-            "there is no data set 'letters'; choose one of mnist-5k, digits, mnist",
+            "there is no data set 'letters'; choose one of mnist-5k, digits, breast-cancer, mnist",
         ),
         (
             ("clients = 4", 'clients = 4\npartition = "dirichlet"'),

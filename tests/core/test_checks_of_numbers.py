@@ -98,9 +98,9 @@ def test_what_is_no_method_is_refused(method, says):
         feduhb.unlearn(run, ["cat"], method=method)
 
 
-@pytest.mark.parametrize("show", [[print], "tqdm", True, 3, {}])
+@pytest.mark.parametrize("show", [[print, "tqdm"], "tqdm", True, 3, {}])
 def test_what_cannot_show_rounds_is_refused_and_not_ignored(show, tmp_path):
-    words = f"^{re.escape(f'show is {show!r}; give ')}'auto', 'lines', None, or one function, which gets every Round$"
+    words = f"^{re.escape(f'show is {show!r}; give ')}'auto', 'lines', None, a function, which gets every Round, or a list of these$"
     with pytest.raises(ConfigError, match=words):
         feduhb.train(ragged(), 1, epochs=1, out=tmp_path / "run", show=show)
     assert not (tmp_path / "run").exists()

@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 import feduhb
+from data.tables import make_patients
 from feduhb.cli import app
 from feduhb.data.load import DATASETS, PLUGINS
 from feduhb.engines import ENGINES
@@ -271,3 +272,23 @@ def test_links_of_the_site_stay_on_the_site(page):
     for target in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", page.read_text()):
         if not target.startswith("http"):
             assert (page.parent / target).resolve().is_relative_to(ROOT / "docs"), target
+
+
+def test_the_tables_page(tmp_path, monkeypatch, capsys):
+    make_patients().assign(patient=range(240), disease=lambda table: (table.age > 50).astype(int)).drop(
+        columns=["sex", "admitted"]
+    ).to_csv(tmp_path / "patients.csv", index=False)
+    page = (ROOT / "docs" / "tables.md").read_text()
+    code = "\n".join(blocks(page, "python"))
+    found = ran(f"```python\n{code}```", tmp_path, monkeypatch)
+    assert found["declared"]["numbers"] == ["age", "weight", "patient"]
+    assert found["unlearned"].forgot.rows == {"north": (found["number"],)}
+    (commands,) = blocks(page, "sh")
+    for line in commands.splitlines()[:3]:
+        words, _, file = line.removeprefix("feduhb ").partition(" > ")
+        done = CliRunner().invoke(app, words.split())
+        assert done.exit_code == 0, done.output
+        if file:
+            text = done.stdout.replace("rounds = 40", "rounds = 2")
+            Path(file).write_text(text)
+    assert RunFolder(Path("runs/first-feduhb")).is_finished()

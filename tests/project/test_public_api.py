@@ -33,6 +33,7 @@ NAMES = {
         "Work",
         "audit",
         "compare",
+        "describe_table",
         "dynamic_stop",
         "geometric_median",
         "krum",

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from feduhb.data.backdoor import Backdoor
 from feduhb.data.load import FederationSettings
+from feduhb.data.table import TableSettings
 from feduhb.runs.config import (
     Config,
     TrainSettings,
@@ -35,10 +36,23 @@ backdoors = st.builds(
     Backdoor, clients=st.lists(words, min_size=1, max_size=3).map(tuple), target=st.integers(0, 99),
     share=st.floats(0, 1, exclude_min=True), size=positive, bright=reals,
 )  # fmt: skip
-federations = st.builds(
-    FederationSettings, data=words, clients=positive, partition=words, per_client=maybe(positive),
-    held_out=shares, model=maybe(words), backdoor=maybe(backdoors),
+scores = maybe(st.lists(st.sampled_from(["accuracy", "auroc", "rmse"]), min_size=1, unique=True).map(tuple))
+named = st.builds(
+    FederationSettings, data=words.filter(lambda name: ":" not in name), clients=positive, partition=words,
+    per_client=maybe(positive), held_out=shares, model=maybe(words), backdoor=maybe(backdoors), scores=scores,
 )  # fmt: skip
+columns = st.lists(words, max_size=3, unique=True).map(tuple)
+tables = st.builds(
+    TableSettings, path=words, client=words, target=words | st.lists(words, min_size=1).map(tuple), row=maybe(words),
+    test=st.floats(0, 1, exclude_min=True, exclude_max=True) | words, numbers=maybe(columns.filter(len)), drop=columns,
+    categories=st.dictionaries(words, st.lists(words, min_size=1, unique=True).map(tuple), max_size=2),
+    dates=st.dictionaries(words, words, max_size=2), fills=st.dictionaries(words, reals | words, max_size=2),
+    classes=maybe(st.lists(words, min_size=2, unique=True).map(tuple)), standardize=st.booleans(), loss=maybe(words),
+    scaling=st.dictionaries(words, st.tuples(reals, st.floats(1e-3, 1e3)), max_size=2),
+)  # fmt: skip
+of_tables = st.builds(FederationSettings, table=tables, held_out=shares, model=maybe(words), scores=scores)
+of_code = st.builds(FederationSettings, data=st.sampled_from(["package.module:make", "my data.py:make"]))
+federations = named | of_tables | of_code
 rates = st.floats(0, exclude_min=True, allow_infinity=False)
 trains = st.builds(
     TrainSettings, rounds=positive, epochs=st.integers(1, 99), batch_size=positive, lr=rates, l2=st.just(0.0) | rates,
