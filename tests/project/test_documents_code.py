@@ -274,7 +274,7 @@ def test_links_of_the_site_stay_on_the_site(page):
             assert (page.parent / target).resolve().is_relative_to(ROOT / "docs"), target
 
 
-def test_the_tables_page(tmp_path, monkeypatch, capsys):
+def test_the_tables_page(tmp_path, monkeypatch):
     make_patients().assign(patient=range(240), disease=lambda table: (table.age > 50).astype(int)).drop(
         columns=["sex", "admitted"]
     ).to_csv(tmp_path / "patients.csv", index=False)
