@@ -164,6 +164,11 @@ def train_from(
         )
     settings = config.federation or FederationSettings()
     if is_code(settings.data):
+        if config.made_by:
+            raise ConfigError(
+                f"this config was written by a run, which may be anybody's, and names code, {settings.data!r}; copy what you need of "
+                "it into a config of your own"
+            )
         federation = make_federation(find_code(settings.data, base or Path.cwd())).reseed(config.seed)
         _print_notices(federation)
     else:

@@ -24,6 +24,7 @@ OTHERS = {  # packages that are not ours
     "methods": {"torch"},
     "models": {"torch"},
     "data": {
+        "pydantic",
         "torch",
         "numpy",
         "mlxtend",

@@ -309,6 +309,21 @@ def test_two_modules_of_one_name_are_refused(run, project, tmp_path):
     assert f"wards-h/wards.py has the name of another module, {project}/wards.py; rename the file" in said
 
 
+def test_two_modules_of_one_name_are_refused_by_name_too(run, tmp_path, monkeypatch):
+    write_project(tmp_path / "wards-i", "wards")
+    feduhb.open_run(run)
+    monkeypatch.chdir(tmp_path / "wards-i")
+    said = refuse("unlearn", run, "--forget", "north", "--method", "wards:Nesterov")
+    assert "wards-i and in" in said
+    assert "rename one of the two modules" in said
+
+
+def test_a_config_that_a_run_wrote_does_not_make_anybody_run_its_code(run, tmp_path):
+    (run / "wards.py").write_text("raise SystemExit('run')")
+    said = refuse("train", run / "config.toml", "--out", tmp_path / "again")
+    assert "this config was written by a run, which may be anybody's, and names code, 'wards.py:make'" in said
+
+
 def test_status_names_the_code_of_a_method_to_resume(run, project, monkeypatch):
     monkeypatch.chdir(project)
     invoke("unlearn", run, "--forget", "north", "--rounds", 2, "--method", "wards:Nesterov")

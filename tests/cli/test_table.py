@@ -161,3 +161,18 @@ def test_a_config_with_settings_that_do_not_fit_is_refused_in_one_line(place, tm
     done = run("train", tmp_path / "bad.toml", "--out", tmp_path / "bad", status=2)
     assert words in done.output
     assert done.output.count("\n") == 1
+
+
+def test_declared_scaling_goes_through_a_config(place, tmp_path):
+    text = (
+        (place / "federation.toml")
+        .read_text()
+        .replace('path = "patients.csv"', f'path = "{place / "patients.csv"}"')
+    )
+    (tmp_path / "scaled.toml").write_text(
+        text.replace("[train]", "[federation.table.scaling]\nage = [50, 20.5]\n\n[train]")
+    )
+    run("train", tmp_path / "scaled.toml", "--out", tmp_path / "run")
+    run("report", tmp_path / "run", "--out", tmp_path / "report")
+    run("export", tmp_path / "run", "--out", tmp_path / "card.md")
+    assert "number, minus 50, divided by 20.5" in (tmp_path / "card.md").read_text()

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 
-from feduhb.data.split import Shared, count_rows, split_rows
+from feduhb.data.split import Shared, number_rows, split_rows
 
 
 def split(owners: list[int], seed: int = 1, keys: list[int] | None = None) -> list[dict[str, list[int]]]:
     """Return the keys of each client in each part."""
     who = torch.tensor(owners)
     names = [f"c{place}" for place in range(max(owners) + 1)]
-    own = count_rows(who, len(names)) if keys is None else torch.tensor(keys)
-    rows = Shared("the data", torch.zeros(len(who), 1), torch.zeros(len(who)), who, names, own)
-    found = split_rows(
-        rows, lambda some: [own[some].numpy().astype(np.uint64)], seed=seed, test=0.2, held_out=0.25
+    own = number_rows(who, len(names)) if keys is None else torch.tensor(keys)
+    rows = Shared(
+        "the data", torch.zeros(len(who), 1), torch.zeros(len(who)), who, names, own, has_names=True
     )
+    found = split_rows(rows, seed=seed, test=0.2, held_out=0.25)
     return [{client: examples.keys.tolist() for client, examples in part.items()} for part in found]
 
 
 def test_rows_are_counted_by_client():
-    assert count_rows(torch.tensor([1, 0, 1, 1, 0]), 3).tolist() == [0, 0, 1, 2, 1]
+    assert number_rows(torch.tensor([1, 0, 1, 1, 0]), 3).tolist() == [0, 0, 1, 2, 1]
 
 
 def test_a_row_keeps_its_part_when_rows_are_added():

@@ -116,7 +116,54 @@ def test_a_standardised_run_opens_with_rows_deleted(tmp_path):
 
 def test_inputs_that_cannot_be_standardised_are_refused_in_one_line():
     pair = (torch.arange(6).view(3, 2), torch.tensor([0, 1, 0]))
-    with pytest.raises(
-        DataError, match="client a cannot be standardised, because its inputs are not one tensor"
-    ):
+    with pytest.raises(DataError, match="a cannot be standardised, because its inputs are not one tensor"):
         Federation({"a": pair}, pair, nn.Linear(2, 2), standardize=True)
+
+
+def test_standardising_can_be_switched_on_and_off():
+    plain, scaled = make_federation(standardize=False), make_federation()
+    for made, wanted in (
+        (plain.replace(standardize=True), scaled),
+        (scaled.replace(standardize=False), plain),
+    ):
+        assert made.fingerprints() == wanted.fingerprints()
+        assert torch.equal(made.test.all()[0], wanted.test.all()[0])
+        assert torch.equal(made.held_out["a"].all()[0], wanted.held_out["a"].all()[0])
+
+
+def test_clients_that_nobody_touched_are_not_standardised_again():
+    federation = make_federation()
+    rest = federation.without({"a": [0]})
+    assert rest.clients["b"] is federation.clients["b"]
+    assert rest.clients["a"].x is not federation.clients["a"].x
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"standardize": [5]}, r"standardize is \[5\]; give True, or the numbers of columns, from 0 to 2"),
+        ({"standardize": [0.5]}, r"standardize is \[0.5\]"),
+        ({"standardize": "x"}, "standardize is 'x'"),
+        (
+            {"held_out": {"zz": (torch.zeros(1, 3), torch.zeros(1).long())}},
+            "held_out names zz, which is not a client",
+        ),
+        ({"held_out": {"a": (torch.zeros(1, 4), torch.zeros(1).long())}}, "held-out part of a holds inputs"),
+    ],
+)
+def test_bad_arguments_are_refused_in_one_line(more, words):
+    with pytest.raises(DataError, match=words):
+        make_federation().replace(**more)
+
+
+def test_infinite_inputs_are_refused_by_the_name_of_the_client():
+    with pytest.raises(DataError, match="a holds infinite or very large inputs"):
+        make_federation(shift=float("inf"))
+
+
+def test_parts_of_a_test_set_that_differ_are_refused():
+    pair = (torch.zeros(2, 3), torch.tensor([0, 1]))
+    with pytest.raises(DataError, match="test part of b holds inputs"):
+        Federation({"a": pair}, {"a": pair, "b": (torch.zeros(2, 4), torch.tensor([0, 1]))}, nn.Linear(3, 2))
+    with pytest.raises(DataError, match="cannot be a client's id"):
+        Federation({"a": pair}, {"a,b": pair}, nn.Linear(3, 2))

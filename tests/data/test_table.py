@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import datetime
 import gzip
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -246,7 +248,7 @@ def test_bad_tables_are_refused_in_one_line(patients, more, change, words):
     ("more", "words"),
     [
         ({"test": 1.5}, "test is 1.5; give a share between 0 and 1"),
-        ({"scaling": {"age": (0, 0)}}, "the scaling of age divides by 0"),
+        ({"scaling": {"age": (0, 0)}}, r"the scaling of age is \(0.0, 0.0\); give what to subtract"),
         ({"scaling": {"sex": (0, 1)}}, "scaling names 'sex', which is not an input"),
         ({"fills": {"nobody": 0}}, "fills names 'nobody', which is not an input"),
         ({"fills": {"age": "often"}}, "age = 'often' is not a number; give a number, or 'mean'"),
@@ -331,3 +333,66 @@ def test_a_draft_of_the_declarations_is_what_the_table_needs(patients, tmp_path)
     assert feduhb.describe_table(patients, client="hospital", target="weight")["loss"] == "mse"
     with pytest.raises(DataError, match="has no column 'x'"):
         feduhb.describe_table(patients, client="x", target="weight")
+
+
+def test_values_of_other_libraries_are_recorded_as_a_config_can_hold_them(tmp_path):
+    table = make_patients().assign(code=lambda frame: (frame.sex == "F").astype(int))
+    table["disease"] = (table.disease == "malignant").astype(int)
+    table.to_csv(tmp_path / "patients.csv", index=False)
+    given: dict[str, Any] = {
+        "numbers": np.array(["age"]), "categories": {"code": [0, 1]}, "dates": {"admitted": datetime.date(2020, 1, 1)},
+        "classes": np.array([0, 1]), "scaling": {"age": [50, np.float32(10)]}, "seed": np.int64(3),
+    }  # fmt: skip
+    federation = feduhb.Federation.from_table(
+        tmp_path / "patients.csv", client="hospital", target="disease", drop=("sex", "weight"), **given
+    )
+    run = feduhb.train(federation, **TRAINED, out=tmp_path / "run")
+    assert torch.equal(feduhb.open_run(tmp_path / "run").params, run.params)
+    assert "number, minus 50, divided by 10" in run.card()
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"target": 3}, "target.* = 3 is invalid"),
+        ({"drop": "sex"}, "drop = 'sex' is invalid"),
+        ({"scaling": {"age": 5}}, "scaling.age = 5 is invalid"),
+        ({"scaling": {"age": (np.nan, 1)}}, "the scaling of age is"),
+        ({"held_out": 1.5}, "held_out is 1.5"),
+        ({"held_out": -1}, "held_out is -1"),
+    ],
+)
+def test_arguments_of_the_wrong_kind_are_refused_in_one_line(patients, more, words):
+    with pytest.raises(ConfigError, match=words) as caught:
+        read(patients, **more)
+    assert "\n" not in str(caught.value)
+
+
+def test_infinity_as_a_target_or_category_is_refused_in_one_line(patients):
+    for change in ({"disease": np.inf}, {"sex": np.inf}):
+        with pytest.raises(DataError, match="'inf' in row 0"):
+            read(patients.assign(**change))
+
+
+def test_a_draft_takes_words_for_missing_numbers_as_values_of_text(patients):
+    table = patients.astype({"sex": object})
+    table.loc[4, "sex"] = "NA"
+    declared = feduhb.describe_table(table, client="hospital", target="disease")
+    assert declared["categories"] == {"sex": ["F", "M", "NA"]}
+    assert feduhb.Federation.from_table(table, client="hospital", target="disease", **declared).clients
+
+
+@pytest.mark.parametrize("which", [0, -1])
+def test_a_deleted_row_before_or_behind_held_out_rows_is_found_again(patients, tmp_path, which):
+    """The numbers of all rows behind it change, in all three parts, also where the training rows do not tell."""
+    patients.to_csv(tmp_path / "patients.csv", index=False)
+    federation = read(tmp_path / "patients.csv")
+    row = int(federation.clients["north"].keys[which])
+    run = feduhb.unlearn(
+        feduhb.train(federation, **TRAINED), {"north": [row]}, rounds=2, out=tmp_path / "run", show=None
+    )
+    own = patients.index[patients.hospital == "north"]
+    patients.drop(index=own[row]).to_csv(tmp_path / "patients.csv", index=False)
+    opened = feduhb.open_run(tmp_path / "run")
+    assert torch.equal(opened.params, run.params)
+    assert list_rows(opened.federation) == list_rows(run.federation)

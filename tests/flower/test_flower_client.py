@@ -4,6 +4,7 @@ import itertools
 import json
 import re
 
+import pandas
 import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
@@ -16,7 +17,7 @@ from feduhb import flower
 from feduhb.core.types import Work
 from feduhb.errors import DataError
 from feduhb.flower import client
-from feduhb.flower.client import ClientCache
+from feduhb.flower.client import ClientCache, to_examples
 from feduhb.flower.wire import Layout
 
 X = torch.arange(12.0).reshape(6, 2)
@@ -349,3 +350,10 @@ def test_no_arrays_at_all():
     sent = make_work()
     sent.content["arrays"] = ArrayRecord()
     assert "no array bias" in read_refusal(make_app()(sent, make_context()))
+
+
+def test_a_client_may_hold_pandas_objects():
+    frame = pandas.DataFrame({"a": [0.5, 1.5], "b": [1.0, 2.0]})
+    found = to_examples((frame, pandas.Series([0, 1])))
+    assert found.x.dtype == torch.float32
+    assert found.targets.tolist() == [0, 1]

@@ -233,6 +233,9 @@ def test_nothing_is_written_into_a_run_folder(run):
         run.export(run.folder / "state.safetensors", overwrite=True)
     with pytest.raises(StorageError, match="is a run folder"):
         run.export(run.folder, overwrite=True)
+    with pytest.raises(StorageError, match="is a run folder"):
+        run.export(run.folder / "deep" / "inside" / "model.pt")
+    assert not (run.folder / "deep").exists()
 
 
 def test_a_run_without_a_folder_has_weights_but_no_card(tmp_path):

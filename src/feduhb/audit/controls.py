@@ -428,12 +428,13 @@ def nudge(federation: Federation, address: str) -> Federation:
 
 def replace_with_noise(federation: Federation, request: Request) -> Federation:
     """Return a federation with noise in place of a request's data; a leaver also gets another number of examples."""
-    test = federation.test
+    tested, targets = federation.test.all()  # not of the tensors that others' rows share
 
     def noise(count: int, draw: torch.Generator) -> tuple[Inputs, Tensor]:
-        parts = [_draw_noise(part, test, count, draw) for part in list_tensors(test.x)]
-        labels = torch.randint(0, len(test), (count,), generator=draw)
-        return pack_tensors(parts, test.x), test.targets[labels]
+        several = not isinstance(tested, Tensor)
+        parts = [_draw_noise(part, count, draw, several=several) for part in list_tensors(tested)]
+        labels = torch.randint(0, len(targets), (count,), generator=draw)
+        return pack_tensors(parts, tested), targets[labels]
 
     def change(client: str, examples: Examples) -> Examples | tuple[Inputs, Tensor]:
         mask = request.mask(client, examples.keys, examples.targets)
@@ -462,16 +463,16 @@ def _choose_size(count: int, federation: Federation) -> int:
     return 3 if count == 2 else 2
 
 
-def _draw_noise(part: Tensor, test: Examples, count: int, draw: torch.Generator) -> Tensor:
-    """Return noise in place of one tensor of inputs, of its type and in the range of its values.
+def _draw_noise(part: Tensor, count: int, draw: torch.Generator, *, several: bool) -> Tensor:
+    """Return noise in place of one tensor of test inputs, or of several, of its type and in the range of its values.
 
     Whole numbers, such as ids of tokens, stay whole and in that range. A mask gets masks of test examples, in a random
     order: one at random could hide a whole example, which no model can read.
     """
     low, high = part.aminmax()
-    is_binary = not isinstance(test.x, Tensor) and bool(((part == low) | (part == high)).all())
+    is_binary = several and bool(((part == low) | (part == high)).all())
     if part.dtype == torch.bool or is_binary:
-        return part[test.rows[torch.randint(0, len(test), (count,), generator=draw)]]
+        return part[torch.randint(0, len(part), (count,), generator=draw)]
     shape = (count, *part.shape[1:])
     if not part.is_floating_point():
         return torch.randint(int(low), int(high) + 1, shape, generator=draw, dtype=part.dtype)

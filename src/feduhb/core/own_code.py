@@ -16,6 +16,7 @@ from typing import Any
 
 from feduhb.errors import ConfigError
 
+ADDED: set[str] = set()  # folders of code of the user's own, at the end of sys.path
 EXAMPLE = "my_data.py:make or my_package.my_data:make"
 
 
@@ -61,9 +62,14 @@ def find_code(text: str, base: Path) -> Code:
         file = here / place
         code = Code(f"{file.name}:{name}", os.path.realpath(file.parent))
     else:
-        code = Code(text, str(here))
-        first = _find_first(place.partition(".")[0], code.folder)
-        code = Code(text, _find_home(first) or code.folder)
+        top = place.partition(".")[0]
+        home = _find_home(_find_first(top, str(here))) or str(here)
+        own = PathFinder.find_spec(top, [str(here)])
+        if home in ADDED and own is not None and _find_home(own) != home:
+            raise ConfigError(
+                f"{text} is in {here} and in {home}, which is in use; rename one of the two modules"
+            )
+        code = Code(text, home)
     locate(code)
     return code
 
@@ -86,6 +92,10 @@ def locate(code: Code) -> Path:
         raise ConfigError(
             f"the module {code.module} is not a file but {found}; name a module with code of its own"
         )
+    if Path(os.path.realpath(code.folder)) not in Path(os.path.realpath(found)).parents:
+        raise ConfigError(
+            f"{code.text} is {found} here, and not in {code.folder}, where it was found first; rename one of the two modules"
+        )
     return found
 
 
@@ -98,6 +108,7 @@ def load_code(code: Code) -> Any:
     file = locate(code)
     if code.folder not in sys.path:
         sys.path.append(code.folder)
+        ADDED.add(code.folder)
     try:
         found: Any = importlib.import_module(code.module)
     except (Exception, SystemExit) as error:

@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from feduhb.core.types import ClientId
-from feduhb.data.examples import Examples, fingerprint
+from feduhb.data.examples import Examples
 from feduhb.data.federation import Federation
 from feduhb.data.request import Request
-from feduhb.data.standardize import Columns, apply_scales, measure_scale
 
 
 def restore_keys(
@@ -28,40 +27,39 @@ def restore_keys(
         remained: the fingerprints of the clients' examples after the last request.
     """
     last = requests[-1]
-    guesses = {
-        client: _find_deleted(examples, client, requests, remained.get(client, ""), federation.standardize)
-        for client, examples in federation.clients.items()
+    deleted = {
+        client: _find_deleted(federation, client, requests, remained.get(client, ""))
+        for client in federation.clients
         if client in last.rows
     }
-    if not any(guesses.values()):
-        return federation
-
-    def restore(client: ClientId, examples: Examples) -> Examples:
-        deleted = guesses.get(client, ())
-        return examples.renumber(_restore_numbers(examples.keys, deleted)) if deleted else examples
-
-    changes: dict[str, Any] = {"clients": {c: restore(c, e) for c, e in federation.clients.items()}}
-    if federation.numbered_together:
-        changes["held_out"] = {c: restore(c, e) for c, e in federation.held_out.items()}
-        if federation.tested:
-            changes["test"] = {c: restore(c, e) for c, e in federation.tested.items()}
-    return federation.replace(**changes)
+    return _renumber(federation, deleted) if any(deleted.values()) else federation
 
 
 def _find_deleted(
-    examples: Examples, client: ClientId, requests: Sequence[Request], remained: str, columns: Columns
+    federation: Federation, client: ClientId, requests: Sequence[Request], remained: str
 ) -> tuple[int, ...]:
     """Return the rows that were deleted from a client's data; none if no guess gives the recorded fingerprint."""
     last = requests[-1]
+    own = Request(rows={client: last.rows[client]}, classes=last.classes)
     for deleted in ((), *(request.rows.get(client, ()) for request in requests)):
-        keys = _restore_numbers(examples.keys, deleted)
-        guess = examples.unscaled.renumber(keys)
-        remaining = guess.where(~last.mask(client, keys, guess.targets))
-        if columns is not False and len(remaining):
-            [remaining] = apply_scales([(remaining, measure_scale(remaining, columns))])
-        if fingerprint(remaining) == remained:
+        rest = _renumber(federation, {client: deleted}).leave_out(own)
+        if client in rest.clients and rest.fingerprint(client) == remained:
             return deleted
     return ()
+
+
+def _renumber(federation: Federation, deleted: Mapping[ClientId, Sequence[int]]) -> Federation:
+    """Return a federation whose rows have the numbers that they had before others were deleted."""
+
+    def restore(some: Mapping[ClientId, Examples]) -> dict[ClientId, Examples]:
+        return {c: e.renumber(_restore_numbers(e.keys, deleted.get(c, ()))) for c, e in some.items()}
+
+    changes: dict[str, Any] = {"clients": restore(federation.clients)}
+    if federation.numbered_together:
+        changes["held_out"] = restore(federation.held_out)
+        if federation.tested:
+            changes["test"] = restore(federation.tested)
+    return federation.replace(**changes)
 
 
 def _restore_numbers(keys: Tensor, deleted: Sequence[int]) -> Tensor:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from feduhb.data.table_files import MISSING, Source
-from feduhb.data.table_rows import DATE, parse_numbers, to_text
+from feduhb.data.table_rows import DATE, to_numbers, to_text
 from feduhb.errors import DataError
 
 MOST = 50  # values of a text column; one with more, such as names, is dropped
@@ -25,15 +25,17 @@ class _Column:
     values: set[str] = field(default_factory=set)  # at most `MOST` and one more
     is_number: bool = True
     is_date: bool = True
-    has_missing: bool = False
+    has_blank: bool = False
+    has_missing: bool = False  # also as a word, such as NA, which counts as missing among numbers and dates
 
     def read(self, text: np.ndarray) -> None:
         found = {*text.tolist()}
+        self.has_blank = self.has_blank or "" in found
         self.has_missing = self.has_missing or bool(found & {*MISSING})
         known = sorted(found - {*MISSING})
-        self.is_number = self.is_number and not np.isnan(parse_numbers(np.array(known, dtype=object))).any()
+        self.is_number = self.is_number and not np.isnan(to_numbers(np.array(known, dtype=object))).any()
         self.is_date = self.is_date and all(DATE.match(value) for value in known)
-        self.values = {*sorted(self.values | {*known})[: MOST + 1]}
+        self.values = {*sorted(self.values | found - {""})[: MOST + 1]}
 
 
 def describe_table(table: Any, *, client: str, target: str | Sequence[str]) -> dict[str, Any]:
@@ -74,8 +76,8 @@ def _declare_input(found: dict[str, Any], name: str, column: _Column) -> None:
         if column.has_missing:
             found["fills"][name] = "mean"
     else:
-        found["categories"][name] = [*sorted(column.values), *([UNKNOWN] if column.has_missing else [])]
-        if column.has_missing:
+        found["categories"][name] = sorted(column.values | ({UNKNOWN} if column.has_blank else set()))
+        if column.has_blank:
             found["fills"][name] = UNKNOWN
 
 

@@ -90,13 +90,13 @@ def join_examples(parts: Sequence[Examples]) -> Examples:
     )
 
 
-def fingerprint(examples: Examples) -> str:
-    """Return the number of examples and a digest of their inputs, targets and keys."""
+def fingerprint(examples: Examples, *more: Tensor) -> str:
+    """Return the number of examples and a digest of their inputs, targets and keys, and of further numbers."""
     total = blake2b(digest_size=8)
     x, y = examples.all()
     if isinstance(x, dict):
         total.update(repr([*x]).encode())
-    for part in (*list_tensors(x), y, examples.keys):
+    for part in (*list_tensors(x), y, examples.keys, *more):
         total.update(f"{part.dtype} {list(part.shape)}".encode())
         total.update(part.contiguous().flatten().view(torch.uint8).numpy().tobytes())
     return f"{len(examples)} {total.hexdigest()}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import difflib
+import operator
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ from feduhb.data.backdoor import Backdoor
 from feduhb.data.convert import read_data
 from feduhb.data.examples import Examples, fingerprint, join_examples
 from feduhb.data.request import Forget, Request, as_request, explain_unclear
-from feduhb.data.standardize import Columns, apply_scales, check_numbers, measure_scale
+from feduhb.data.standardize import ColumnChoice, standardize_parts
 from feduhb.errors import DataError, ModelError, RequestError
 
 Pair = Any  # (x, y), or other data that `feduhb.data.convert` reads
@@ -86,7 +87,7 @@ class Federation:
         about: Description | None = None,
         start: Start = "fresh",
         augment: Augment | None = None,
-        standardize: Columns = False,
+        standardize: ColumnChoice = False,
         numbered_together: bool = False,
         scores: ScoreSource | None = None,
     ) -> None:
@@ -98,9 +99,11 @@ class Federation:
         self.clients = {check_id(c): _make_examples(data, f"client {c}") for c, data in clients.items()}
         self.tested: dict[ClientId, Examples] = {}  # the test set by client; empty if it is the server's own
         if isinstance(test, Mapping):
-            self.tested = {c: _make_examples(data, f"test part of {c}") for c, data in test.items()}
+            self.tested = {check_id(c): _make_examples(data, f"test part of {c}") for c, data in test.items()}
             if not self.tested:
                 raise DataError("the test set is empty; give the examples (x, y) of at least one client")
+            first = next(iter(self.tested.values()))
+            _check_alike({f"test part of {c}": e for c, e in self.tested.items()}, first)
             self.test = join_examples([*self.tested.values()])
         else:
             self.test = _make_examples(test, "the test set")
@@ -108,7 +111,7 @@ class Federation:
         self.held_out = {c: _make_examples(data, f"held-out part of {c}", empty=True) for c, data in held}
         self.model = _keep_module(model, start)
         check_whole("seed", seed, least=None)
-        self.seed = seed
+        self.seed = operator.index(seed)
         self.loss = find_loss(loss)
         self.backdoor = backdoor
         self.about = about
@@ -124,19 +127,17 @@ class Federation:
         self.augment = augment
         self.standardize = standardize
         self.numbered_together = numbered_together
-        if standardize is not False:
-            self._standardize()
         self.scores = find_scores(scores)
-        self._draw = _Draw.of(self)
         if not self.clients:
             raise DataError("a federation needs at least one client; give clients={'name': (x, y)}")
         if strangers := [c for c in self.held_out if c not in self.clients]:
             raise DataError(f"held_out names {strangers[0]}, which is not a client; use the ids of clients")
         named = {f"client {c}": e for c, e in self.clients.items()}
         named.update({f"held-out part of {c}": e for c, e in self.held_out.items()})
-        for what, examples in named.items():
-            if (difference := compare_inputs(examples.x, self.test.x)) is not None:
-                raise DataError(f"{what} holds inputs {difference}; make them alike")
+        _check_alike(named, self.test)
+        if standardize is not False:
+            self._standardize()
+        self._draw = _Draw.of(self)
 
     @classmethod
     def from_table(
@@ -191,10 +192,9 @@ class Federation:
         from feduhb.data.load import make_table_federation
 
         settings = {
-            "client": client, "target": target if isinstance(target, str) else tuple(target), "test": test, "row": row,
-            "numbers": numbers and tuple(numbers), "categories": categories or {}, "dates": dates or {}, "drop": tuple(drop),
-            "classes": classes and tuple(classes), "scaling": scaling or {}, "fills": fills or {}, "standardize": standardize,
-            "loss": loss,
+            "client": client, "target": target, "test": test, "row": row, "numbers": numbers, "categories": categories or {},
+            "dates": dates or {}, "drop": drop, "classes": classes, "scaling": scaling or {}, "fills": fills or {},
+            "standardize": standardize, "loss": loss,
         }  # fmt: skip
         return make_table_federation(table, settings, held_out=held_out, model=model, seed=seed, **more)
 
@@ -251,24 +251,13 @@ class Federation:
 
     def _standardize(self) -> None:
         """Standardise the examples of every client that are not standardised yet, and the server's own test set by itself."""
-        columns = self.standardize
-        named = {f"client {c}": e for c, e in self.clients.items()} | {"the test set": self.test}
-        for what, examples in named.items():
-            check_numbers(examples, what)
-        scales = {c: measure_scale(e.unscaled, columns) for c, e in self.clients.items()}
-        if self.tested:  # a client may have no training examples left
-            scales = {
-                c: measure_scale(e.unscaled, columns) for c, e in self.tested.items() if c not in scales
-            } | scales
-        parts = [(group, c) for group in (self.clients, self.held_out, self.tested) for c in group]
-        todo = [(group, c) for group, c in parts if group[c].plain is None]
-        done = apply_scales([(group[c], scales[c]) for group, c in todo])
-        for (group, client), examples in zip(todo, done, strict=True):
-            group[client] = examples
+        standardize_parts(self.clients, self.held_out, self.tested, self.standardize)
         if self.tested:
             self.test = join_examples([*self.tested.values()])
         elif self.test.plain is None:
-            [self.test] = apply_scales([(self.test, measure_scale(self.test, columns))])
+            own = {"the test set": self.test}
+            standardize_parts(own, {}, {}, self.standardize)
+            self.test = own["the test set"]
 
     def fresh_model(self) -> nn.Module:
         """Return a copy of w[0], which is drawn and checked at the first call."""
@@ -302,18 +291,36 @@ class Federation:
         """Return the federation without the data that a request forgets, and without clients that have no data left."""
         request = as_request(forget)
         self._check_request(request)
-        split = {c: e.unscaled.where(~request.mask(c, e.keys, e.targets)) for c, e in self.clients.items()}
+        return self.leave_out(request)
+
+    def leave_out(self, request: Request) -> Federation:
+        """Return the federation without the data that a request names, as far as it is here."""
+        masks = {c: request.mask(c, e.keys, e.targets) for c, e in self.clients.items()}
+        changed = {c for c, mask in masks.items() if mask.any()}  # these are standardised anew
+
+        def keep(client: ClientId, examples: Examples, mask: Tensor) -> Examples:
+            if client in changed:
+                return examples.unscaled.where(~mask)
+            return examples.where(~mask) if mask.any() else examples
+
+        split = {c: keep(c, e, masks[c]) for c, e in self.clients.items()}
         clients = {c: remaining for c, remaining in split.items() if len(remaining)}
         if not clients:
             raise RequestError(
                 "no client would remain to train on; keep at least one client with examples, or delete the model instead"
             )
         held = {
-            c: e.unscaled.where(~self._mask_held(request, c, e))
-            for c, e in self.held_out.items()
-            if c in clients
+            c: keep(c, e, self._mask_held(request, c, e)) for c, e in self.held_out.items() if c in clients
         }
-        return self.replace(clients=clients, held_out=held, **self._forget_tests(request))
+        rows = request.rows if self.numbered_together else {}
+        tested = {c: keep(c, e, _mask_named(request.clients, rows, c, e)) for c, e in self.tested.items()}
+        if tested and not any(map(len, tested.values())):
+            raise RequestError(
+                "no test example would remain to score models on; give the federation test data of the server's own"
+            )
+        is_same = all(tested[c] is e for c, e in self.tested.items())
+        more = {} if is_same else {"test": {c: e for c, e in tested.items() if len(e)}}
+        return self.replace(clients=clients, held_out=held, **more)
 
     def _mask_held(self, request: Request, client: ClientId, examples: Examples) -> Tensor:
         """Return a mask of the held-out examples of a remaining client that a request forgets."""
@@ -321,22 +328,13 @@ class Federation:
             return request.mask(client, examples.keys, examples.targets)
         return request.class_mask(examples.targets)
 
-    def _forget_tests(self, request: Request) -> dict[str, Any]:
-        """Return the test set without the examples of forgotten clients and rows, as a change for `replace`; none if it stays."""
-        if not self.tested:
-            return {}
-        rows = request.rows if self.numbered_together else {}
-        if not (request.clients or rows or self.standardize):
-            return {}
-        split = {
-            c: e.unscaled.where(~_mask_named(request.clients, rows, c, e)) for c, e in self.tested.items()
+    def _list_unscaled(self) -> dict[str, Any]:
+        """Return all examples before they were standardised, as changes for `replace`."""
+        found: dict[str, Any] = {
+            name: {c: e.unscaled for c, e in getattr(self, name).items()} for name in ("clients", "held_out")
         }
-        tested = {c: remaining for c, remaining in split.items() if len(remaining)}
-        if not tested:
-            raise RequestError(
-                "no test example would remain to score models on; give the federation test data of the server's own"
-            )
-        return {"test": tested}
+        tested = {c: e.unscaled for c, e in self.tested.items()}
+        return found | {"test": tested or self.test.unscaled}
 
     def replace(self, **changes: Any) -> Federation:
         """Return a federation with other values for some of the arguments."""
@@ -358,8 +356,10 @@ class Federation:
         kept = {name: getattr(self, name) for name in names}
         if self.tested:
             kept["test"] = self.tested
+        if "standardize" in changes:
+            kept |= self._list_unscaled()
         made = Federation(**{**kept, **changes})
-        if "test" not in changes:
+        if not {"test", "standardize"} & {*changes}:
             made.test = self.test  # the same object, so that the draw is shared
         made.share_draw(self)
         return made
@@ -382,7 +382,18 @@ class Federation:
 
     def fingerprints(self) -> dict[ClientId, str]:
         """Return the size and a digest of each client's data, by which a run recognises its data."""
-        return {client: fingerprint(examples) for client, examples in sorted(self.clients.items())}
+        return {client: self.fingerprint(client) for client in sorted(self.clients)}
+
+    def fingerprint(self, client: ClientId) -> str:
+        """Return the number of training examples of a client and a digest of them.
+
+        If all of its rows are numbered together, the numbers of the others are digested too, and the number of all rows follows.
+        """
+        if not self.numbered_together:
+            return fingerprint(self.clients[client])
+        others = [part[client].keys for part in (self.held_out, self.tested) if client in part]
+        more = torch.cat([torch.zeros(0, dtype=torch.int64), *others])
+        return f"{fingerprint(self.clients[client], more)} {len(self.clients[client]) + len(more)}"
 
     def forgotten(self, forget: Forget) -> dict[ClientId, Examples]:
         """Return the examples that a request forgets, by client."""
@@ -485,6 +496,13 @@ class _Draw:
                 check_fit(copy.deepcopy(drawn), self.loss, self.test, self.augment)
             self.module, self.is_checked = drawn, True
         return copy_module(self.module)
+
+
+def _check_alike(named: Mapping[str, Examples], test: Examples) -> None:
+    """Raise DataError if inputs have other types or shapes than those of the test set."""
+    for what, examples in named.items():
+        if (difference := compare_inputs(examples.x, test.x)) is not None:
+            raise DataError(f"{what} holds inputs {difference}; make them alike")
 
 
 def _mask_named(

@@ -11,14 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from feduhb.core.flat import ModelSource
 from feduhb.core.types import ClientId
 from feduhb.data.columns import find_type, is_scalar, read_column, read_inputs
-from feduhb.data.split import Shared, count_rows, split_rows
+from feduhb.data.split import Shared, number_rows, split_rows
 from feduhb.errors import DataError
 from feduhb.models import make_model
 
@@ -30,7 +29,7 @@ SHOWN = 20  # classes in an error that shows how to declare them
 
 
 @dataclass(frozen=True, slots=True)
-class Columns:
+class Roles:
     """Which columns of a data set hold what."""
 
     client: str
@@ -80,14 +79,10 @@ def read_huggingface(
     ids = _read_ids(trained, client)
     names = {name: place for place, name in enumerate(dict.fromkeys(ids))}
     owners = torch.tensor([names[name] for name in ids])
-    keys = count_rows(owners, len(names)) if row is None else torch.tensor(_read_keys(trained, row))
-    rows = Shared("the data set", x, y, owners, tuple(names), keys)
-
-    def list_bits(some: slice) -> list[np.ndarray]:
-        return [keys[some].numpy().astype(np.uint64)]
-
+    keys = number_rows(owners, len(names)) if row is None else torch.tensor(_read_keys(trained, row))
+    rows = Shared("the data set", x, y, owners, tuple(names), keys, row is not None)
     share = tested if isinstance(tested, float) else 0.0
-    split = split_rows(rows, list_bits, seed=seed, test=share, held_out=held_out)
+    split = split_rows(rows, seed=seed, test=share, held_out=held_out)
     return Federation(
         split.trained, split.tested if isinstance(tested, float) else chosen.read(tested), model, seed=seed,
         held_out=split.held_out, numbered_together=True, **more,
@@ -133,7 +128,7 @@ def _choose_columns(
     columns: Sequence[str] | None,
     row: str | None,
     classes: Sequence[Any] | None,
-) -> Columns:
+) -> Roles:
     named = [client, target] if row is None else [client, target, row]
     inputs = [name for name in data.column_names if name not in named] if columns is None else [*columns]
     _check_columns(data, [*named, *inputs], "data")
@@ -141,7 +136,7 @@ def _choose_columns(
         raise DataError(
             f"client is {client!r}, target {target!r}, row {row!r} and columns {inputs}; name each column once, and at least one input"
         )
-    return Columns(client, target, inputs, row, _choose_classes(data, target, classes))
+    return Roles(client, target, inputs, row, _choose_classes(data, target, classes))
 
 
 def _is_text(feature: Any) -> bool:
@@ -225,7 +220,7 @@ def _read_keys(data: Any, row: str) -> list[int]:
     return found
 
 
-def _make_named(name: str, x: Any, chosen: Columns) -> ModelSource:
+def _make_named(name: str, x: Any, chosen: Roles) -> ModelSource:
     if not isinstance(x, Tensor) or not x.is_floating_point() or chosen.classes is None:
         raise DataError(
             f"the model {name!r} reads one column of numbers or images and returns classes; give a module of your own: model=net"
@@ -234,7 +229,7 @@ def _make_named(name: str, x: Any, chosen: Columns) -> ModelSource:
 
 
 def _read_as_table(
-    data: Any, chosen: Columns, test: Any, *, held_out: float, model: Any, seed: int, more: Mapping[str, Any]
+    data: Any, chosen: Roles, test: Any, *, held_out: float, model: Any, seed: int, more: Mapping[str, Any]
 ) -> Federation:
     """Return the federation of a data set whose inputs are numbers, text or dates: a table."""
     from feduhb.data.federation import Federation
@@ -254,7 +249,7 @@ def _read_as_table(
     )  # fmt: skip
 
 
-def _to_frame(data: Any, chosen: Columns) -> Any:
+def _to_frame(data: Any, chosen: Roles) -> Any:
     """Return the chosen columns as a DataFrame, with classes by their names."""
     wanted = [chosen.client, chosen.target, *chosen.inputs, chosen.row]
     names = [name for name in wanted if name in data.column_names]

@@ -194,19 +194,21 @@ def make_table_federation(
 
     A run over it can be opened without code if its tables are files, the model has a name and nothing more is given.
     """
-    test = given["test"]
-    is_known = isinstance(test, float | int | str | Path)
-    shown = str(test) if isinstance(test, Path) else test if is_known else 0.5  # a DataFrame is not recorded
-    is_file = isinstance(table, str | Path)
-    settings = TableSettings(**{**given, "path": str(table) if is_file else "", "test": shown})
+    is_file, test = isinstance(table, str | Path), given["test"]
+    is_frame = hasattr(test, "columns")  # of the server, which no config can name
+    settings = TableSettings.of(
+        **{**given, "path": table if is_file else "", "test": "a table" if is_frame else test}
+    )
     if is_file:
         settings = settings.resolve(Path.cwd())
-    about = None
-    if is_file and is_known and not {*more} - {"scores"} and (model is None or isinstance(model, str)):
-        about = FederationSettings(table=settings, held_out=held_out, model=model)
+    named = model if isinstance(model, str) else None
+    about = FederationSettings(table=settings, held_out=held_out, model=named)  # also checks held_out
+    is_described = (
+        is_file and not is_frame and not {*more} - {"scores"} and (model is None or named is not None)
+    )
     return read_table_federation(
         settings.path if is_file else table, settings, held_out=held_out, model=model, seed=seed,
-        test=None if is_known else test, about=about, **more,
+        test=test if is_frame else None, about=about if is_described else None, **more,
     )  # fmt: skip
 
 

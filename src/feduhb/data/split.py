@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from feduhb.core.inputs import list_tensors
 from feduhb.core.seeds import seed_for
 from feduhb.core.types import ClientId
 from feduhb.data.download import print_notice
@@ -28,6 +29,7 @@ class Shared(NamedTuple):
     owners: Tensor  # [N] positions in `clients`
     clients: Sequence[ClientId]
     keys: Tensor  # [N] by which requests name rows
+    has_names: bool  # whether the keys are names that the rows bring along, or their positions, which change
 
 
 class Split(NamedTuple):
@@ -38,17 +40,16 @@ class Split(NamedTuple):
     tested: dict[ClientId, Examples]
 
 
-def split_rows(
-    rows: Shared, list_bits: Callable[[slice], list[np.ndarray]], *, seed: int, test: float, held_out: float
-) -> Split:
+def split_rows(rows: Shared, *, seed: int, test: float, held_out: float) -> Split:
     """Split the rows of every client by a hash of (seed, client, row), so that no row moves when others are deleted.
 
+    The row is its name or, without one, its content: equal rows stay together.
+
     Args:
-        list_bits: returns what tells some rows from others, as columns of uint64.
         test: the share of rows to test on; 0 if the server has a test set of its own.
         held_out: the share of the other rows that is never trained on.
     """
-    parts = _choose_parts(rows, list_bits, seed, test, held_out)
+    parts = _choose_parts(rows, seed, test, held_out)
     found = Split({}, {}, {})
     order = torch.argsort(rows.owners, stable=True)
     sizes = torch.bincount(rows.owners, minlength=len(rows.clients)).tolist()
@@ -63,7 +64,7 @@ def split_rows(
     return found
 
 
-def count_rows(owners: Tensor, clients: int) -> Tensor:
+def number_rows(owners: Tensor, clients: int) -> Tensor:
     """Return the number of each row among the rows of its client, from 0."""
     order = torch.argsort(owners, stable=True)
     sizes = torch.bincount(owners, minlength=clients)
@@ -89,21 +90,32 @@ def _check_split(rows: Shared, split: Split, test: float) -> None:
         )
 
 
-def _choose_parts(
-    rows: Shared, list_bits: Callable[[slice], list[np.ndarray]], seed: int, test: float, held_out: float
-) -> Tensor:
+def _choose_parts(rows: Shared, seed: int, test: float, held_out: float) -> Tensor:
     """Return the part of each row: 0 to train on, 1 held out, 2 to test on."""
     salts = np.array([seed_for(seed, "split", client) for client in rows.clients], dtype=np.uint64)
     found = torch.zeros(len(rows.y), dtype=torch.uint8)
     for begin in range(0, len(found), AT_ONCE):
         some = slice(begin, begin + AT_ONCE)
         value = salts[rows.owners[some].numpy()]
-        for bits in list_bits(some):
+        for bits in _list_bits(rows, some):
             value = _mix(value ^ _mix(bits + np.uint64(MIX[0])))
         share = (value >> np.uint64(11)) / np.float64(2**53)  # uniform in [0, 1)
         is_held = (share - test) / (1 - test) < held_out
         found[some] = torch.from_numpy(np.where(share < test, 2, np.where(is_held, 1, 0)))
     return found
+
+
+def _list_bits(rows: Shared, some: slice) -> Iterator[np.ndarray]:
+    """Yield what tells some rows from others, as columns of whole numbers."""
+    if rows.has_names:
+        yield rows.keys[some].numpy().astype(np.uint64)
+        return
+    for part in (*list_tensors(rows.x), rows.y):
+        values = part[some].reshape(len(part[some]), -1)
+        if values.is_floating_point():
+            whole = values.add(0.0).numpy()  # -0 and 0 are equal
+            values = torch.from_numpy(whole.view(f"int{8 * whole.itemsize}"))
+        yield from values.numpy().T.astype(np.uint64)
 
 
 def _mix(value: np.ndarray) -> np.ndarray:

@@ -13,7 +13,7 @@ from feduhb.data.examples import Examples
 from feduhb.data.storage import make_tensor
 from feduhb.errors import DataError
 
-Columns = bool | Sequence[int]  # which columns to standardise; True: all
+ColumnChoice = bool | Sequence[int]  # which columns to standardise; True: all
 CHUNK = 2**21  # numbers that are computed at once
 
 
@@ -24,10 +24,10 @@ class Scale(NamedTuple):
     spread: Tensor  # 1 where all values are equal
 
 
-def measure_scale(examples: Examples, columns: Columns) -> Scale:
+def measure_scale(examples: Examples, columns: ColumnChoice) -> Scale:
     """Return the mean and the population standard deviation of each column, over the values that are not missing.
 
-    Columns that are not to be standardised have mean 0 and spread 1.
+    ColumnChoice that are not to be standardised have mean 0 and spread 1.
     """
     shape = examples.x.shape[1:]
     total, count, squares = (torch.zeros(shape, dtype=torch.float64) for _ in range(3))
@@ -67,12 +67,47 @@ def apply_scales(parts: Sequence[tuple[Examples, Scale]]) -> list[Examples]:
     return found
 
 
-def check_numbers(examples: Examples, what: str) -> None:
-    """Raise DataError if the inputs are not numbers that can be standardised."""
-    if not isinstance(examples.x, Tensor) or not examples.x.is_floating_point():
+def standardize_parts(
+    trained: dict[str, Examples],
+    held_out: dict[str, Examples],
+    tested: dict[str, Examples],
+    columns: ColumnChoice,
+) -> None:
+    """Standardise the examples of clients in place, unless they are standardised already.
+
+    Each client is measured by its training examples; one that has none left, by its test examples.
+    """
+    todo = [
+        (group, who) for group in (trained, held_out, tested) for who in group if group[who].plain is None
+    ]
+    scales: dict[str, Scale] = {}
+    for who in dict.fromkeys(who for _, who in todo):
+        own = (trained.get(who) or tested[who]).unscaled
+        check_columns(own, columns, who)
+        scales[who] = measure_scale(own, columns)
+        if not all(bool(part.isfinite().all()) for part in scales[who]):
+            raise DataError(
+                f"{who} holds infinite or very large inputs, which cannot be standardised; correct them"
+            )
+    done = apply_scales([(group[who], scales[who]) for group, who in todo])
+    for (group, who), examples in zip(todo, done, strict=True):
+        group[who] = examples
+
+
+def check_columns(examples: Examples, columns: ColumnChoice, who: str) -> None:
+    """Raise DataError if inputs are not numbers, or if there are no such columns to standardise."""
+    if not isinstance(examples.x, Tensor) or not examples.x.is_floating_point() or examples.x.dim() < 2:
         raise DataError(
-            f"{what} cannot be standardised, because its inputs are not one tensor of a floating-point type; "
+            f"{who} cannot be standardised, because its inputs are not one tensor of columns of a floating-point type; "
             "give x.float(), or leave standardize out"
+        )
+    width = examples.x.shape[-1]
+    if isinstance(columns, bool):
+        return
+    strange = [c for c in columns if isinstance(c, bool) or not isinstance(c, int) or not 0 <= c < width]
+    if isinstance(columns, str) or strange:
+        raise DataError(
+            f"standardize is {columns!r}; give True, or the numbers of columns, from 0 to {width - 1}"
         )
 
 

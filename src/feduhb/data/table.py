@@ -7,6 +7,8 @@ prints the declaration that is missing.
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,7 +20,7 @@ import torch
 from feduhb.core.flat import ModelSource
 from feduhb.core.types import ClientId
 from feduhb.data.federation import Federation
-from feduhb.data.split import Shared, count_rows, split_rows
+from feduhb.data.split import Shared, number_rows, split_rows
 from feduhb.data.storage import RowWriter
 from feduhb.data.table_files import Source
 from feduhb.data.table_rows import RowReader, Rows
@@ -66,8 +68,10 @@ class TableSettings:
                 f"test is {self.test}; give a share between 0 and 1, such as 0.2, or a file of the server's own"
             )
         for name, pair in self.scaling.items():
-            if not pair[1] > 0:
-                raise ConfigError(f"the scaling of {name} divides by {pair[1]:g}; divide by a number above 0")
+            if not (math.isfinite(pair[0]) and 0 < pair[1] < math.inf):
+                raise ConfigError(
+                    f"the scaling of {name} is {pair}; give what to subtract, and a number above 0 to divide by"
+                )
         for name, values in {**self.categories, "the classes": self.classes or (0, 1)}.items():
             if len({*map(str, values)}) < len(values) or not values:
                 raise ConfigError(
@@ -75,6 +79,19 @@ class TableSettings:
                 )
         if self.classes is not None and len(self.classes) < 2:
             raise ConfigError(f"the classes are {list(self.classes)!r}; name at least two")
+
+    @classmethod
+    def of(cls, **given: Any) -> TableSettings:
+        """Return settings from the values that users give in Python: also of numpy, dates and paths."""
+        from pydantic import TypeAdapter, ValidationError
+
+        values = {**given, "categories": {c: [*map(str, some)] for c, some in given["categories"].items()}}
+        try:
+            return TypeAdapter(cls).validate_json(json.dumps(values, default=_to_plain), strict=True)
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(map(str, first["loc"]))
+            raise ConfigError(f"{place} = {first['input']!r} is invalid: {first['msg'].lower()}") from None
 
     def resolve(self, folder: Path) -> TableSettings:
         """Return the settings with paths that are relative to a folder made absolute."""
@@ -100,6 +117,11 @@ class TableSettings:
     def named_classes(self) -> tuple[str, ...]:
         """The values of a target that is a class, as text."""
         return tuple(map(str, self.classes or (0, 1)))
+
+
+def _to_plain(value: Any) -> Any:
+    """Return an array, a number of numpy, a date or a path as a value that a config can hold."""
+    return value.tolist() if hasattr(value, "tolist") else str(value)
 
 
 def read_table_federation(
@@ -131,15 +153,7 @@ def read_table_federation(
         model = make_model(model or "mlp", rows.x.shape[1:], outputs)
     own = settings.test if test is None and isinstance(settings.test, str) else test
     share = 0.0 if own is not None or isinstance(settings.test, str) else settings.test
-
-    def list_bits(some: slice) -> list[np.ndarray]:
-        if settings.row is not None:
-            return [rows.keys[some].numpy().astype(np.uint64)]
-        y = rows.y[some].reshape(len(rows.y[some]), -1).to(torch.float32)
-        values = torch.cat([rows.x[some], y], dim=1).add(0.0)  # -0 and 0 are equal
-        return [*values.numpy().view(np.uint32).T.astype(np.uint64)]
-
-    split = split_rows(rows, list_bits, seed=seed, test=share, held_out=held_out)
+    split = split_rows(rows, seed=seed, test=share, held_out=held_out)
     server = None
     if own is not None:
         found = read_rows(RowReader(Source.open(own), replace(settings, row=None), needs_client=False))
@@ -172,8 +186,10 @@ def read_rows(reader: RowReader) -> Shared:
         if not x.count:
             raise DataError(f"{reader.name} holds no rows; give a table with at least one")
         who = owners.finish()
-        numbers = count_rows(who, len(clients)) if settings.row is None else keys.finish()
-        found = Shared(reader.name, x.finish(), y.finish(), who, tuple(clients), numbers)
+        numbers = number_rows(who, len(clients)) if settings.row is None else keys.finish()
+        found = Shared(
+            reader.name, x.finish(), y.finish(), who, tuple(clients), numbers, settings.row is not None
+        )
     if settings.is_classified and reader.needs_client and len(torch.unique(found.y)) < 2:
         only = settings.named_classes[int(found.y[0])]
         raise DataError(

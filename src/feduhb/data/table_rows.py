@@ -180,7 +180,7 @@ class _Part:
             found = series.to_numpy(np.float64, na_value=np.nan)
         else:
             text = to_text(series)
-            found = parse_numbers(text)
+            found = to_numbers(text)
             strange = np.isnan(found) & ~np.isin(text, MISSING)
             if strange.any():
                 raise self._make_text_error(column, int(np.argmax(strange)), text)
@@ -199,7 +199,7 @@ class _Part:
             raise ConfigError(f"dates: {column} = {day!r} is not a day; write it as in 2000-01-31") from None
         text = to_text(self.frame[column])
         found: Any = pandas.to_datetime(pandas.Series(text), errors="coerce", format="ISO8601", utc=True)
-        strange = found.isna().to_numpy() & ~np.isin(text, (*MISSING, "NaT"))
+        strange = found.isna().to_numpy() & ~np.isin(text, MISSING)
         if strange.any():
             where = int(np.argmax(strange))
             raise DataError(
@@ -242,7 +242,7 @@ class _Part:
     def read_clients(self) -> np.ndarray:
         """Return the client of each row."""
         text = to_text(self.frame[self.reader.settings.client])
-        blank = np.array([not name.strip() or name in {"nan", "None", "<NA>"} for name in text], dtype=bool)
+        blank = text == ""
         if blank.any():
             raise DataError(
                 f"{self.reader.name} names no client in {self._find(int(np.argmax(blank)))}; fill in its column "
@@ -253,7 +253,7 @@ class _Part:
     def read_keys(self, column: str) -> np.ndarray:
         """Return the numbers by which requests name rows."""
         text = to_text(self.frame[column])
-        values = parse_numbers(text)
+        values = to_numbers(text)
         strange = ~(values >= 0) | (values != np.floor(values)) | (values >= 2**53)
         if strange.any():
             where = int(np.argmax(strange))
@@ -357,7 +357,7 @@ class _Part:
         )
 
 
-def parse_numbers(text: np.ndarray) -> np.ndarray:
+def to_numbers(text: np.ndarray) -> np.ndarray:
     """Return text as float64, NaN where it is not a number."""
     import pandas
 
@@ -371,7 +371,7 @@ def to_text(series: Any) -> np.ndarray:
 
     if pandas.api.types.is_float_dtype(series):
         return np.array(
-            ["" if v != v else str(int(v)) if v == int(v) else str(v) for v in series.astype(float)],
+            ["" if v != v else str(int(v)) if v.is_integer() else str(v) for v in series.astype(float)],
             dtype=object,
         )
     missing = series.isna().to_numpy()

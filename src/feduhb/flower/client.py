@@ -20,6 +20,7 @@ from feduhb.core.flat import ModelSource, draw_model, unflatten
 from feduhb.core.inputs import Inputs, list_tensors
 from feduhb.core.local import Augment, find_loss
 from feduhb.core.types import Loss, Work
+from feduhb.data.convert import read_data
 from feduhb.data.federation import Examples, Federation, Start
 from feduhb.data.request import Request
 from feduhb.engines.loop import Loop
@@ -247,7 +248,7 @@ def to_examples(data: Any) -> Examples:
         raise DataError(
             "a client's data function must return (x, y), or (x, y, keys) with a whole number as the key of each row"
         )
-    found = Examples.of(data[0], data[1])
+    found = Examples.of(*read_data((data[0], data[1])))
     if len(data) == 2:
         return found
     keys = torch.as_tensor(data[2])

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from feduhb.core.flat import ModelSource
 from feduhb.core.seeds import draw_seed
 from feduhb.core.types import ClientId, Engine, Local, Loss
+from feduhb.data.convert import read_data
 from feduhb.data.federation import Examples, Federation, Pair, Start
 from feduhb.data.request import Forget, Request, as_request
 from feduhb.errors import DataError, RequestError
@@ -177,7 +178,7 @@ def connected(
     Limits(max_norm, max_examples, max_share, examples or {})
     roster = Roster(grid, partitions, timeout=timeout)
     here = roster.wait(Forgotten(), min_clients)
-    held = test if isinstance(test, Examples) else Examples.of(*test)
+    held = test if isinstance(test, Examples) else Examples.of(*read_data(test))
     place = Elsewhere(held.x, held.y, torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64))
     limits = {
         "min_replies": min_replies, "timeout": timeout, "max_norm": max_norm, "max_examples": max_examples,

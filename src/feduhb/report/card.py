@@ -10,11 +10,11 @@ from typing import Any
 from feduhb.report.grids import Grid, escape_markdown
 from feduhb.report.runs import NAMES, RunView, printable, read_runs
 from feduhb.report.words import (
-    describe_table,
     explain_starts,
     find_table,
     format_carried,
     join_settings,
+    name_table,
     warn_of_other_weights,
 )
 from feduhb.runs.scores import format_score, name_score
@@ -127,7 +127,7 @@ def _list_origin(view: RunView) -> Iterator[tuple[str, str]]:
 def _describe_data(view: RunView) -> str:
     about = _get(view, "federation")
     if (table := find_table(view)) is not None:
-        return describe_table(table)
+        return name_table(table)
     if "data" not in about:
         return "own data, which the run folder does not name"
     more = {key: value for key, value in about.items() if key != "data" and not isinstance(value, Mapping)}

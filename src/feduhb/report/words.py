@@ -198,7 +198,7 @@ def find_table(view: RunView) -> Mapping[str, Any] | None:
     return found if isinstance(found, Mapping) else None
 
 
-def describe_table(table: Mapping[str, Any]) -> str:
+def name_table(table: Mapping[str, Any]) -> str:
     """Return the name of a table's file, and which column names the clients."""
     return printable(f"the table {PurePath(table['path']).name}, with clients by {table['client']}")
 
@@ -206,7 +206,7 @@ def describe_table(table: Mapping[str, Any]) -> str:
 def _describe_data(view: RunView) -> str:
     about = _get(view, "federation")
     if (table := find_table(view)) is not None:
-        return describe_table(table)
+        return name_table(table)
     if "data" not in about:
         return "data from Python code"
     return printable(

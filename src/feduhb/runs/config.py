@@ -225,7 +225,9 @@ def _list_values(federation: FederationSettings) -> dict[str, Any]:
         return {"data": federation.data}
     if federation.table is None:
         return values
-    table = {key: value for key, value in values["table"].items() if value not in ({}, ())}
+    table = {
+        key: value for key, value in values["table"].items() if value != {} and (key, value) != ("drop", ())
+    }
     return {key: value for key, value in values.items() if key not in NOT_OF_TABLES} | {"table": table}
 
 

@@ -210,13 +210,20 @@ def _write(path: Path, format: str | None, overwrite: bool, make: Callable[[Form
     return path
 
 
+def find_run_around(target: Path) -> Path | None:
+    """Return the run folder in which a path lies, or None. Folders further up count if they hold a run's rounds or tombstone."""
+    if RunFolder(target.parent).exists():
+        return target.parent
+    around = (RunFolder(path) for path in [*target.absolute().parents][1:])
+    files = ((one.path, (one.rounds_path, one.tombstone_path)) for one in around)
+    return next((path for path, some in files if any(map(os.path.lexists, some))), None)
+
+
 def _check_target(target: Path, *, overwrite: bool) -> None:
     """Raise StorageError if a file must not be written there."""
     with disk_errors(target):
-        if RunFolder(target.parent).exists():
-            raise StorageError(
-                f"{target.parent} is a run folder, in which feduhb alone writes; choose another path"
-            )
+        if (home := find_run_around(target)) is not None:
+            raise StorageError(f"{home} is a run folder, in which feduhb alone writes; choose another path")
         if target.is_dir() and not target.is_symlink():
             raise StorageError(f"{target} is a folder; give the path of a file")
         if os.path.lexists(target) and not overwrite:

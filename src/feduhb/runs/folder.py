@@ -161,7 +161,7 @@ class TableShape(TypedDict, total=False):
     categories: dict[str, list[str]]
     dates: dict[str, str]
     classes: list[str | int]
-    scaling: dict[str, tuple[float, float]]
+    scaling: dict[str, list[float]]
     fills: dict[str, str | float]
     standardize: bool
     loss: str

@@ -382,12 +382,16 @@ def _list_unconfirmed(
         return ()
     is_known = all(one.read_forgot() is not None for one in ancestors)
     first = ancestors[-1]
-    # A table numbers held-out and test rows too, so the number of training rows limits nothing.
-    is_limited = first.is_there and not original.numbered_together
-    recorded = RunFolder(first.path).config().get("clients", {}) if is_limited else {}
-    sizes = {client: int(str(text).split()[0]) for client, text in recorded.items()}
+    recorded = RunFolder(first.path).config().get("clients", {}) if first.is_there else {}
+    sizes = {client: _read_size(str(text)) for client, text in recorded.items()}
     last = {client: int(original.clients[client].keys.max()) for client in moved}
     return tuple(c for c in moved if not is_known or last[c] >= sizes.get(c, last[c] + 1))
+
+
+def _read_size(fingerprint: str) -> int:
+    """Return how many rows of a client have numbers: all, if held-out and test rows are numbered too, or the training rows."""
+    size, _, *all_rows = fingerprint.split()
+    return int(all_rows[0] if all_rows else size)
 
 
 def _load_federation(
