@@ -181,6 +181,8 @@ def find_faults(
     """Return what is wrong with each row; None if nothing is."""
     if block.values.shape[1:] != params.shape:
         return [f"{block.values.shape[1]} numbers instead of {params.numel()}"] * len(block.values)
+    if block.mean_square is not None and not 0 <= block.mean_square < math.inf:
+        return [f"a mean squared length of {block.mean_square:g}"] * len(block.values)
     rows = zip(block.values, block.weights.tolist(), strict=True)
     return [_describe_fault(row, weight, max_norm, max_weight) for row, weight in rows]
 
