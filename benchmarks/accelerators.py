@@ -36,6 +36,8 @@ def list_rules() -> dict[str, feduhb.Method[Any]]:
         "FedAdam": feduhb.FedAdam(epochs=EPOCHS),
         "FedYogi": feduhb.FedYogi(epochs=EPOCHS),
         "FedNadam": feduhb.FedNadam(epochs=EPOCHS),
+        "FedNadam, lr 0.005": feduhb.FedNadam(lr=0.005, epochs=EPOCHS),
+        "FedNadam, lr 0.05": feduhb.FedNadam(lr=0.05, epochs=EPOCHS),
         "FedExP": feduhb.FedExP(epochs=EPOCHS),
     }
 

@@ -24,7 +24,7 @@ class FedNadam(Method[Moments]):
 
     Args:
         lr: the server's learning rate η, about the largest change of a parameter in a round. It must fit the
-            model and the local training: twice the best one may diverge late.
+            model and the local training: too small a one costs rounds, too large a one never settles.
         b1: β₁, the decay of the mean m of the updates, at least 0 and below 1.
         b2: β₂, the decay of the mean q of their squares, at least 0 and below 1; 0.99 as in Reddi et al.
         tau: τ, added to the root of q; it keeps the steps of parameters with tiny updates small.
