@@ -1,4 +1,4 @@
-"""Write the tables of benchmarks/README.md, docs/scale.md and docs/speed.md, and the figure, from results/benchmarks/*.json.
+"""Write the tables of benchmarks/README.md and of pages in docs/, and the figure, from results/benchmarks/*.json.
 
     python benchmarks/tables.py
 
@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from accelerators import format_rules
 from figure import draw_figure, find_median
 from gpu import format_distances, format_precisions, format_summary, format_timings
 from layout import Results, format_source, format_table
@@ -23,7 +24,10 @@ from scaling import format_arithmetic, format_sampling
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results" / "benchmarks"
-PAGES = [ROOT / page for page in ("benchmarks/README.md", "docs/scale.md", "docs/speed.md")]
+PAGES = [
+    ROOT / page
+    for page in ("benchmarks/README.md", "docs/scale.md", "docs/speed.md", "docs/methods/accelerators.md")
+]
 FIGURE = ROOT / "docs" / "images" / "benchmarks.png"
 
 
@@ -151,6 +155,7 @@ TABLES: dict[str, Callable[[Results], str]] = {
     "parameters": tabulate_parameters,
     "rounds": tabulate_rounds,
     "targets": tabulate_targets,
+    "accelerators": format_rules,
     "arithmetic": format_arithmetic,
     "sampling": format_sampling,
     "gpu rounds": format_timings,

@@ -22,10 +22,11 @@ def block_of(rows: Mapping[ClientId, Sequence[float]], weights: Sequence[float] 
 
 
 def summed(blocks: Sequence[Updates]) -> Updates:
-    """Return what secure aggregation shows the server: the weighted mean of all, and their total weight."""
+    """Return what secure aggregation shows the server: the weighted means of all and of their squared lengths, and the total weight."""
     values, weights = torch.cat([b.values for b in blocks]), torch.cat([b.weights for b in blocks])
+    square = float(weights.double() @ values.double().square().sum(dim=1) / weights.sum())
     mean = (weights.to(values.dtype) @ values / weights.sum()).unsqueeze(0).to(values.dtype)
-    return Updates(tuple(c for b in blocks for c in b.clients), mean, weights.sum().unsqueeze(0))
+    return Updates(tuple(c for b in blocks for c in b.clients), mean, weights.sum().unsqueeze(0), square)
 
 
 class Table(nn.Module):

@@ -31,7 +31,17 @@ if TYPE_CHECKING:
     from feduhb.data.request import Request
     from feduhb.engines import Loop, Pool, Stacked
     from feduhb.errors import FeduhbError
-    from feduhb.methods import FedEraser, FedRecover, FedUHB, Retrain
+    from feduhb.methods import (
+        FedAdam,
+        FedEraser,
+        FedExP,
+        FedNadam,
+        FedRecover,
+        FedUHB,
+        FedYogi,
+        Nesterov,
+        Retrain,
+    )
     from feduhb.report import report
     from feduhb.runs.folder import Round
     from feduhb.runs.retire import retire
@@ -54,7 +64,17 @@ _MODULES = {
     "feduhb.data.request": ("Request",),
     "feduhb.engines": ("Loop", "Pool", "Stacked"),
     "feduhb.errors": ("FeduhbError",),
-    "feduhb.methods": ("FedEraser", "FedRecover", "FedUHB", "Retrain"),
+    "feduhb.methods": (
+        "FedAdam",
+        "FedEraser",
+        "FedExP",
+        "FedNadam",
+        "FedRecover",
+        "FedUHB",
+        "FedYogi",
+        "Nesterov",
+        "Retrain",
+    ),
     "feduhb.runs.folder": ("Round",),
     "feduhb.runs.retire": ("retire",),
     "feduhb.runs.run": ("Run", "open_run"),
@@ -65,8 +85,8 @@ _MODULE = {name: module for module, names in _MODULES.items() for name in names}
 
 __version__ = "0.1.0"
 __all__ = [
-    "Audit", "Backdoor", "Canaries", "FedEraser", "FedRecover", "FedUHB", "Federation", "FeduhbError", "Local", "Loop", "Method", "Pool", "Request", "Retrain", "Round", "Run",
-    "Score", "Stacked", "TensorBoard", "Updates", "Work", "audit", "compare", "describe_table", "dynamic_stop", "geometric_median", "krum", "load", "median", "never", "open_run",
+    "Audit", "Backdoor", "Canaries", "FedAdam", "FedEraser", "FedExP", "FedNadam", "FedRecover", "FedUHB", "FedYogi", "Federation", "FeduhbError", "Local", "Loop", "Method",
+    "Nesterov", "Pool", "Request", "Retrain", "Round", "Run", "Score", "Stacked", "TensorBoard", "Updates", "Work", "audit", "compare", "describe_table", "dynamic_stop", "geometric_median", "krum", "load", "median", "never", "open_run",
     "replay", "report", "retire", "train", "trimmed_mean", "unlearn", "weighted_mean",
 ]  # fmt: skip
 

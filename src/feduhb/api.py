@@ -31,7 +31,7 @@ from feduhb.engines import EngineMaker, block_of, describe_engine, make_engine, 
 from feduhb.engines.batches import check_work
 from feduhb.engines.scoring import make_evaluator
 from feduhb.errors import ConfigError, HistoryError, RequestError
-from feduhb.methods import METHODS, check_method, rule_of, settings_of
+from feduhb.methods import COMPARED, METHODS, check_method, rule_of, settings_of
 from feduhb.methods.replay import bind_history
 from feduhb.runs.checkpoint import keep_models
 from feduhb.runs.config import (  # fmt: skip
@@ -62,6 +62,7 @@ from feduhb.runs.trust import prepare_trust
 from feduhb.stopping import DynamicStop, Never, StopRule, never
 
 ROUNDS = 40  # of an unlearning, at most, if no number is given
+ALL = "all"  # among the methods of a comparison: every built-in one that can serve the request
 FEW = 1000  # with more clients than this, every aggregation rule has enough answers
 
 
@@ -279,12 +280,17 @@ def compare(
         print(runs["retrain"])
 
     Args:
-        methods: names, "module:Class" of your own, or methods; None takes all built-in methods that can serve the request.
+        methods: names, "module:Class" of your own, or methods. "all" stands for every built-in method that can serve the
+            request; None takes those of FedUHB, Retrain, FedEraser and FedRecover.
         rounds: as for `unlearn`.
         out: a folder in which each run gets a folder by its name; a second feduhb is feduhb-2.
     """
     request = as_request(forget)
-    given = list_comparable(run, request) if methods is None else methods
+    if methods is None:
+        given = list_comparable(run, request, COMPARED)
+    else:
+        named = [methods] if isinstance(methods, str) else methods
+        given = [each for one in named for each in (list_comparable(run, request) if one == ALL else [one])]
     chosen = [choose_method(method, run.settings) for method in given]
     remaining = run.federation.without(request)
     for made, _ in chosen:  # raise an error before the first method trains
@@ -302,16 +308,26 @@ def compare(
     return found
 
 
-def list_comparable(run: Run, forget: Forget) -> list[str]:
+def list_comparable(run: Run, forget: Forget, among: Iterable[str] = METHODS) -> list[str]:
     """Return the names of the built-in methods that can serve a request.
 
-    Methods that replay a history need a complete one, and can forget whole clients only.
+    Methods that replay a history need a complete one, and can forget whole clients only. Some methods refuse the
+    aggregation rule of the run.
     """
     request, history = as_request(forget), run.history
     is_whole = history is not None and len(history.rounds) == len(run.rounds)
     is_plain = run.settings.epochs > 0 and run.settings.aggregate == "weighted_mean"
     replayable = is_whole and is_plain and not request.rows and not request.classes
-    return [name for name, kind in METHODS.items() if replayable or not kind.needs_history]
+    able = [name for name in among if replayable or not METHODS[name].needs_history]
+    return [name for name in able if _can_adapt(name, run.settings)]
+
+
+def _can_adapt(name: str, settings: TrainSettings) -> bool:
+    try:
+        adapt_method(name, settings)
+    except ConfigError:
+        return False
+    return True
 
 
 def run_method(

@@ -12,7 +12,9 @@ import pytest
 from forking import Forks, reach_server
 
 SOURCE = Path(__file__).parents[2] / "src" / "feduhb"
-METHOD_CLASSES = {"FedEraser", "FedRecover", "FedUHB", "Method", "Retrain"}
+METHOD_CLASSES = {
+    "FedAdam", "FedEraser", "FedExP", "FedNadam", "FedRecover", "FedUHB", "FedYogi", "Method", "Nesterov", "Retrain",
+}  # fmt: skip
 
 DESIGN = SOURCE.parents[1] / "docs" / "design.md"
 OTHERS = {  # packages that are not ours

@@ -172,6 +172,8 @@ def test_what_is_ours(world):
     trained, retrain = world
     assert is_ours(retrain)
     assert is_ours(replace(retrain, engine="auto", method=feduhb.FedUHB(aggregate=feduhb.median)))
+    for method in (feduhb.Nesterov(), feduhb.FedAdam(), feduhb.FedYogi(), feduhb.FedNadam(), feduhb.FedExP()):
+        assert is_ours(replace(retrain, method=method))
     assert is_ours(replace(retrain, engine=feduhb.Loop))
     assert not is_ours(replace(retrain, engine="rounded")), "a name that another package registered"
     assert not is_ours(replace(retrain, engine=lambda federation, local: feduhb.Loop(federation, local)))

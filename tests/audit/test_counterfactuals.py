@@ -120,6 +120,14 @@ def test_exact_methods_are_exact(method, text, sampled, tmp_path):
     assert all(check.largest_difference == 0 for check in found.checks)
 
 
+@pytest.mark.parametrize("method", ["nesterov", "fedadam", "fedyogi", "fednadam", "fedexp"])
+def test_accelerators_are_exact(method, tmp_path):
+    run = feduhb.unlearn(trained(2), REQUESTS[-1], method=method, rounds=4, show=None)
+    found = checked(run, tmp_path)
+    assert found.exact
+    assert [check.name for check in found.checks] == ["noise", "never", "beginning"]
+
+
 def test_weights_changed_by_one_bit_are_seen(tmp_path):
     run = feduhb.unlearn(trained(), ["dog"], method="retrain", rounds=2, show=None)
     bits = run.params.clone()

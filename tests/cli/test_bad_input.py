@@ -68,7 +68,7 @@ def refused(*arguments):
         (["--forget", "c00", "--step-size", "0"], "step_size is 0.0; give a positive number"),
         (
             ["--forget", "c00", "--method", "magic"],
-            "there is no method 'magic'; choose one of feduhb, retrain, federaser, fedrecover",
+            "there is no method 'magic'; choose one of feduhb, retrain, federaser, fedrecover, nesterov, fedadam, fedyogi, fednadam, fedexp",
         ),
         (
             ["--forget", "c00", "--method", "retrain", "--momentum", "0.5"],

@@ -110,6 +110,50 @@ def test_unlearn_with_settings_of_its_own(run, tmp_path):
     assert "fell below 40 x its standard deviation" in answer["stopped"]
 
 
+@pytest.mark.parametrize(
+    ("words", "settings"),
+    [
+        ("--method nesterov --momentum 0.5 --step-size 0.8", {"momentum": 0.5, "step_size": 0.8}),
+        (
+            "--method fedadam --set lr=0.02 --set b1=0.8 --set b2=0.999 --set tau=0.01",
+            {"lr": 0.02, "b1": 0.8, "b2": 0.999, "tau": 0.01},
+        ),
+        ("--method fedyogi --set lr=0.02", {"lr": 0.02}),
+        ("--method fednadam --set b1=0", {"b1": 0}),
+        ("--method fedexp --set eps=0.1", {"eps": 0.1}),
+        ("--method retrain --step-size 1.5", {"step_size": 1.5}),
+        ("--method feduhb --set step_size=1.5 --set momentum=0.8", {"step_size": 1.5, "momentum": 0.8}),
+    ],
+)
+def test_every_server_rule_takes_its_settings(run, tmp_path, words, settings):
+    args = (*words.split(), "--rounds", 1, "--out", tmp_path / "new", "--json")
+    answer = json.loads(invoke("unlearn", run, "--forget", "c00", *args).stdout)
+    assert answer["method"] == words.split()[1]
+    assert settings.items() <= answer["settings"].items()
+    assert answer["settings"]["epochs"] == 1, "those of the training"
+    opened = feduhb.open_run(tmp_path / "new")
+    assert settings.items() <= {key: getattr(opened.method, key) for key in settings}.items()
+
+
+def test_a_setting_of_another_rule_is_refused(run):
+    ended = CliRunner().invoke(
+        app, ["unlearn", str(run), "--forget", "c00", "--method", "fedadam", "--momentum", "0.5"]
+    )
+    assert ended.exit_code == 2
+    known = "lr, b1, b2, tau, epochs, aggregate"
+    assert f"feduhb: fedadam has no setting momentum; it knows {known}\n" in ended.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("blank_figures")
+def test_compare_takes_all_methods(run, tmp_path):
+    """Of a run without a history, those that need none."""
+    args = ("--forget", "c00", "--methods", "all", "--rounds", 1, "--out", tmp_path / "all", "--json")
+    names = ["FedUHB", "Retrain", "Nesterov", "FedAdam", "FedYogi", "FedNadam", "FedExP"]
+    rows = json.loads(invoke("compare", run, *args).stdout)["runs"]
+    assert [row["run"] for row in rows] == ["original", *names]
+
+
 def test_unlearn_an_unlearned_run(run, tmp_path):
     invoke("unlearn", run, "--forget", "c01", "--rounds", 2, "--out", tmp_path / "first")
     invoke("unlearn", tmp_path / "first", "--forget", "c02", "--rounds", 2, "--out", tmp_path / "second")

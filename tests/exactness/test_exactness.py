@@ -22,6 +22,11 @@ METHODS = {
     "feduhb gradient": feduhb.FedUHB(epochs=0, step_size=0.3),
     "feduhb median": feduhb.FedUHB(epochs=1, aggregate=feduhb.median),
     "retrain": feduhb.Retrain(epochs=2),
+    "nesterov": feduhb.Nesterov(epochs=2),
+    "fedadam": feduhb.FedAdam(epochs=2),
+    "fedyogi": feduhb.FedYogi(epochs=2),
+    "fednadam": feduhb.FedNadam(epochs=2),
+    "fedexp": feduhb.FedExP(epochs=2),
 }
 every_way = pytest.mark.parametrize(
     ("engine", "method", "sampled"),
@@ -126,11 +131,13 @@ def test_the_check_can_fail():
     assert not torch.equal(*found)
 
 
-def test_forgetting_in_two_steps_equals_forgetting_at_once():
-    trained = feduhb.train(ragged(), 2, epochs=1, batch_size=6, lr=0.05)
-    once = feduhb.unlearn(trained, feduhb.Request(clients=("bee",), rows={"dog": (0, 3)}), rounds=3)
-    first = feduhb.unlearn(trained, {"dog": (0,)}, rounds=3)
-    twice = feduhb.unlearn(feduhb.unlearn(first, ["bee"], rounds=3), {"dog": (3,)}, rounds=3)
+@pytest.mark.parametrize("method", METHODS)
+def test_forgetting_in_two_steps_equals_forgetting_at_once(method):
+    trained, how = feduhb.train(ragged(), 2, epochs=1, batch_size=6, lr=0.05), {"method": METHODS[method]}
+    request = feduhb.Request(clients=("bee",), rows={"dog": (0, 3)})
+    once = feduhb.unlearn(trained, request, rounds=3, **how)
+    first = feduhb.unlearn(trained, {"dog": (0,)}, rounds=3, **how)
+    twice = feduhb.unlearn(feduhb.unlearn(first, ["bee"], rounds=3, **how), {"dog": (3,)}, rounds=3, **how)
     assert torch.equal(once.params, twice.params)
     assert str(once.forgot) == str(twice.forgot) == "bee,dog:0+3"
 

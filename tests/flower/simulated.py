@@ -1,7 +1,7 @@
 """An app for Flower's own simulation: 20 clients of mnist-5k, three of which can send bad answers.
 
-Run as a program, it simulates both cases, and a model with BatchNorm and dropout that clients train by AdamW, and writes
-the results to the given folder.
+Run as a program, it simulates both cases, and a model with BatchNorm and dropout that clients train by AdamW, also with
+each accelerator, and writes the results to the given folder.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ CLIENTS, SEED, ROUNDS, LEAVERS = 20, 1, 3, ("c00", "c07")
 LOCAL = feduhb.Local(
     batch_size=50, lr=0.005, optimizer="adamw", weight_decay=0.01, clip_norm=1.0, schedule="cosine"
 )
+ACCELERATORS = ("Nesterov", "FedAdam", "FedYogi", "FedNadam", "FedExP")
 CULPRITS = {"c03": "nan", "c04": "shape", "c05": "norm"}
 
 
@@ -100,6 +101,12 @@ def main(grid: Grid, context: Context) -> None:  # noqa: ARG001
     )
     outcome = normed.start(grid, num_rounds=1, train_config=ConfigRecord({"normed": True}))
     torch.save(outcome.params, out / "normed.pt")
+    for name in ACCELERATORS:
+        strategy = getattr(flower, name)(
+            LEAVERS, model=make_normed, local=LOCAL, epochs=1, seed=SEED, timeout=120
+        )
+        outcome = strategy.start(grid, num_rounds=2, train_config=ConfigRecord({"normed": True}))
+        torch.save(outcome.params, out / f"{name}.pt")
     (out / "told.json").write_text(json.dumps(told))
 
 

@@ -68,6 +68,41 @@ def test_training_and_retraining(federation):
     )
 
 
+@pytest.mark.parametrize("momentum", [0.5, None])
+def test_nesterov_is_the_in_process_run_bit_for_bit(federation, momentum):
+    settings = {} if momentum is None else {"momentum": momentum}
+    compare_with_loop(federation, flower.Nesterov, feduhb.Nesterov(epochs=2, **settings), settings)
+
+
+@pytest.mark.parametrize("settings", [{}, {"lr": 0.03, "b1": 0.5, "b2": 0.9, "tau": 0.1}])
+@pytest.mark.parametrize(
+    ("strategy", "method"),
+    [
+        (flower.FedAdam, feduhb.FedAdam),
+        (flower.FedYogi, feduhb.FedYogi),
+        (flower.FedNadam, feduhb.FedNadam),
+    ],
+)
+def test_the_adam_family_is_the_in_process_run_bit_for_bit(federation, strategy, method, settings):
+    compare_with_loop(federation, strategy, method(epochs=2, **settings), settings)
+
+
+@pytest.mark.parametrize("settings", [{}, {"eps": 1e-9}])
+def test_fedexp_is_the_in_process_run_bit_for_bit(federation, settings):
+    compare_with_loop(federation, flower.FedExP, feduhb.FedExP(epochs=2, **settings), settings)
+
+
+def compare_with_loop(federation, strategy, method, settings):
+    made = strategy(["bee"], epochs=2, **settings, **make_settings(federation))
+    assert made.method() == method
+    assert made.stop_rule() == feduhb.never
+    outcome = made.start(make_grid(federation), draw_start(federation), 4)
+    wanted, records = run_in_process(federation.without(["bee"]), method, 4)
+    assert torch.equal(outcome.params, wanted)
+    assert [r.moved for r in outcome.rounds] == [r.moved for r in records]
+    assert {r.asked for r in outcome.rounds} == {("ant", "cat", "dog", "elk")}
+
+
 def test_full_batch_gradients(federation):
     outcome = flower.FedUHB(
         "bee", epochs=0, step_size=0.1, stop=feduhb.never, **make_settings(federation)

@@ -13,7 +13,7 @@ import torch
 import feduhb
 from feduhb.core.flat import count_statistics, flatten
 from feduhb.runs.loop import carry_statistics, run
-from flower.simulated import CULPRITS, LEAVERS, LOCAL, ROUNDS, load_federation, make_normed
+from flower.simulated import ACCELERATORS, CULPRITS, LEAVERS, LOCAL, ROUNDS, load_federation, make_normed
 from golden import slow
 
 pytestmark = pytest.mark.deployment
@@ -70,15 +70,32 @@ def test_twenty_clients_give_what_the_loop_gives_in_process(simulated):
 
 def test_a_model_with_statistics_and_dropout_is_trained_by_adamw(simulated):
     """Arrays of statistics and the settings of the optimiser pass through Flower's own messages."""
+    found, (wanted, start, statistics) = (
+        torch.load(simulated / "normed.pt"),
+        run_normed(feduhb.FedUHB(epochs=1), 1),
+    )
+    assert (found - wanted).abs().max() < 1e-5
+    assert (found[-statistics:] - start[-statistics:]).abs().max() > 0.1
+
+
+def run_normed(method, rounds):
+    """Return the model after some rounds, the fresh one and the number of its statistics."""
     remaining = load_federation().replace(model=make_normed).without(list(LEAVERS))
-    module, method = remaining.fresh_model(), feduhb.FedUHB(epochs=1)
-    statistics = count_statistics(module)
-    state = carry_statistics(method, statistics).init(flatten(module))
+    start, statistics = flatten(remaining.fresh_model()), count_statistics(remaining.fresh_model())
+    state = carry_statistics(method, statistics).init(start)
     engine = feduhb.Loop(remaining, LOCAL)
-    ((state, _),) = run(method, engine, list(remaining.clients), state, rounds=1, statistics=statistics)
-    found = torch.load(simulated / "normed.pt")
-    assert (found - state.params).abs().max() < 1e-5
-    assert (found[-statistics:] - flatten(module)[-statistics:]).abs().max() > 0.1
+    *_, (state, _) = run(method, engine, list(remaining.clients), state, rounds=rounds, statistics=statistics)
+    return state.params, start, statistics
+
+
+@pytest.mark.parametrize("name", ACCELERATORS)
+def test_accelerators_give_what_the_loop_gives_in_process(simulated, name):
+    found, (wanted, start, _) = (
+        torch.load(simulated / f"{name}.pt"),
+        run_normed(getattr(feduhb, name)(epochs=1), 2),
+    )
+    assert (wanted - start).abs().max() > 1e-3
+    assert (found - wanted).abs().max() < 1e-5
 
 
 def test_everything_is_as_it_was(simulated):

@@ -16,7 +16,18 @@ from torch import Tensor
 from feduhb.core.aggregate import median
 from feduhb.core.types import Method, Updates
 from feduhb.errors import AggregationError
-from feduhb.methods import METHODS, FedEraser, FedRecover, FedUHB, Retrain
+from feduhb.methods import (
+    METHODS,
+    FedAdam,
+    FedEraser,
+    FedExP,
+    FedNadam,
+    FedRecover,
+    FedUHB,
+    FedYogi,
+    Nesterov,
+    Retrain,
+)
 from feduhb.runs.checkpoint import load_state, save_state
 from feduhb.runs.loop import run
 from runs.remembering import Remembered, remember
@@ -61,6 +72,13 @@ SIGNED = [
         lambda: given(FedRecover(warmup=3, buffer=2, correction=0, final=1, abnormal=0.3, epochs=1)),
         id="fedrecover-abnormal",
     ),
+    pytest.param(lambda: Nesterov(step_size=0.5, momentum=0.8, epochs=2), id="nesterov"),
+    pytest.param(lambda: Nesterov(step_size=0.2, epochs=0, aggregate=median), id="nesterov-median"),
+    pytest.param(lambda: FedAdam(lr=0.1, epochs=2), id="fedadam"),
+    pytest.param(lambda: FedAdam(lr=0.1, epochs=0, aggregate=median), id="fedadam-median"),
+    pytest.param(lambda: FedYogi(lr=0.1, b2=0.9, tau=0.1, epochs=2), id="fedyogi"),
+    pytest.param(lambda: FedNadam(lr=0.1, epochs=2), id="fednadam"),
+    pytest.param(lambda: FedExP(eps=1e-6, epochs=2), id="fedexp"),
 ]
 
 every_method = pytest.mark.parametrize("make", SIGNED)

@@ -196,6 +196,20 @@ def test_a_target_counts_all_rounds_before_it(bench):
     assert reached(rounds, 0.81) is None
 
 
+def test_for_good_is_after_the_last_round_below(bench):
+    find = bench("accelerators").find_for_good
+    assert find([0.5, 0.8, 0.7, 0.8, 0.9], 0.8) == 4
+    assert find([0.8, 0.9], 0.8) == 1
+    assert find([0.9, 0.9, 0.7], 0.8) is None
+
+
+def test_accelerators_are_compared_with_retrain(bench):
+    found = bench("accelerators").measure_rules("dirichlet:0.5", 1, 2)
+    assert list(found) == list(bench("accelerators").list_rules())
+    assert all(len(one["accuracies"]) == 2 for one in found.values())
+    assert found["Retrain"]["for_good"] in (1, 2)
+
+
 def make_results():
     """Return results with simple numbers."""
     machine = {"cores": 2, "processor": "Abacus", "memory_gib": 1.0, "python": "3", "torch": "2"}
@@ -232,8 +246,13 @@ def make_results():
         for task in ("mnist", "cifar10", "ragged")
         for kind in ("float32", "tf32", "bf16")
     }
+    rules = {
+        name: {"FedX": {"for_good": when, "accuracies": [0.1, 0.9]}} for name, when in (("1", 9), ("2", 12))
+    }
+    never_good = {"1": rules["1"], "2": {"FedX": {"for_good": None, "accuracies": [0.9, 0.7]}}}
     far = {"loop float32": 1e-4, "float32": 2e-4, "tf32": 0.02, "bf16": 0.04}
     return {
+        "accelerators": {**top, "rounds": 40, "partitions": {"dirichlet:9": rules, "dirichlet:1": never_good}},
         "growth": {**top, "cases": cases},
         "side-by-side": {**top, "implementations": sides, "task": task, "flop_an_image": 1000, "matrix_gflops": 0.001},
         "to-target": {**top, "targets": ["80%"], "seeds": {"1": methods, "2": methods, "3": {**methods, "feduhb": never}}},
@@ -253,6 +272,7 @@ def test_tables_hold_the_measured_numbers(bench):
     assert "| 9 | 500 ms | 7 MiB |" in made["rounds"]
     assert "| feduhb | 3 rounds, 1.5 s (2 of 3) | 90.0% | 5 MB |" in made["targets"]
     assert "| federaser | never | 50.0% | 5 MB |" in made["targets"]
+    assert "| FedX | **10** (9, 12) | 90.0% | (9, never) | 80.0% |" in made["accelerators"]
 
 
 def test_a_command_is_recorded_without_paths(bench):

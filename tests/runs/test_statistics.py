@@ -15,7 +15,17 @@ from torch import Tensor, nn
 import feduhb
 from feduhb.core.aggregate import median, weighted_mean
 from feduhb.core.types import Method, Updates, Work
-from feduhb.methods import FedEraser, FedRecover, FedUHB, Retrain
+from feduhb.methods import (
+    FedAdam,
+    FedEraser,
+    FedExP,
+    FedNadam,
+    FedRecover,
+    FedUHB,
+    FedYogi,
+    Nesterov,
+    Retrain,
+)
 from feduhb.methods.replay import bind_history
 from feduhb.runs.checkpoint import load_state, save_state
 from feduhb.runs.history import HistoryOnDevice
@@ -180,8 +190,15 @@ SIGNED: list[Callable[[], Method[Any]]] = [
     lambda: FedUHB(epochs=1, aggregate=median),
     lambda: FedEraser(interval=1, epochs=1),
     lambda: FedRecover(warmup=2, buffer=1, correction=2, final=0, abnormal=0.0, epochs=1),
+    lambda: Nesterov(step_size=0.5, momentum=0.8, epochs=2),
+    lambda: FedAdam(lr=0.1, epochs=2),
+    lambda: FedYogi(lr=0.1, epochs=2),
+    lambda: FedNadam(lr=0.1, epochs=2),
+    lambda: FedExP(eps=1e-6, epochs=2),
 ]
-NAMES = ["retrain", "feduhb", "feduhb-median", "federaser", "fedrecover"]
+NAMES = [
+    "retrain", "feduhb", "feduhb-median", "federaser", "fedrecover", "nesterov", "fedadam", "fedyogi", "fednadam", "fedexp",
+]  # fmt: skip
 every_method = pytest.mark.parametrize("make", SIGNED, ids=NAMES)
 
 

@@ -331,6 +331,20 @@ def test_compare_takes_only_methods_that_can_serve(tmp_path):
     assert list(feduhb.compare(gradients, ["bee"], rounds=1)) == ["feduhb", "retrain"]
 
 
+def test_compare_all_takes_every_built_in_method_that_can_serve(tmp_path):
+    run = feduhb.train(ragged(), 3, epochs=1, out=tmp_path / "run", keep_history=True)
+    exact = ["nesterov", "fedadam", "fedyogi", "fednadam", "fedexp"]
+    for wanted in ("all", ["all"]):
+        found = feduhb.compare(run, ["bee"], wanted, rounds=1)
+        assert list(found) == ["feduhb", "retrain", "federaser", "fedrecover", *exact]
+    assert list(feduhb.compare(run, {"dog": [0]}, ["all", "retrain"], rounds=1)) == [
+        "feduhb", "retrain", *exact, "retrain-2",
+    ]  # fmt: skip
+    robust = feduhb.train(ragged(), 1, epochs=1, aggregate="median")
+    assert list(feduhb.compare(robust, ["bee"], "all", rounds=1)) == ["feduhb", "retrain", *exact[:-1]]
+    assert list(feduhb.compare(robust, ["bee"], "retrain", rounds=1)) == ["retrain"]
+
+
 def test_a_finished_replay_is_not_taken_for_one_with_other_settings(tmp_path):
     run = feduhb.train(ragged(), 4, epochs=1, out=tmp_path / "run", keep_history=True)
     feduhb.unlearn(run, ["bee"], method=feduhb.FedEraser(epochs=1), out=tmp_path / "new", erase_history=False)

@@ -17,8 +17,8 @@ def compare(
     methods: Annotated[
         str | None,
         typer.Option(
-            help="Methods, separated by commas, also your own: package.module:Class or file.py:Class. If not given, all "
-            "built-in methods that can serve the request."
+            help="Methods, separated by commas, also your own: package.module:Class or file.py:Class. all stands for every "
+            "built-in method that can serve the request; if not given, those of feduhb, retrain, federaser and fedrecover."
         ),
     ] = None,
     momenta: Annotated[

@@ -23,16 +23,20 @@ def unlearn(
     method: Annotated[
         str,
         typer.Option(
-            help="feduhb, retrain, federaser, fedrecover, a method of another package, or one of your own: "
-            "package.module:Class or file.py:Class."
+            help="feduhb, retrain, federaser, fedrecover, nesterov, fedadam, fedyogi, fednadam, fedexp, a method of another "
+            "package, or one of your own: package.module:Class or file.py:Class."
         ),
     ] = "feduhb",
     rounds: options.Rounds = None,
     momentum: Annotated[
-        float | None, typer.Option(help="FedUHB's momentum beta, at least 0 and below 1; 0.9 if not given.")
+        float | None,
+        typer.Option(
+            help="The momentum beta of FedUHB and Nesterov, at least 0 and below 1; 0.9 if not given."
+        ),
     ] = None,
     step_size: Annotated[
-        float | None, typer.Option(help="The step size alpha of FedUHB and Retrain; 1.0 if not given.")
+        float | None,
+        typer.Option(help="The step size alpha of FedUHB, Nesterov and Retrain; 1.0 if not given."),
     ] = None,
     setting: Annotated[
         list[str] | None,

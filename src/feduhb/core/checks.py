@@ -51,10 +51,28 @@ def is_finite(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def check_step(step_size: Any, epochs: Any, aggregate: Any) -> None:
-    """Raise ConfigError if a setting that FedUHB and Retrain share is invalid."""
-    if not (is_finite(step_size) and step_size > 0):
-        raise ConfigError(f"step_size is {step_size!r}; give a positive number, such as 1.0")
+def check_positive(name: str, value: Any, example: float) -> None:
+    """Raise ConfigError if a value is not a positive number."""
+    if not (is_finite(value) and value > 0):
+        raise ConfigError(f"{name} is {value!r}; give a positive number, such as {example}")
+
+
+def check_decay(name: str, value: Any, example: float = 0.9) -> None:
+    """Raise ConfigError if a value is not a number of at least 0 and below 1, such as a momentum."""
+    if not (is_finite(value) and 0 <= value < 1):
+        raise ConfigError(f"{name} is {value!r}; give at least 0 and below 1, such as {example}")
+
+
+def check_step(
+    size: Any, epochs: Any, aggregate: Any, *, name: str = "step_size", example: float = 1.0
+) -> None:
+    """Raise ConfigError if a setting is invalid that all methods share whose clients train in every round.
+
+    Args:
+        size: how far the server steps.
+        name: what the method calls it.
+    """
+    check_positive(name, size, example)
     check_whole("epochs", epochs, least=0)
     if not callable(aggregate):
         raise ConfigError(f"aggregate is {aggregate!r}; give a rule, such as feduhb.median, or leave it out")

@@ -42,12 +42,13 @@ class Updates:
     """A block of answers, one row for each client.
 
     A summed block (secure aggregation) has one row for all of its clients: their weighted mean, with their
-    total weight.
+    total weight. FedExP also needs the mean of their squared lengths, which a sum no longer shows.
     """
 
     clients: tuple[ClientId, ...]
     values: Tensor  # [C, P] params - local params; [1, P] when summed
     weights: Tensor  # [C] examples held; [1] when summed
+    mean_square: float | None = None  # when summed: the weighted mean of ‖u_c‖², without statistics
 
     def __post_init__(self) -> None:
         rows = self.values.shape[0] if self.values.dim() == 2 else -1

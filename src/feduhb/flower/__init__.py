@@ -20,7 +20,18 @@ if TYPE_CHECKING:
     from feduhb.flower.remote import Remote, connected
     from feduhb.flower.roster import Roster, key_id
     from feduhb.flower.server import Outcome
-    from feduhb.flower.strategies import FedEraser, FedRecover, FedUHB, Retrain, Train
+    from feduhb.flower.strategies import (
+        FedAdam,
+        FedEraser,
+        FedExP,
+        FedNadam,
+        FedRecover,
+        FedUHB,
+        FedYogi,
+        Nesterov,
+        Retrain,
+        Train,
+    )
     from feduhb.flower.wire import fresh_arrays
 
 _NAMES = {
@@ -29,14 +40,25 @@ _NAMES = {
     "remote": ("Remote", "connected"),
     "roster": ("Roster", "key_id"),
     "server": ("Outcome",),
-    "strategies": ("FedEraser", "FedRecover", "FedUHB", "Retrain", "Train"),
+    "strategies": (
+        "FedAdam",
+        "FedEraser",
+        "FedExP",
+        "FedNadam",
+        "FedRecover",
+        "FedUHB",
+        "FedYogi",
+        "Nesterov",
+        "Retrain",
+        "Train",
+    ),
     "wire": ("fresh_arrays",),
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names}
 
 __all__ = [
-    "ExtraError", "FedEraser", "FedRecover", "FedUHB", "FlowerEngine", "Outcome", "Remote", "Retrain", "Roster", "Train",
-    "client_app", "connected", "fresh_arrays", "introduced", "key_id",
+    "ExtraError", "FedAdam", "FedEraser", "FedExP", "FedNadam", "FedRecover", "FedUHB", "FedYogi", "FlowerEngine", "Nesterov",
+    "Outcome", "Remote", "Retrain", "Roster", "Train", "client_app", "connected", "fresh_arrays", "introduced", "key_id",
 ]  # fmt: skip
 
 

@@ -246,6 +246,63 @@ class FedUHB(OwnLoop):
 
 
 @dataclass
+class Nesterov(OwnLoop):
+    """Exact unlearning from a fresh model, with Nesterov's momentum on the server. See `feduhb.methods.Nesterov`."""
+
+    name: ClassVar[str] = "nesterov"
+    forget: Forget
+    _: KW_ONLY
+    step_size: float = 1.0
+    momentum: float = 0.9
+    epochs: int = 5
+    aggregate: Aggregate = weighted_mean
+    stop: StopRule = never
+
+
+@dataclass
+class FedAdam(OwnLoop):
+    """Exact unlearning from a fresh model, with Adam on the server. See `feduhb.methods.FedAdam`."""
+
+    name: ClassVar[str] = "fedadam"
+    forget: Forget
+    _: KW_ONLY
+    lr: float = 0.01
+    b1: float = 0.9
+    b2: float = 0.99
+    tau: float = 1e-3
+    epochs: int = 5
+    aggregate: Aggregate = weighted_mean
+    stop: StopRule = never
+
+
+@dataclass
+class FedYogi(FedAdam):
+    """Exact unlearning from a fresh model, with Yogi on the server. See `feduhb.methods.FedYogi`."""
+
+    name: ClassVar[str] = "fedyogi"
+
+
+@dataclass
+class FedNadam(FedAdam):
+    """Exact unlearning from a fresh model, with Nadam on the server. See `feduhb.methods.FedNadam`."""
+
+    name: ClassVar[str] = "fednadam"
+
+
+@dataclass
+class FedExP(OwnLoop):
+    """Exact unlearning from a fresh model, with extrapolated steps of the server. See `feduhb.methods.FedExP`."""
+
+    name: ClassVar[str] = "fedexp"
+    forget: Forget
+    _: KW_ONLY
+    eps: float = 1e-3
+    epochs: int = 5
+    aggregate: Aggregate = weighted_mean
+    stop: StopRule = never
+
+
+@dataclass
 class FedEraser(OwnLoop):
     """Approximate unlearning by calibrating the history of ``trained``. See `feduhb.methods.FedEraser`."""
 

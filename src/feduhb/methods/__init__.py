@@ -17,9 +17,14 @@ from feduhb.core.own_code import Code, load_code
 from feduhb.core.plugins import find_plugin, list_plugins
 from feduhb.core.types import Method
 from feduhb.errors import ConfigError, FeduhbError
+from feduhb.methods.fedadam import FedAdam
 from feduhb.methods.federaser import FedEraser
+from feduhb.methods.fedexp import FedExP
+from feduhb.methods.fednadam import FedNadam
 from feduhb.methods.fedrecover import FedRecover
 from feduhb.methods.feduhb import FedUHB
+from feduhb.methods.fedyogi import FedYogi
+from feduhb.methods.nesterov import Nesterov
 from feduhb.methods.retrain import Retrain
 
 GROUP = "feduhb.methods"  # the entry points of other packages
@@ -27,7 +32,25 @@ BOUND = frozenset({"history", "clients"})  # fields of a replaying method that a
 PARTS = ("name", "exact", "needs", "rounds", "init", "ask", "tell")
 LATER = ("needs_history", "samples_clients", "default_stop")  # parts that methods of version 0.1 do not have
 
-METHODS: dict[str, type[Method[Any]]] = {kind.name: kind for kind in (FedUHB, Retrain, FedEraser, FedRecover)}
+COMPARED = (
+    "feduhb",
+    "retrain",
+    "federaser",
+    "fedrecover",
+)  # the paper's comparison: what `compare` runs by default
+FIRST = (
+    FedUHB,
+    Retrain,
+    FedEraser,
+    FedRecover,
+    Nesterov,
+    FedAdam,
+    FedYogi,
+    FedNadam,
+    FedExP,
+)  # in lists of names
+
+METHODS: dict[str, type[Method[Any]]] = {kind.name: kind for kind in FIRST}
 for _file in pkgutil.iter_modules(__path__, f"{__name__}."):  # every subclass of Method in this folder
     for _kind in vars(importlib.import_module(_file.name)).values():
         if isinstance(_kind, type) and _kind.__module__ == _file.name and Method in _kind.__mro__:
@@ -157,10 +180,16 @@ def rule_of(method: Method[Any]) -> Aggregate | None:
 
 
 __all__ = [
+    "COMPARED",
     "METHODS",
+    "FedAdam",
     "FedEraser",
+    "FedExP",
+    "FedNadam",
     "FedRecover",
     "FedUHB",
+    "FedYogi",
+    "Nesterov",
     "Retrain",
     "change_method",
     "check_method",

@@ -9,9 +9,8 @@ from typing import ClassVar, Literal, NamedTuple
 from torch import Tensor
 
 from feduhb.core.aggregate import Aggregate, weighted_mean
-from feduhb.core.checks import check_step, is_finite
+from feduhb.core.checks import check_decay, check_step
 from feduhb.core.types import Method, Updates, Work
-from feduhb.errors import ConfigError
 from feduhb.stopping import StopRule, dynamic_stop
 
 
@@ -51,8 +50,7 @@ class FedUHB(Method[HeavyBall]):
 
     def __post_init__(self) -> None:
         check_step(self.step_size, self.epochs, self.aggregate)
-        if not (is_finite(self.momentum) and 0 <= self.momentum < 1):
-            raise ConfigError(f"momentum is {self.momentum!r}; give at least 0 and below 1, such as 0.9")
+        check_decay("momentum", self.momentum)
 
     @property
     def needs(self) -> Literal["sum", "each"]:

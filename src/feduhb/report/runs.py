@@ -16,7 +16,10 @@ from feduhb.runs.scores import PREFIX
 
 ORIGINAL, RETRAIN = "original", "retrain"
 LABEL_LENGTH = 36  # characters; a longer label is replaced by the folder's name
-NAMES = {"feduhb": "FedUHB", "retrain": "Retrain", "federaser": "FedEraser", "fedrecover": "FedRecover"}
+NAMES = {
+    "feduhb": "FedUHB", "retrain": "Retrain", "federaser": "FedEraser", "fedrecover": "FedRecover", "nesterov": "Nesterov",
+    "fedadam": "FedAdam", "fedyogi": "FedYogi", "fednadam": "FedNadam", "fedexp": "FedExP",
+}  # fmt: skip
 Series = list[float | None]
 
 

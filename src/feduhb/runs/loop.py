@@ -182,7 +182,10 @@ def find_faults(
     if block.values.shape[1:] != params.shape:
         return [f"{block.values.shape[1]} numbers instead of {params.numel()}"] * len(block.values)
     rows = zip(block.values, block.weights.tolist(), strict=True)
-    return [_describe_fault(row, weight, max_norm, max_weight) for row, weight in rows]
+    found = [_describe_fault(row, weight, max_norm, max_weight) for row, weight in rows]
+    if block.mean_square is not None and not 0 <= block.mean_square < math.inf:
+        return [fault or f"a mean squared length of {block.mean_square:g}" for fault in found]
+    return found
 
 
 def _describe_fault(row: Tensor, weight: float, max_norm: float, max_weight: float) -> str | None:

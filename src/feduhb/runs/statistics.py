@@ -76,4 +76,4 @@ class _Mean:
                 own = self.start - row
                 self.total = own * n if self.total is None else self.total.add_(own, alpha=n)
                 self.weight += n
-            yield Updates(block.clients, block.values[:, :-count], block.weights)
+            yield replace(block, values=block.values[:, :-count])
