@@ -111,4 +111,8 @@ def make_model(name: str, shape: Sequence[int], classes: int) -> nn.Module:
         raise ConfigError(
             f"there is no model {name!r}; choose one of {', '.join(MODELS)}, or bring your own module with feduhb.Federation"
         )
+    if len(shape) != 3 and name not in {"mlp", "softmax", "logistic"}:
+        raise ConfigError(
+            f"the model {name!r} reads images, not inputs of the shape {list(shape)}; use 'mlp'"
+        )
     return MODELS[name](shape, classes)

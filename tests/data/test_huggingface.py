@@ -279,3 +279,19 @@ def test_a_row_without_a_key_may_be_deleted_too(tmp_path):
     left = ds.select([place for place in range(48) if place != places[key]])
     opened = feduhb.open_run(tmp_path / "run", of_lines(left, columns=["tokens"], model=model, seed=5))
     assert torch.equal(opened.params, run.params)
+
+
+def test_a_transform_is_refused():
+    with refused(
+        DataError,
+        "the data set has a transform of its own, which would run on every read; apply it once: ds.map",
+    ):
+        of_lines(lines().with_transform(lambda batch: batch))
+
+
+@pytest.mark.parametrize("kind", ["torch", "numpy", None])
+def test_columns_of_any_format_are_data(kind):
+    ds = Dataset.from_dict({"x": [[0.5, row / 8] for row in range(8)], "y": [row % 2 for row in range(8)]})
+    pair = (ds.with_format(kind)["x"], ds.with_format(kind)["y"])
+    made = feduhb.Federation({"a": pair}, pair, nn.Linear(2, 2))
+    assert made.clients["a"].all()[0].tolist()[3] == [0.5, 0.375]

@@ -218,7 +218,7 @@ REFUSED = [
     ({}, ("hospital", 7, None), "names no client in row 7; fill in its column hospital"),
     ({}, ("hospital", 7, "  "), "names no client in row 7"),
     ({}, ("age", 4, np.nan), "column age has no value in row 4; declare what stands for missing values: fills={'age': 0}, or"),
-    ({}, ("age", 4, np.inf), "column age is infinite in row 4"),
+    ({}, ("age", 4, np.inf), "column age is inf in row 4, which is too large"),
     ({}, ("sex", 4, "X"), "column sex holds 'X' in row 4, which is not among its categories F, M; declare it, or '\\*'"),
     ({}, ("sex", 4, None), "column sex has no value in row 4; .*fills={'sex': 'F'}"),
     ({}, ("admitted", 4, "yesterday"), "column admitted holds 'yesterday' in row 4, which is not a date"),
@@ -278,9 +278,11 @@ def test_bad_declarations_are_refused_in_one_line(patients, more, words):
         ("a.csv", "a,b,c\nx,1,5,6\nx,0,5,6\n", "cannot be read .*more values than"),
         ("a.csv", "a,b,c\nx,1,5\nx,0,5,6\n", "cannot be read .*line 3"),
         ("a.csv", 'a,b,c\nx,1,"5\nx,0,5\n', "cannot be read"),
-        ("a.csv", "a,b,c\nx,1,5\nx,0,abc\n", "column c holds 'abc' in line 3"),
-        ("a.csv", "a,b,c\nx,1,5\nx,0,\n", "column c has no value in line 3"),
-        ("a.csv", "a,b,c\nx,1,5\nx,1,6\n", "every row of a.csv has b = 1, so there is nothing to learn"),
+        ("a.csv", "a,b,c\nx,1,5\nx,0,abc\n", "column c holds 'abc' in row 2 after the header"),
+        ("a.csv", "a,b,c\nx,1,5\nx,0,\n", "column c has no value in row 2 after the header"),
+        ("a.csv", "a,b,c\nx,1,5\nx,,6\n", "target b has no value in row 2 after the header; delete that row"),
+        ("a.csv", ",a,b,c\n0,x,1,5\n", "has a column without a name, as pandas writes an index"),
+        ("a.csv", "a,b,c\nx,1,1e400\n", "column c is inf in row 1 after the header, which is too large"),
         ("a.csv", "a,b\nx,1\n", "no column of inputs"),
         ("a.csv", b"a,b,c\nx,1,\xff\n", "save it as text in UTF-8|cannot be read"),
         ("a.parquet", "no parquet", "a.parquet cannot be read"),
@@ -396,3 +398,64 @@ def test_a_deleted_row_before_or_behind_held_out_rows_is_found_again(patients, t
     opened = feduhb.open_run(tmp_path / "run")
     assert torch.equal(opened.params, run.params)
     assert list_rows(opened.federation) == list_rows(run.federation)
+
+
+def test_a_table_of_one_class_is_named_and_trains(patients, capsys):
+    federation = read(patients.assign(disease="benign"))
+    assert (
+        "every row of the table has disease = benign, so there is nothing to learn" in capsys.readouterr().err
+    )
+    assert feduhb.train(federation, **TRAINED).params.isfinite().all()
+
+
+def test_numbers_are_standardised_in_full_precision(patients):
+    """Seconds since 1970 differ by less than float32 can tell apart."""
+    federation = read(patients.assign(age=1_700_000_000.0 + np.arange(len(patients))))
+    x = federation.clients["north"].all()[0]
+    assert x.dtype == torch.float32
+    assert len(torch.unique(x[:, 0])) == len(x)
+
+
+def test_numbers_too_large_for_float32_are_refused_or_standardised(patients):
+    large = patients.assign(age=patients.age * 1e38)
+    assert read(large).clients["north"].all()[0].isfinite().all()
+    with pytest.raises(DataError, match="which is too large"):
+        read(large, standardize=False)
+    with pytest.raises(DataError, match="which is too large"):
+        read(large, target="age", loss="mse", classes=None, drop=["disease"])
+
+
+def test_a_parquet_file_with_an_index_and_a_file_with_a_large_suffix(patients, tmp_path):
+    patients.set_index("age").to_parquet(tmp_path / "a.PARQUET")
+    assert read(tmp_path / "a.PARQUET").clients
+    patients.to_csv(tmp_path / "a.CSV", index=False)
+    (tmp_path / "a.CSV").write_text("\n" + (tmp_path / "a.CSV").read_text())
+    assert read(tmp_path / "a.CSV").fingerprints() == read(patients).fingerprints()
+
+
+def test_a_target_to_predict_can_be_scaled(patients):
+    found = read(
+        patients, target="weight", loss="mse", classes=None, scaling={"weight": (70, 12)}, drop=["disease"]
+    )
+    assert abs(float(found.test.targets.mean())) < 0.5
+
+
+def test_a_test_file_with_more_or_fewer_columns(patients, tmp_path):
+    patients[:60].assign(more=1).to_csv(tmp_path / "more.csv", index=False)
+    assert len(read(patients[60:], test=tmp_path / "more.csv").test) == 60
+    patients[:60].drop(columns="age").to_csv(tmp_path / "fewer.csv", index=False)
+    with pytest.raises(DataError, match=r"fewer\.csv has no column 'age'"):
+        read(patients[60:], test=tmp_path / "fewer.csv")
+
+
+def test_a_model_of_images_is_refused_for_a_table(patients):
+    with pytest.raises(ConfigError, match="the model 'cnn' reads images, not inputs of the shape"):
+        read(patients, model="cnn")
+
+
+def test_ids_of_clients_are_checked_wherever_their_rows_are(patients):
+    table = patients.copy()
+    table.loc[0, "hospital"] = "class:1"
+    for seed in range(4):
+        with pytest.raises(DataError, match="'class:1' cannot be a client's id"):
+            read(table, seed=seed)

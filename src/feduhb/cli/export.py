@@ -35,18 +35,17 @@ def export(
 
     Example: feduhb export runs/first-feduhb --out model.safetensors
 
-    The weights have the names of the model's state_dict. ONNX needs the extra onnx. If RUN was made in Python and --data-from does not name its data, weights and card are written from the folder alone.
+    The weights have the names of the model's state_dict. ONNX needs the extra onnx. If the data of RUN comes from code that is neither named by --data-from nor trusted, the weights are written from the folder alone.
 
     Copies are not deleted with RUN: before you retire a run, delete its exports.
     """
-    from feduhb.runs.export import choose_format, export_folder
+    from feduhb.runs.export import can_open, choose_format, export_folder
     from feduhb.runs.folder import RunFolder
     from feduhb.runs.run import open_run
 
     with answering(json) as answer:
         kind = choose_format(out, format)
-        made_in_python = RunFolder(run).config().get("federation") is None and data_from is None
-        alone = kind == "card" or made_in_python
+        alone = kind == "card" or (data_from is None and not can_open(RunFolder(run)))
         if alone:
             export_folder(run, out, format=format, overwrite=overwrite)
         else:

@@ -6,6 +6,7 @@ Naming it is the permission to import it. A run folder names its code too, but m
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import sys
@@ -110,7 +111,8 @@ def load_code(code: Code) -> Any:
         sys.path.append(code.folder)
         ADDED.add(code.folder)
     try:
-        found: Any = importlib.import_module(code.module)
+        with contextlib.redirect_stdout(sys.stderr):  # standard output carries answers in JSON
+            found: Any = importlib.import_module(code.module)
     except (Exception, SystemExit) as error:
         raise ConfigError(f"{file} cannot be imported: {describe_error(error)}; correct it") from error
     for part in code.name.split("."):

@@ -74,10 +74,6 @@ def check_fit(module: nn.Module, loss: Loss, examples: Rows, augment: Augment | 
         )
     _check_constants(module, constants)
     _check_modes(module)
-    if not isinstance(found.outputs, Tensor):
-        raise ModelError(
-            f"the model returns a {type(found.outputs).__name__}; return one tensor, such as its logits"
-        )
     _check_repetition(found.outputs, found.again)
     check_loss(loss, found.outputs, y)
     if not torch.equal(*(loss(found.outputs.detach(), y) for _ in range(2))):
@@ -105,7 +101,12 @@ def _try_step(module: nn.Module, loss: Loss, x: Inputs, y: Tensor, augment: Augm
     try:
         with warnings.catch_warnings(), watch_layers(prepare_training(module)) as drew:
             warnings.simplefilter("ignore")  # of shapes, which check_loss judges
-            value = loss(compute(2), y[:2])
+            first = compute(2)
+            if not isinstance(first, Tensor):
+                raise ModelError(
+                    f"the model returns a {type(first).__name__}; return one tensor, such as its logits, from a module around it"
+                )
+            value = loss(first, y[:2])
             if isinstance(value, Tensor) and value.requires_grad and not value.dim():
                 value.backward()
             outputs, again = compute(len(y)), compute(len(y))

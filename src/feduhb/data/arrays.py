@@ -37,6 +37,8 @@ def to_tensor(values: Any, what: str, *, is_target: bool = False) -> Tensor:
     """
     if isinstance(values, Tensor):
         return values
+    if is_kind(values, "datasets", "Column"):
+        return to_tensor(values[:], what, is_target=is_target)
     if is_kind(values, "pandas", "DataFrame", "Series"):
         return _read_frame(values, what, is_target=is_target)
     if isinstance(values, list | tuple):

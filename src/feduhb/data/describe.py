@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,11 +10,12 @@ from typing import Any
 import numpy as np
 
 from feduhb.data.table_files import MISSING, Source
-from feduhb.data.table_rows import DATE, to_numbers, to_text
+from feduhb.data.table_rows import to_numbers, to_text
 from feduhb.errors import DataError
 
 MOST = 50  # values of a text column; one with more, such as names, is dropped
 MOST_CLASSES = 20  # values of a target; one with more is a number to predict
+ISO_DATE = re.compile(r"\d{4}-\d\d-\d\d")
 FIRST_DAY = "2000-01-01"
 UNKNOWN = "missing"  # the category of missing values
 
@@ -34,7 +36,7 @@ class _Column:
         self.has_missing = self.has_missing or bool(found & {*MISSING})
         known = sorted(found - {*MISSING})
         self.is_number = self.is_number and not np.isnan(to_numbers(np.array(known, dtype=object))).any()
-        self.is_date = self.is_date and all(DATE.match(value) for value in known)
+        self.is_date = self.is_date and all(map(ISO_DATE.match, known))
         self.values = {*sorted(self.values | found - {""})[: MOST + 1]}
 
 

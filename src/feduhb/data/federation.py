@@ -102,11 +102,7 @@ class Federation:
             self.tested = {check_id(c): _make_examples(data, f"test part of {c}") for c, data in test.items()}
             if not self.tested:
                 raise DataError("the test set is empty; give the examples (x, y) of at least one client")
-            first = next(iter(self.tested.values()))
-            _check_alike({f"test part of {c}": e for c, e in self.tested.items()}, first)
-            self.test = join_examples([*self.tested.values()])
-        else:
-            self.test = _make_examples(test, "the test set")
+        self.test = next(iter(self.tested.values())) if self.tested else _make_examples(test, "the test set")
         held = (held_out or {}).items()
         self.held_out = {c: _make_examples(data, f"held-out part of {c}", empty=True) for c, data in held}
         self.model = _keep_module(model, start)
@@ -134,9 +130,14 @@ class Federation:
             raise DataError(f"held_out names {strangers[0]}, which is not a client; use the ids of clients")
         named = {f"client {c}": e for c, e in self.clients.items()}
         named.update({f"held-out part of {c}": e for c, e in self.held_out.items()})
-        _check_alike(named, self.test)
+        named.update({f"test part of {c}": e for c, e in self.tested.items()})
+        for what, examples in named.items():
+            if (difference := compare_inputs(examples.unscaled.x, self.test.unscaled.x)) is not None:
+                raise DataError(f"{what} holds inputs {difference}; make them alike")
         if standardize is not False:
             self._standardize()
+        if self.tested:
+            self.test = join_examples([*self.tested.values()])
         self._draw = _Draw.of(self)
 
     @classmethod
@@ -252,9 +253,7 @@ class Federation:
     def _standardize(self) -> None:
         """Standardise the examples of every client that are not standardised yet, and the server's own test set by itself."""
         standardize_parts(self.clients, self.held_out, self.tested, self.standardize)
-        if self.tested:
-            self.test = join_examples([*self.tested.values()])
-        elif self.test.plain is None:
+        if not self.tested and self.test.plain is None:
             own = {"the test set": self.test}
             standardize_parts(own, {}, {}, self.standardize)
             self.test = own["the test set"]
@@ -425,9 +424,10 @@ class Federation:
             raise RequestError(f"there is no client {unknown[0]!r}; {meant} clients are {some}")
         for client, rows in request.rows.items():
             if missing := sorted(set(rows) - self.list_keys(client)):
+                counted = "count rows from 0 in the data that the client joined with"
                 raise RequestError(
                     f"client {client} has no row {missing[0]}, or it was forgotten before: {len(self.clients[client])} rows remain; "
-                    "count rows from 0 in the data that the client joined with"
+                    + ("name rows as the table numbers them" if self.numbered_together else counted)
                 )
         trained = {c: {*self.clients[c].keys.tolist()} & {*rows} for c, rows in request.rows.items()}
         if request.rows and not (request.clients or request.classes or any(trained.values())):
@@ -496,13 +496,6 @@ class _Draw:
                 check_fit(copy.deepcopy(drawn), self.loss, self.test, self.augment)
             self.module, self.is_checked = drawn, True
         return copy_module(self.module)
-
-
-def _check_alike(named: Mapping[str, Examples], test: Examples) -> None:
-    """Raise DataError if inputs have other types or shapes than those of the test set."""
-    for what, examples in named.items():
-        if (difference := compare_inputs(examples.x, test.x)) is not None:
-            raise DataError(f"{what} holds inputs {difference}; make them alike")
 
 
 def _mask_named(

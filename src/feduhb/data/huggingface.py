@@ -16,7 +16,7 @@ from torch import Tensor
 
 from feduhb.core.flat import ModelSource
 from feduhb.core.types import ClientId
-from feduhb.data.columns import find_type, is_scalar, read_column, read_inputs
+from feduhb.data.columns import find_type, is_scalar, is_transformed, read_column, read_inputs
 from feduhb.data.split import Shared, number_rows, split_rows
 from feduhb.errors import DataError
 from feduhb.models import make_model
@@ -61,6 +61,10 @@ def read_huggingface(
     from feduhb.data.federation import Federation
 
     trained, tested = _choose_splits(data, test)
+    if any(is_transformed(some) for some in (trained, tested) if not isinstance(some, float)):
+        raise DataError(
+            "the data set has a transform of its own, which would run on every read; apply it once: ds.map(function)"
+        )
     chosen = _choose_columns(trained, client, target, columns, row, classes)
     if not isinstance(tested, float):
         _check_columns(tested, [target, *chosen.inputs], "test set")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import sys
 
 from feduhb.core.own_code import Code, describe_error, load_code
 from feduhb.data.federation import Federation
@@ -21,7 +23,8 @@ def make_federation(code: Code) -> Federation:
             f"{code.text} needs arguments ({', '.join(needed)}); name a function without arguments, or give them defaults"
         )
     try:
-        made = function()
+        with contextlib.redirect_stdout(sys.stderr):  # standard output carries answers in JSON
+            made = function()
     except (Exception, SystemExit) as error:
         raise DataError(f"{code.text} raised {describe_error(error)}; correct it") from error
     if not isinstance(made, Federation):

@@ -49,17 +49,19 @@ def measure_scale(examples: Examples, columns: ColumnChoice) -> Scale:
 def apply_scales(parts: Sequence[tuple[Examples, Scale]]) -> list[Examples]:
     """Return examples with standardised inputs, which keep the plain ones beside them. A missing value becomes the mean.
 
-    All parts share one tensor of inputs, which is in a file if it is large.
+    All parts share one tensor of inputs, of torch's default type, which is in a file if it is large.
     """
     if not parts:
         return []
     sizes = [len(examples) for examples, _ in parts]
     like = parts[0][0].x
-    x = make_tensor((sum(sizes), *like.shape[1:]), like.dtype)
-    y = torch.cat([examples.targets for examples, _ in parts])
+    x = make_tensor((sum(sizes), *like.shape[1:]), torch.get_default_dtype())
+    targets = parts[0][0].y
+    y = make_tensor((sum(sizes), *targets.shape[1:]), targets.dtype)
     found: list[Examples] = []
     begin = 0
     for rows, (examples, scale) in zip(torch.arange(len(x)).split(sizes), parts, strict=True):
+        y[rows] = examples.targets
         for values in _read_parts(examples):
             x[begin : begin + len(values)] = ((values - scale.mean) / scale.spread).nan_to_num(0.0)
             begin += len(values)

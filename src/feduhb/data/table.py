@@ -19,7 +19,8 @@ import torch
 
 from feduhb.core.flat import ModelSource
 from feduhb.core.types import ClientId
-from feduhb.data.federation import Federation
+from feduhb.data.download import print_notice
+from feduhb.data.federation import Federation, check_id
 from feduhb.data.split import Shared, number_rows, split_rows
 from feduhb.data.storage import RowWriter
 from feduhb.data.table_files import Source
@@ -156,13 +157,13 @@ def read_table_federation(
     split = split_rows(rows, seed=seed, test=share, held_out=held_out)
     server = None
     if own is not None:
-        found = read_rows(RowReader(Source.open(own), replace(settings, row=None), needs_client=False))
+        columns = replace(settings, row=None, numbers=reader.numbers)
+        found = read_rows(RowReader(Source.open(own), columns, needs_client=False))
         server = (found.x, found.y)
-    columns = reader.list_unscaled() if settings.standardize else []
     if about is not None and about.table is not None:  # a column that is added to the file later is no input
         about = replace(about, table=replace(about.table, numbers=reader.numbers))
     return Federation(
-        split.trained, server or split.tested, model, seed=seed, held_out=split.held_out, standardize=columns or False,
+        split.trained, server or split.tested, model, seed=seed, held_out=split.held_out, standardize=reader.list_standardized() or False,
         numbered_together=True, loss=settings.loss or "cross_entropy", about=about, **more,
     )  # fmt: skip
 
@@ -172,8 +173,11 @@ def read_rows(reader: RowReader) -> Shared:
     settings = reader.settings
     shape = () if settings.is_classified else (len(settings.targets),)
     clients: dict[ClientId, int] = {}
+    counts = np.zeros(0, np.int64)  # rows of each client so far
     with (
-        RowWriter(torch.float32, (len(reader.features),)) as x,
+        RowWriter(
+            torch.float64 if reader.list_standardized() else torch.float32, (len(reader.features),)
+        ) as x,
         RowWriter(torch.int64 if settings.is_classified else torch.float32, shape) as y,
         RowWriter(torch.int32) as owners,
         RowWriter(torch.int64) as keys,
@@ -181,20 +185,24 @@ def read_rows(reader: RowReader) -> Shared:
         for part in reader:
             x.append(part.x)
             y.append(part.y)
-            owners.append(_number_clients(part, clients))
-            keys.append(part.keys if part.keys is not None else np.zeros(0, np.int64))
+            own = _number_clients(part, clients)
+            owners.append(own)
+            counts = np.pad(counts, (0, len(clients) - len(counts)))
+            counted = number_rows(torch.from_numpy(own), len(clients)).numpy() + counts[own]
+            keys.append(counted if part.keys is None else part.keys)
+            counts += np.bincount(own, minlength=len(clients))
         if not x.count:
             raise DataError(f"{reader.name} holds no rows; give a table with at least one")
-        who = owners.finish()
-        numbers = number_rows(who, len(clients)) if settings.row is None else keys.finish()
         found = Shared(
-            reader.name, x.finish(), y.finish(), who, tuple(clients), numbers, settings.row is not None
-        )
+            reader.name, x.finish(), y.finish(), owners.finish(), tuple(clients), keys.finish(), settings.row is not None
+        )  # fmt: skip
     if settings.is_classified and reader.needs_client and len(torch.unique(found.y)) < 2:
         only = settings.named_classes[int(found.y[0])]
-        raise DataError(
+        print_notice(
             f"every row of {found.name} has {settings.targets[0]} = {only}, so there is nothing to learn; check target="
         )
+    for client in clients:
+        check_id(client)
     return found
 
 

@@ -25,7 +25,7 @@ class Source:
     read: Callable[
         [Sequence[str], Sequence[str]], Iterator[Any]
     ]  # DataFrames, of (columns, columns of numbers)
-    has_lines: bool  # whether errors count the lines of a file, with its header
+    is_text: bool  # whether errors count rows from 1 after a header, without blank lines; else from 0
 
     @classmethod
     def open(cls, table: Any) -> Source:
@@ -34,15 +34,18 @@ class Source:
             return _open_frame(table)
         path = Path(table).expanduser()
         if not path.is_file():
-            raise DataError(f"there is no file {path}; check the path of the table")
-        if path.suffix in {".parquet", ".pq"}:
+            raise DataError(
+                f"there is no file {path}; check the path of the table, or name the file if it was moved: --data FILE"
+            )
+        suffixes = [one.lower() for one in path.suffixes]
+        if suffixes[-1:] in ([".parquet"], [".pq"]):
             return _open_parquet(path)
-        plain = path.with_suffix("") if path.suffix == ".gz" else path
-        if plain.suffix not in {".csv", ".tsv"}:
+        kind = next(iter(suffixes[-2:] if suffixes[-1:] == [".gz"] else suffixes[-1:]), "")
+        if kind not in {".csv", ".tsv"}:
             raise DataError(
                 f"{path.name} is not a table that can be read; give a .csv, .tsv, .csv.gz or .parquet file, or a DataFrame"
             )
-        return _open_csv(path, "\t" if plain.suffix == ".tsv" else ",")
+        return _open_csv(path, "\t" if kind == ".tsv" else ",")
 
 
 def _open_frame(table: Any) -> Source:
@@ -57,14 +60,14 @@ def _open_frame(table: Any) -> Source:
         size = _count_at_once(len(columns))
         return (named[[*columns]].iloc[begin : begin + size] for begin in range(0, len(named), size))
 
-    return Source("the table", _check_header("the table", header), read, has_lines=False)
+    return Source("the table", _check_header("the table", header), read, is_text=False)
 
 
 def _open_csv(path: Path, separator: str) -> Source:
-    opened = gzip.open if path.suffix == ".gz" else open
+    opened = gzip.open if path.suffix.lower() == ".gz" else open
     try:
         with opened(path, "rt", encoding="utf-8-sig", newline="") as file:
-            header = tuple(next(csv.reader(file, delimiter=separator), ()))
+            header = tuple(next(filter(None, csv.reader(file, delimiter=separator)), ()))
     except (UnicodeDecodeError, OSError, EOFError, csv.Error) as error:
         raise DataError(f"{path.name} cannot be read ({error}); save it as text in UTF-8") from None
 
@@ -85,7 +88,7 @@ def _open_csv(path: Path, separator: str) -> Source:
                     return
                 yield part[list(columns)]
 
-    return Source(path.name, _check_header(path.name, header), read, has_lines=True)
+    return Source(path.name, _check_header(path.name, header), read, is_text=True)
 
 
 def _open_parquet(path: Path) -> Source:
@@ -104,14 +107,18 @@ def _open_parquet(path: Path) -> Source:
     def read(columns: Sequence[str], _: Sequence[str]) -> Iterator[Any]:
         with ParquetFile(path) as file:
             for batch in file.iter_batches(_count_at_once(len(columns)), columns=list(columns)):
-                yield batch.to_pandas()
+                yield batch.to_pandas(ignore_metadata=True)  # which could turn a column into an index
 
-    return Source(path.name, _check_header(path.name, header), read, has_lines=False)
+    return Source(path.name, _check_header(path.name, header), read, is_text=False)
 
 
 def _check_header(name: str, header: tuple[str, ...]) -> tuple[str, ...]:
     if not header:
         raise DataError(f"{name} is empty; give a table with a header and rows")
+    if "" in header:
+        raise DataError(
+            f"{name} has a column without a name, as pandas writes an index; name it, or write the table with index=False"
+        )
     if twice := [column for column in header if header.count(column) > 1]:
         raise DataError(f"{name} has two columns {twice[0]!r}; rename one")
     return header

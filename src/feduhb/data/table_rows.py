@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 NAMED_AT_MOST = 12  # values in an error
 UNREADABLE = (ValueError, TypeError, OSError, EOFError, Warning)  # what a damaged file raises
+LARGEST = float(np.finfo(np.float32).max)
 OTHERS = "*"  # the category of every value that is not declared
 DATE = re.compile(r"\d{4}-\d{1,2}-\d{1,2}|\d{1,2}[./]\d{1,2}[./]\d{2,4}")
 
@@ -25,7 +26,7 @@ DATE = re.compile(r"\d{4}-\d{1,2}-\d{1,2}|\d{1,2}[./]\d{1,2}[./]\d{2,4}")
 class Rows(NamedTuple):
     """A part of a table's rows."""
 
-    x: np.ndarray  # [n, d] float32
+    x: np.ndarray  # [n, d] float64
     y: np.ndarray  # [n] classes, or [n, k] numbers
     clients: np.ndarray  # [n] text
     keys: np.ndarray | None  # [n] of the column that names rows; None if there is none
@@ -71,8 +72,10 @@ class RowReader:
             *(f"{c}={value}" for c, some in declared for value in some),
         ]
 
-    def list_unscaled(self) -> list[int]:
-        """Return the places of numbers and dates that have no declared scaling."""
+    def list_standardized(self) -> list[int]:
+        """Return the places of numbers and dates that each client standardises: those that have no declared scaling."""
+        if not self.settings.standardize:
+            return []
         numeric = (*self.numbers, *self.settings.dates)
         return [place for place, column in enumerate(numeric) if column not in self.settings.scaling]
 
@@ -119,9 +122,7 @@ class RowReader:
         columns += [part.read_scaled(c, part.read_dates(c, day)) for c, day in settings.dates.items()]
         for column, values in settings.categories.items():
             columns += [*part.read_categories(column, values).T]
-        x = np.empty((len(frame), len(columns)), np.float32)
-        for place, column in enumerate(columns):
-            x[:, place] = column
+        x = np.stack(columns, axis=1)
         clients = part.read_clients() if self.needs_client else np.full(len(frame), "server")
         keys = None if settings.row is None else part.read_keys(settings.row)
         return Rows(x, part.read_targets(), clients, keys)
@@ -146,7 +147,8 @@ class RowReader:
         if not self.features:
             raise DataError(f"{self.name} has no column of inputs; name some: numbers=['age']")
         for what, columns in (("scaling", s.scaling), ("fills", s.fills)):
-            possible = (*self.numbers, *s.dates, *(s.categories if what == "fills" else ()))
+            more = s.categories if what == "fills" else () if s.is_classified else s.targets
+            possible = (*self.numbers, *s.dates, *more)
             if strange := [column for column in columns if column not in possible]:
                 raise ConfigError(f"{what} names {strange[0]!r}, which is not an input; leave it out")
 
@@ -184,9 +186,7 @@ class _Part:
             strange = np.isnan(found) & ~np.isin(text, MISSING)
             if strange.any():
                 raise self._make_text_error(column, int(np.argmax(strange)), text)
-        if np.isinf(found).any():
-            place = self._find(int(np.argmax(np.isinf(found))))
-            raise DataError(f"{self.reader.name}: column {column} is infinite in {place}; correct that value")
+        self._check_size(column, found, np.isinf(found))
         return found
 
     def read_dates(self, column: str, day: str) -> np.ndarray:
@@ -221,8 +221,22 @@ class _Part:
                     f"stands for missing values: fills={{{column!r}: 0}}{mean}"
                 )
             values = np.where(missing, np.nan if fill == "mean" else float(fill), values)
-        less, size = settings.scaling.get(column, (0.0, 1.0))
+        scaled = self._scale(column, values)
+        if column in settings.scaling or not settings.standardize:
+            self._check_size(column, scaled, np.abs(scaled) > LARGEST)
+        return scaled
+
+    def _scale(self, column: str, values: np.ndarray) -> np.ndarray:
+        less, size = self.reader.settings.scaling.get(column, (0.0, 1.0))
         return (values - less) / size
+
+    def _check_size(self, column: str, values: np.ndarray, too_large: np.ndarray) -> None:
+        """Raise DataError if values of a column are infinite, or would be in float32."""
+        if too_large.any():
+            where = int(np.argmax(too_large))
+            raise DataError(
+                f"{self.reader.name}: column {column} is {values[where]:g} in {self._find(where)}, which is too large; correct it"
+            )
 
     def read_categories(self, column: str, declared: Sequence[str]) -> np.ndarray:
         """Return a column [n, k] of 0 and 1 for each declared value of a text column."""
@@ -268,13 +282,14 @@ class _Part:
         settings = self.reader.settings
         if settings.is_classified:
             return self._read_classes(settings.targets, settings.named_classes)
-        columns = [self.read_numbers(column) for column in settings.targets]
+        columns = [self._scale(column, self.read_numbers(column)) for column in settings.targets]
         for column, values in zip(settings.targets, columns, strict=True):
             if np.isnan(values).any():
                 where = self._find(int(np.argmax(np.isnan(values))))
                 raise DataError(
                     f"{self.reader.name}: target {column} has no value in {where}; delete that row"
                 )
+            self._check_size(column, values, np.abs(values) > LARGEST)
             if settings.loss == "bce_with_logits" and not np.isin(values, (0, 1)).all():
                 where = int(np.argmax(~np.isin(values, (0, 1))))
                 raise DataError(
@@ -295,6 +310,10 @@ class _Part:
         places = pandas.Index(list(declared)).get_indexer(pandas.Index(text))
         if (places < 0).any():
             where = int(np.argmax(places < 0))
+            if not text[where]:
+                raise DataError(
+                    f"{self.reader.name}: target {targets[0]} has no value in {self._find(where)}; delete that row"
+                )
             values = self._list_values(targets[0])
             numbers = all(
                 re.fullmatch(r"[-+]?\d*\.?\d+(e[-+]?\d+)?", value, re.IGNORECASE) for value in values
@@ -352,9 +371,8 @@ class _Part:
 
     def _find(self, where: int) -> str:
         """Return the place of a row in words."""
-        return (
-            f"line {self.begin + where + 2}" if self.reader.source.has_lines else f"row {self.begin + where}"
-        )
+        number = self.begin + where
+        return f"row {number + 1} after the header" if self.reader.source.is_text else f"row {number}"
 
 
 def to_numbers(text: np.ndarray) -> np.ndarray:

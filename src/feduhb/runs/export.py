@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import io
+import logging
 import os
 import warnings
 from collections.abc import Callable, Mapping
@@ -21,6 +22,7 @@ from feduhb.report.card import make_card
 from feduhb.runs.checkpoint import digest_weights, load_params, separate
 from feduhb.runs.files import disk_errors, make_private_folder, write_atomically
 from feduhb.runs.folder import RunFolder, versions
+from feduhb.runs.trust import list_code, require_code
 
 if TYPE_CHECKING:
     from feduhb.runs.run import Run
@@ -48,6 +50,19 @@ def choose_format(path: Path, format: str | None) -> Format:
     raise ConfigError(
         f"{what}; write .safetensors, .pt, .onnx, .md or no suffix (a folder), or give format: {', '.join(get_args(Format))}"
     )
+
+
+def can_open(folder: RunFolder) -> bool:
+    """Return whether a run's data can be read without code, or by code that its user trusts."""
+    config = folder.config()
+    if config.get("federation") is None:
+        return False
+    if not list_code(config):
+        return True
+    try:
+        return bool([require_code(folder, part) for part in list_code(config)])
+    except RunFolderError:
+        return False
 
 
 def export_run(run: Run, path: str | Path, *, format: str | None = None, overwrite: bool = False) -> Path:
@@ -105,7 +120,8 @@ def make_onnx(model: nn.Module, x: Inputs) -> bytes:
     axes = [{0: batch} for _ in parts]
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of torch about itself
+            warnings.simplefilter("ignore")  # of torch about itself, which also logs what it does without
+            logging.getLogger("torch.onnx").setLevel(logging.ERROR)
             made = torch.onnx.export(
                 model, () if isinstance(x, dict) else tuple(parts), kwargs=x if isinstance(x, dict) else None, dynamo=True,
                 dynamic_shapes=dict(zip(names, axes, strict=True)) if isinstance(x, dict) else tuple(axes),
