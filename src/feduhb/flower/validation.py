@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from feduhb.core.modules import is_variance
+from feduhb.core.scores import average_by_weight
 from feduhb.core.types import ClientId, Updates
 from feduhb.errors import ConfigError
 from feduhb.flower.wire import Layout
@@ -234,7 +235,7 @@ def average_scores(
     for name, values in given.items():
         for client in _find_odd_scores(name, values):
             reasons[client] = f"it answered with {name} {values.pop(client):.3g}"
-    means = {name: _weighted_mean(weights, values) for name, values in sorted(given.items()) if values}
+    means = {name: average_by_weight(weights, values) for name, values in sorted(given.items()) if values}
     return {name: mean for name, mean in means.items() if math.isfinite(mean)}, {**bounded, **reasons}
 
 
@@ -246,12 +247,6 @@ def _find_odd_scores(name: str, values: Mapping[ClientId, float]) -> list[Client
         return []
     most = SCORE * max(1.0, _lower_median(sorted(map(abs, values.values()))))
     return [client for client, value in values.items() if abs(value) > most]
-
-
-def _weighted_mean(weights: Mapping[ClientId, float], values: Mapping[ClientId, float]) -> float:
-    """Return the weighted mean; weights are divided before they are multiplied, because their sum could overflow."""
-    total = sum(weights[client] for client in values)
-    return sum(weights[client] / total * value for client, value in values.items())
 
 
 def _check_count(examples: float, most: float) -> str | None:
