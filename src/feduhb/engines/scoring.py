@@ -95,6 +95,12 @@ def try_scores(federation: Federation, model: nn.Module) -> tuple[Score, ...]:
     return federation.scores
 
 
+def choose_score(model: nn.Module, examples: Examples, loss: Loss) -> Score | None:
+    """Return the main score of examples for which none was given: the accuracy, where there is one."""
+    x, y = examples.batch(torch.arange(min(CPU_CHUNK, len(examples))))
+    return next(iter(choose_scores(compute_outputs(model, x), y, loss)), None)
+
+
 def make_evaluator(federation: Federation, device: str = "cpu") -> Callable[[Tensor], dict[str, float]]:
     """Return the function that scores the parameters [P] of a round.
 
