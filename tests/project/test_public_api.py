@@ -33,6 +33,7 @@ NAMES = {
         "Work",
         "audit",
         "compare",
+        "distance_stop",
         "dynamic_stop",
         "geometric_median",
         "krum",
@@ -41,7 +42,7 @@ NAMES = {
         "never",
         "open_run",
     ),
-    *("replay", "report", "retire", "train", "trimmed_mean", "unlearn", "weighted_mean"),
+    *("patience", "replay", "report", "retire", "train", "trimmed_mean", "unlearn", "weighted_mean"),
 }
 
 

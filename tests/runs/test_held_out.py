@@ -305,3 +305,21 @@ def test_an_audit_repeats_the_rule_and_the_choice(how, tmp_path: Path):
     assert found.exactness.exact
     assert len(new.rounds) < 25
     assert found.verdict.word == "forgotten", found.verdict.reasons
+
+
+def test_a_report_shows_the_held_out_score_and_where_rules_would_have_stopped(tmp_path):
+    rule = feduhb.patience("held_out_accuracy", rounds=30)
+    feduhb.train(
+        make(), 14, **HOW, stop=rule, keep="best", record=("held_out", "distance"), out=tmp_path / "run"
+    )
+    feduhb.train(make(), 3, **HOW, out=tmp_path / "plain")
+    written = feduhb.report([tmp_path / "run", tmp_path / "plain"], tmp_path / "report")
+    page = (tmp_path / "report" / "report.html").read_text()
+    assert "Held-out accuracy of the clients" in page
+    assert "the held-out loss: not within 14 rounds; by the distance: not within 14 rounds" in page
+    assert "the stop rule did not fire within 14 rounds; kept: the model after round " in page
+    assert "held-out.png" in {path.name for path in written}
+    card = feduhb.open_run(tmp_path / "run", make()).card()
+    assert "with the best score on the clients&#x27; held-out data" in card or "held-out data" in card
+    only = feduhb.report([tmp_path / "plain"], tmp_path / "other")
+    assert "held-out.png" not in {path.name for path in only}
