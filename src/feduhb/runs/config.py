@@ -30,27 +30,26 @@ KeepHistory = bool | Literal["float16"]
 C = TypeVar("C")
 FORBID = {"extra": "forbid"}  # pydantic refuses unknown keys
 UNKNOWN = "unexpected_keyword_argument"  # pydantic's name for that error
+# By the tags in pydantic's paths, which no setting can be called.
+RULES = {"dynamic rule": DynamicStop, "patience rule": Patience, "distance rule": DistanceStop}
 HIDDEN = {
     "bool",
     "literal['float16']",
     "literal['best']",
-    "dynamic",
-    "patience",
-    "distance",
-}  # parts of pydantic's paths
-RULES = {"dynamic": DynamicStop, "patience": Patience, "distance": DistanceStop}
+    *RULES,
+}  # other parts of these paths that are no settings
 
 
 def _choose_rule(value: Any) -> str:
     """Return which rule a [stop] table describes, by what it watches: nothing for the dynamic rule."""
     watch = value.get("watch") if isinstance(value, Mapping) else None
-    return "dynamic" if watch is None else "distance" if watch == "distance" else "patience"
+    return "dynamic rule" if watch is None else "distance rule" if watch == "distance" else "patience rule"
 
 
 RuleTable = Annotated[
-    Annotated[DynamicStop, Tag("dynamic")]
-    | Annotated[Patience, Tag("patience")]
-    | Annotated[DistanceStop, Tag("distance")],
+    Annotated[DynamicStop, Tag("dynamic rule")]
+    | Annotated[Patience, Tag("patience rule")]
+    | Annotated[DistanceStop, Tag("distance rule")],
     Discriminator(_choose_rule),
 ]
 
