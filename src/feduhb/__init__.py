@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from feduhb.runs.retire import retire
     from feduhb.runs.run import Run, open_run
     from feduhb.runs.tracking import TensorBoard
-    from feduhb.stopping import dynamic_stop, never, replay
+    from feduhb.stopping import distance_stop, dynamic_stop, never, patience, replay
 
 _MODULES = {
     "feduhb.api": ("compare", "train", "unlearn"),
@@ -79,15 +79,15 @@ _MODULES = {
     "feduhb.runs.retire": ("retire",),
     "feduhb.runs.run": ("Run", "open_run"),
     "feduhb.runs.tracking": ("TensorBoard",),
-    "feduhb.stopping": ("dynamic_stop", "never", "replay"),
+    "feduhb.stopping": ("distance_stop", "dynamic_stop", "never", "patience", "replay"),
 }
 _MODULE = {name: module for module, names in _MODULES.items() for name in names}
 
 __version__ = "0.1.0"
 __all__ = [
     "Audit", "Backdoor", "Canaries", "FedAdam", "FedEraser", "FedExP", "FedNadam", "FedRecover", "FedUHB", "FedYogi", "Federation", "FeduhbError", "Local", "Loop", "Method",
-    "Nesterov", "Pool", "Request", "Retrain", "Round", "Run", "Score", "Stacked", "TensorBoard", "Updates", "Work", "audit", "compare", "describe_table", "dynamic_stop", "geometric_median", "krum", "load", "median", "never", "open_run",
-    "replay", "report", "retire", "train", "trimmed_mean", "unlearn", "weighted_mean",
+    "Nesterov", "Pool", "Request", "Retrain", "Round", "Run", "Score", "Stacked", "TensorBoard", "Updates", "Work", "audit", "compare", "describe_table", "distance_stop", "dynamic_stop", "geometric_median", "krum", "load", "median", "never", "open_run",
+    "patience", "replay", "report", "retire", "train", "trimmed_mean", "unlearn", "weighted_mean",
 ]  # fmt: skip
 
 

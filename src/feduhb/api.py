@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -45,6 +45,7 @@ from feduhb.runs.config import (  # fmt: skip
 )
 from feduhb.runs.execute import execute, finish_replay
 from feduhb.runs.folder import HISTORY, RunFolder
+from feduhb.runs.held_out import Keep, Recorded, plan_recording
 from feduhb.runs.history import DiskHistory
 from feduhb.runs.lineage import (
     SHARED_SEED,
@@ -59,7 +60,7 @@ from feduhb.runs.plan import Advice, Plan, Reporter, Show
 from feduhb.runs.run import Chosen, Run, adapt_method, choose_method, open_run
 from feduhb.runs.start import GIVEN_NOTICE, StartSettings, describe_start, explain_given
 from feduhb.runs.trust import prepare_trust
-from feduhb.stopping import DynamicStop, Never, StopRule, never
+from feduhb.stopping import Never, RecordedRule, StopRule, never
 
 ROUNDS = 40  # of an unlearning, at most, if no number is given
 ALL = "all"  # among the methods of a comparison: every built-in one that can serve the request
@@ -82,7 +83,9 @@ def train(
     proximal: float = 0.0,
     aggregate: str = "weighted_mean",
     clients_per_round: int | None = None,
-    stop: DynamicStop | Never = never,
+    stop: RecordedRule | Never = never,
+    keep: Keep = "last",
+    record: Sequence[Recorded] = (),
     engine: str | EngineMaker = "auto",
     block: int | None = None,
     out: str | Path | None = None,
@@ -110,7 +113,11 @@ def train(
         proximal: adds proximal/2 * ‖w - w[t]‖² to a client's loss, as FedProx does.
         aggregate: "weighted_mean", "median", "trimmed_mean:0.1", "krum" or "geometric_median".
         clients_per_round: the number of clients sampled in each round; None asks all clients.
-        stop: feduhb.dynamic_stop(0.6) ends the training early; feduhb.never runs every round.
+        stop: feduhb.patience("held_out_score"), feduhb.distance_stop() or feduhb.dynamic_stop(0.6) ends the training early;
+            feduhb.never runs every round.
+        keep: "last" returns the last model, "best" the one with the best main score on the clients' held-out data.
+        record: "held_out" and "distance" record these in every round, so that `replay` can try rules on them. A rule
+            that needs them has them recorded anyway.
         engine: "auto", "pool", "stacked", "stacked:tf32", "stacked:bf16", "loop", or a function of (federation, local)
             that returns an engine.
         block: the number of clients that the stacked engine trains at once, on which its bits depend; None fits it to
@@ -123,20 +130,20 @@ def train(
         show: "auto" draws a progress bar on a terminal; a function is called with every `Round`; `feduhb.TensorBoard` writes
             curves; None shows nothing. A list does several of these.
     """
-    if not isinstance(stop, DynamicStop | Never):
+    if not isinstance(stop, RecordedRule | Never):
         raise ConfigError(
-            f"stop is {stop!r}, which config.toml cannot record for a training; give feduhb.dynamic_stop(0.6) or feduhb.never"
+            f"stop is {stop!r}, which config.toml cannot record for a training; give feduhb.dynamic_stop(0.6) or another rule of feduhb, or feduhb.never"
         )
     settings = TrainSettings(
         rounds=rounds, epochs=epochs, batch_size=batch_size, lr=lr, l2=l2, optimizer=optimizer, momentum=momentum,
         weight_decay=weight_decay, clip_norm=clip_norm, schedule=schedule, proximal=proximal, aggregate=aggregate,
         clients_per_round=clients_per_round, engine=name_engine(engine), keep_history=keep_history,
-        stop=stop if isinstance(stop, DynamicStop) else None,
+        stop=None if isinstance(stop, Never) else stop, keep="best" if keep == "best" else None, record=tuple(record) or None,
     )  # fmt: skip
     _print_notices(federation)
     return run_method(
-        federation, adapt_method("retrain", settings), settings, rounds=rounds, stop=stop, engine=engine, block=block, out=out,
-        resume=resume, checkpoint_every=checkpoint_every, show=show, label="train",
+        federation, adapt_method("retrain", settings), settings, rounds=rounds, stop=stop, keep=keep, record=record, engine=engine,
+        block=block, out=out, resume=resume, checkpoint_every=checkpoint_every, show=show, label="train",
     )  # fmt: skip
 
 
@@ -176,7 +183,8 @@ def train_from(
         federation = build_federation(settings, config.seed, data)
     return run_method(
         federation, adapt_method("retrain", config.train), config.train, rounds=config.train.rounds,
-        stop=config.train.stop or never, engine=config.train.engine, out=out, resume=resume, show=show, label="train",
+        stop=config.train.stop or never, keep=config.train.keep or "last", record=config.train.record or (),
+        engine=config.train.engine, out=out, resume=resume, show=show, label="train",
     )  # fmt: skip
 
 
@@ -195,6 +203,8 @@ def unlearn(
     method: str | Method[Any] | Chosen = "feduhb",
     rounds: int | None = None,
     stop: Literal["auto"] | StopRule = "auto",
+    keep: Keep = "last",
+    record: Sequence[Recorded] = (),
     engine: str | EngineMaker | None = None,
     block: int | None = None,
     out: str | Path | None = None,
@@ -254,7 +264,7 @@ def unlearn(
     return run_method(
         remaining, chosen, replace(run.settings, engine=name_engine(maker), keep_history=keep_history),
         rounds=chosen.rounds or (ROUNDS if rounds is None else rounds),
-        stop=chosen.default_stop() if stop == "auto" else stop,
+        stop=chosen.default_stop() if stop == "auto" else stop, keep=keep, record=record,
         original=run.original, forgot=total, engine=maker, block=block, out=out, resume=resume,
         checkpoint_every=checkpoint_every, show=show, label=chosen.name,
         ancestors=((Ancestor.at(run.folder),) if run.folder else ()) + run.earlier, erasure=erasure,
@@ -337,6 +347,8 @@ def run_method(
     *,
     rounds: int,
     stop: StopRule = never,
+    keep: Keep = "last",
+    record: Sequence[Recorded] = (),
     original: Federation | None = None,
     forgot: Request | None = None,
     engine: str | EngineMaker = "auto",
@@ -383,12 +395,13 @@ def run_method(
     device = "cuda" if made.about["device"] == "cuda" else "cpu"
     evaluate = make_evaluator(federation, device) if scored else None
     score = None if evaluate is None else lambda _, params: evaluate(params)
-    keep, first = settings.keep_history, _prepare_start(federation, recorded=folder is not None)
+    history, first = settings.keep_history, _prepare_start(federation, recorded=folder is not None)
+    recording = plan_recording(federation, made, stop, keep, record)
     config = Config(
         seed=federation.seed,
         federation=_describe_federation(before),
         train=settings,
-        unlearn=None if forgot is None else _describe(method, rounds, stop, forgot, code),
+        unlearn=None if forgot is None else _describe(method, rounds, stop, forgot, code, keep, record),
         start=first.table,
         loss=None if federation.loss is cross_entropy else describe_function(federation.loss),
         augment=None if federation.augment is None else describe_function(federation.augment),
@@ -413,11 +426,14 @@ def run_method(
         rounds=rounds,
         stop=stop,
         score=score,
+        recording=recording,
         folder=folder,
         config=written,
         files=prepare_trust(written, before.about, code) if folder is not None and is_own else {},
         resume=resume,
-        history_to_write=DiskHistory(Path(out or "") / HISTORY, half=keep == "float16") if keep else None,
+        history_to_write=DiskHistory(Path(out or "") / HISTORY, half=history == "float16")
+        if history
+        else None,
         checkpoint_every=checkpoint_every,
         everyone=tuple(federation.clients),
         per_round=per_round,
@@ -434,7 +450,7 @@ def run_method(
     return Run(
         federation=federation, original=before, settings=settings, method=method, state=done.state, rounds=done.rounds,
         forgot=forgot, earlier=ancestors, folder=None if folder is None else folder.path, engine=engine,
-        block=block_of(made), scheduled=rounds, stop=stop, erased=done.erased,
+        block=block_of(made), scheduled=rounds, stop=stop, keep=keep, erased=done.erased,
     )  # fmt: skip
 
 
@@ -489,7 +505,13 @@ def _explain_rounds(run: Run) -> str:
 
 
 def _describe(
-    method: Method[Any], rounds: int, stop: StopRule, forgot: Request, code: Code | None
+    method: Method[Any],
+    rounds: int,
+    stop: StopRule,
+    forgot: Request,
+    code: Code | None,
+    keep: Keep,
+    record: Sequence[Recorded],
 ) -> UnlearnSettings:
     """Return the [unlearn] table of a run's config.toml."""
     return UnlearnSettings(
@@ -498,8 +520,10 @@ def _describe(
         code=None if code is None else code.text,
         rounds=rounds,
         settings=settings_of(method),
-        stop=stop if isinstance(stop, DynamicStop) else None,
-        own_stop=None if isinstance(stop, DynamicStop | Never) else True,
+        stop=stop if isinstance(stop, RecordedRule) else None,
+        own_stop=None if isinstance(stop, RecordedRule | Never) else True,
+        keep="best" if keep == "best" else None,
+        record=tuple(record) or None,
     )
 
 

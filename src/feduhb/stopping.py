@@ -1,4 +1,4 @@
-"""Stop rules: pure functions of the movements ‖w[t+1] - w[t]‖ recorded so far.
+"""Stop rules: pure functions of what the rounds so far have recorded, such as the movements ‖w[t+1] - w[t]‖.
 
 A rule depends on nothing else. A resumed run therefore stops where the uninterrupted one would, and other settings
 of a rule can be tried on a recorded run without training again.
@@ -7,11 +7,13 @@ of a rule can be tried on a recorded run without training again.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Protocol
+from typing import ClassVar, Literal, Protocol, overload
 
 from feduhb.errors import ConfigError
+
+Values = tuple[float | None, ...]  # one for each round; None where nothing was recorded
 
 SLACK = 1e-6  # of a standard deviation from running moments; their error is about 1e-16 a round
 
@@ -21,15 +23,65 @@ class StopReason:
     """Why a run ended before its last scheduled round, in words and in numbers."""
 
     text: str
-    movement: float
-    threshold: float
+    movement: float | None = None  # of a rule on movements, with the threshold that it fell below
+    threshold: float | None = None
 
     def __str__(self) -> str:
         return self.text
 
 
+@dataclass(frozen=True, slots=True)
+class Series(Sequence[float]):
+    """What the rounds of a run have recorded, one value for each round. As a sequence, it is the movements.
+
+    The held-out values of a round are of the model that the clients were sent in it, so they are one round behind. The
+    first are of the fresh model.
+    """
+
+    moved: tuple[float, ...] = ()
+    distance: Values = ()  # ‖w[t+1] - w[0]‖
+    loss: Values = ()  # on the held-out data of the clients that answered
+    score: Values = ()  # the main score there
+    best: Literal["high", "low"] = "high"  # whether more or less of the score is better
+
+    def add(self, moved: float, distance: float | None, held_out: Mapping[str, float]) -> Series:
+        """Return the series with one more round; ``held_out`` holds the loss, and the score by its name."""
+        score = next((value for name, value in held_out.items() if name != "loss"), None)
+        return Series(
+            (*self.moved, moved), (*self.distance, distance), (*self.loss, held_out.get("loss")), (*self.score, score), self.best
+        )  # fmt: skip
+
+    def first(self, rounds: int) -> Series:
+        """Return the first rounds."""
+        n = rounds
+        return Series(self.moved[:n], self.distance[:n], self.loss[:n], self.score[:n], self.best)
+
+    def find_best(self) -> int | None:
+        """Return the number of rounds after which the model had the best score, the first of equals; None if none was scored.
+
+        The fresh model does not count.
+        """
+        sign = 1 if self.best == "high" else -1
+        known = [(sign * value, -t) for t, value in enumerate(self.score) if t and value is not None]
+        return -max(known)[1] if known else None
+
+    def __len__(self) -> int:
+        return len(self.moved)
+
+    @overload
+    def __getitem__(self, place: int) -> float: ...
+    @overload
+    def __getitem__(self, place: slice) -> tuple[float, ...]: ...
+    def __getitem__(self, place: int | slice) -> float | tuple[float, ...]:
+        return self.moved[place]
+
+
 class StopRule(Protocol):
-    """A rule that decides after each round, from all movements so far, whether the run ends."""
+    """A rule that decides after each round, from all movements so far, whether the run ends.
+
+    A rule that has ``needs``, a tuple of "held_out" and "distance", makes the run record these, and is called with a
+    `Series` that holds them.
+    """
 
     def __call__(self, moved: Sequence[float], /) -> StopReason | None:
         """Return the reason to stop now; None to continue."""
@@ -168,7 +220,171 @@ class Never:
 never = Never()
 
 
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """Stop when a value on the held-out data of the remaining clients has not become better for some rounds.
+
+    The mean of the last ``smooth`` values is compared with the best such mean so far. A mean that is better by more than
+    ``gain`` is the new best one. The run stops once the best one is ``rounds`` rounds old.
+
+    Example:
+        early = feduhb.unlearn(trained, ["c03"], stop=feduhb.patience("held_out_loss", rounds=5), rounds=10)
+
+    Args:
+        watch: "held_out_score", the federation's main score ("held_out_accuracy" means the same), or "held_out_loss".
+        rounds: how long to wait for a better mean.
+        gain: of a score as it is, so that 0.005 of an accuracy are 0.5 points; of a loss as a share of the best mean.
+        smooth: values in a mean. 1 does not smooth.
+        first: the first round whose mean counts, so that an overshoot before it fools nobody.
+    """
+
+    watch: str = "held_out_score"
+    _: KW_ONLY
+    rounds: int = 10
+    gain: float = 0.005
+    smooth: int = 5
+    first: int = 10
+
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012
+    needs: ClassVar[tuple[str, ...]] = ("held_out",)
+
+    def __post_init__(self) -> None:
+        if self.watch == "held_out_accuracy":
+            object.__setattr__(self, "watch", "held_out_score")
+        if self.watch not in {"held_out_score", "held_out_loss"}:
+            raise ConfigError(
+                f"patience watches {self.watch!r}; give 'held_out_score', 'held_out_accuracy' or 'held_out_loss'"
+            )
+        for name in ("rounds", "smooth", "first"):
+            _check_count(f"patience's {name}", getattr(self, name))
+        if not 0 <= self.gain < math.inf:
+            raise ConfigError(f"patience's gain is {self.gain}; give 0 or more, such as 0.005")
+
+    def __call__(self, series: Sequence[float], /) -> StopReason | None:
+        """Return the reason to stop after these rounds; None to continue."""
+        found = require_series(self, series)
+        known = [(t, v) for t, v in enumerate(self._list_values(found), 1) if v is not None]
+        best, since = math.nan, 0
+        for n in range(self.smooth, len(known) + 1):
+            mean = math.fsum(value for _, value in known[n - self.smooth : n]) / self.smooth
+            t = known[n - 1][0]
+            if t >= self.first and (not since or self._is_better(mean, best, found.best)):
+                best, since = mean, t
+        now = known[-1][0] if known else 0
+        if not since or now < len(found) or now - since < self.rounds:
+            return None
+        mean = f", as a mean of {self.smooth} rounds," if self.smooth > 1 else ""
+        least = f"{self.gain:g}" if self.watch == "held_out_score" else f"{self.gain:.3g} of it"
+        name = self.watch.replace("held_out_", "held-out ")
+        return StopReason(
+            f"the {name}{mean} has not become better by {least} since round {since}, when it was {best:.4g}"
+        )
+
+    def threshold(self, moved: Sequence[float], /) -> float | None:  # noqa: ARG002
+        """Return None: this rule does not judge movements."""
+        return None
+
+    def _list_values(self, series: Series) -> Values:
+        return series.loss if self.watch == "held_out_loss" else series.score
+
+    def _is_better(self, mean: float, best: float, direction: str) -> bool:
+        if self.watch == "held_out_loss":
+            return mean < best - self.gain * abs(best)
+        return mean > best + self.gain if direction == "high" else mean < best - self.gain
+
+
+patience = Patience  # the name in the public API
+
+
+@dataclass(frozen=True, slots=True)
+class DistanceStop:
+    """Stop when the distance to the fresh model hardly grows any more. This needs no data.
+
+        d[t] = ‖w[t] - w[0]‖,   stop if d[t] < (1 + share) d[t - window]
+
+    Example:
+        early = feduhb.unlearn(trained, ["c03"], stop=feduhb.distance_stop(0.03), rounds=10)
+
+    Args:
+        share: how much the distance must grow. A larger value stops earlier.
+        window: over how many rounds.
+        first: the rule does not apply before this number of rounds.
+    """
+
+    share: float = 0.03
+    _: KW_ONLY
+    window: int = 5
+    first: int = 10
+    watch: Literal["distance"] = "distance"  # how config.toml tells this rule from others
+
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012
+    needs: ClassVar[tuple[str, ...]] = ("distance",)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.share < math.inf:
+            raise ConfigError(f"the distance rule's share is {self.share}; give 0 or more, such as 0.03")
+        for name in ("window", "first"):
+            _check_count(f"the distance rule's {name}", getattr(self, name))
+
+    def __call__(self, series: Sequence[float], /) -> StopReason | None:
+        """Return the reason to stop after these rounds; None to continue."""
+        distance = require_series(self, series).distance
+        if len(distance) < max(self.first, self.window + 1):
+            return None
+        before, now = distance[-1 - self.window], distance[-1]
+        if before is None or now is None or not before or now >= (1 + self.share) * before:
+            return None
+        grown = f"grew by {now / before - 1:.2%}" if now > before else "did not grow"
+        return StopReason(
+            f"the distance to the fresh model {grown} in {self.window} rounds, less than {self.share:.3g} of it"
+        )
+
+    def threshold(self, moved: Sequence[float], /) -> float | None:  # noqa: ARG002
+        """Return None: this rule does not judge movements."""
+        return None
+
+
+distance_stop = DistanceStop  # the name in the public API
+RecordedRule = DynamicStop | Patience | DistanceStop  # rules that config.toml can record
+
+
+def _check_count(name: str, value: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigError(f"{name} is {value!r}; give a whole number, 1 or more")
+
+
+def list_needs(rule: StopRule) -> tuple[str, ...]:
+    """Return what a rule needs beside movements: "held_out", "distance", or nothing."""
+    return tuple(getattr(rule, "needs", ()))
+
+
+def require_series(rule: StopRule, moved: Sequence[float]) -> Series:
+    """Return what a rule was called with as a series; raise ConfigError if it is movements alone."""
+    if not isinstance(moved, Series):
+        raise ConfigError(
+            f"{type(rule).__name__} needs more than movements; give it the series of a run, such as feduhb.replay(rule, run.series)"
+        )
+    return moved
+
+
+def decide(rule: StopRule, series: Series) -> StopReason | None:
+    """Return a rule's reason to stop after the rounds of a series; None to continue."""
+    return rule(series if list_needs(rule) else list(series.moved))
+
+
 def replay(rule: StopRule, moved: Sequence[float]) -> int | None:
-    """Return the number of rounds after which ``rule`` would have ended a recorded run; None if it would not."""
+    """Return the number of rounds after which ``rule`` would have ended a recorded run; None if it would not.
+
+    Args:
+        moved: the movements of the run, or its `Run.series`, which rules on held-out values and distances need.
+    """
+    if needs := list_needs(rule):
+        series = require_series(rule, moved)
+        recorded = {"held_out": series.loss + series.score, "distance": series.distance}
+        if lacking := [need for need in needs if all(value is None for value in recorded.get(need, ()))]:
+            raise ConfigError(
+                f"this run did not record {lacking[0]}, which {type(rule).__name__} needs; run again with record=({lacking[0]!r},)"
+            )
+        return next((n for n in range(1, len(series) + 1) if decide(rule, series.first(n))), None)
     every = rule.list_suspects(moved) if isinstance(rule, DynamicStop) else range(1, len(moved) + 1)
     return next((n for n in every if rule(moved[:n]) is not None), None)

@@ -86,7 +86,8 @@ def test_the_reason_carries_the_numbers_of_the_decision(rule: DynamicStop, moved
     assume(reason is not None)
     assert reason is not None
     assert reason.movement == moved[-1]
-    assert reason.movement < reason.threshold
+    assert reason.threshold is not None
+    assert moved[-1] < reason.threshold
     assert reason.threshold == rule.threshold(moved)
 
 

@@ -421,3 +421,10 @@ def test_the_memory_on_the_speed_page_is_the_measured_one():
     ]
     told = f"10,000 clients with the paper's {found['parameters']:,} parameters take {found['beyond_mib']:.0f} MiB"
     assert told in " ".join((ROOT / "docs" / "speed.md").read_text().split())
+
+
+def test_stop_rules_are_replayed_on_one_run(bench):
+    line = bench("stop_rules").measure("iid", rounds=4, clients=4, data="digits")
+    assert line.startswith("iid: best ")
+    assert "; paper " in line
+    assert "; distance never (" in line

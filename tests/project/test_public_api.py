@@ -39,6 +39,7 @@ NAMES = {
         "audit",
         "compare",
         "describe_table",
+        "distance_stop",
         "dynamic_stop",
         "geometric_median",
         "krum",
@@ -47,7 +48,7 @@ NAMES = {
         "never",
         "open_run",
     ),
-    *("replay", "report", "retire", "train", "trimmed_mean", "unlearn", "weighted_mean"),
+    *("patience", "replay", "report", "retire", "train", "trimmed_mean", "unlearn", "weighted_mean"),
 }
 
 

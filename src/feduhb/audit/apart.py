@@ -38,6 +38,7 @@ from feduhb.errors import FeduhbError
 from feduhb.methods.replay import bind_history
 from feduhb.runs.config import TrainSettings
 from feduhb.runs.folder import Round
+from feduhb.runs.held_out import Keep
 from feduhb.runs.history import DiskHistory
 from feduhb.runs.lineage import Ancestor
 from feduhb.runs.workers import list_paths, receive, send, start_process
@@ -66,6 +67,7 @@ class Job:
     engine: Any  # a recipe
     settings: TrainSettings
     rounds: int
+    keep: Keep = "last"
     block: int | None
     out: Path
     history: Path | None  # of a method that replays one
@@ -354,6 +356,6 @@ def _run(
     if job.history is not None:
         method = bind_history(method, DiskHistory(job.history), list(job.federation.clients))
     run_method(
-        job.federation, method, job.settings, rounds=job.rounds, stop=stop, forgot=job.forgot, engine=engine, block=job.block,
-        out=job.out, resume=True, models=job.models, show=show, label=job.out.name, ancestors=job.ancestors,
+        job.federation, method, job.settings, rounds=job.rounds, stop=stop, keep=job.keep, forgot=job.forgot, engine=engine,
+        block=job.block, out=job.out, resume=True, models=job.models, show=show, label=job.out.name, ancestors=job.ancestors,
     )  # fmt: skip

@@ -34,6 +34,7 @@ from feduhb.methods.retrain import Plain
 from feduhb.runs.checkpoint import digest_weights, load_params
 from feduhb.runs.config import KeepHistory, TrainSettings, upgrade
 from feduhb.runs.folder import Round, RunFolder
+from feduhb.runs.held_out import Keep
 from feduhb.runs.history import DiskHistory
 from feduhb.runs.lineage import Ancestor
 from feduhb.runs.run import Run, adapt_method
@@ -177,7 +178,7 @@ class Controls:
         """Serve the request in a world by the method of a run, with the seed of that run."""
         return self._serve(
             self.train(world).reseed(run.seed), unbind_history(run.method), self.place(name or world, run), show,
-            rounds=run.scheduled, stop=run.stop, block=run.block, audited=run,
+            rounds=run.scheduled, stop=run.stop, keep=run.keep, block=run.block, audited=run,
         )  # fmt: skip
 
     def run_in(
@@ -202,7 +203,7 @@ class Controls:
             method = bind_history(method, kept, list(federation.clients))
         return self._run(
             federation, method, self.place(name or world, run), show, settings=self.settings_in(federation), rounds=run.scheduled,
-            stop=run.stop, block=run.block, audited=run, models=keep_models,
+            stop=run.stop, keep=run.keep, block=run.block, audited=run, models=keep_models,
         )  # fmt: skip
 
     def settings_in(self, federation: Federation, *, keep_history: KeepHistory = False) -> TrainSettings:
@@ -254,11 +255,12 @@ class Controls:
     def _train(self, world: World, show: ShowRound | None) -> Run:
         federation, original = self.make_world(world, self.original_seed), self.made.get("original")
         method, rounds, stop = self._retrain_method(), self.settings.rounds, self.settings.stop or never
+        keep: Keep = self.settings.keep or "last"
         if (special := self._special_original()) is not None:
-            method, rounds, stop = special.method, special.scheduled, special.stop
+            method, rounds, stop, keep = special.method, special.scheduled, special.stop, special.keep
         return self._run(
             federation, method, self.folder / world, show, settings=self.settings_in(federation, keep_history=self.history),
-            rounds=rounds, stop=stop, block=original.block if original else None,
+            rounds=rounds, stop=stop, keep=keep, block=original.block if original else None,
         )  # fmt: skip
 
     def _serve(
@@ -291,6 +293,7 @@ class Controls:
         rounds: int,
         stop: StopRule,
         block: int | None,
+        keep: Keep = "last",
         original: Federation | None = None,
         forgot: Request | None = None,
         ancestors: tuple[Ancestor, ...] = (),
@@ -305,7 +308,7 @@ class Controls:
         """
         history = get_history(method)
         more = {
-            "rounds": rounds, "block": block, "forgot": forgot, "ancestors": ancestors, "models": out / MODELS if models else None,
+            "rounds": rounds, "keep": keep, "block": block, "forgot": forgot, "ancestors": ancestors, "models": out / MODELS if models else None,
         }  # fmt: skip
         try:
             place = history.folder if isinstance(history, DiskHistory) else None
@@ -326,7 +329,7 @@ class Controls:
         return Run(
             federation=federation, original=original or federation, settings=settings, method=method,
             state=Plain(load_params(files.state_path)), rounds=tuple(files.rounds()), forgot=forgot, earlier=ancestors, folder=out,
-            engine=self.engine, block=upgrade(files.config()).get("block"), scheduled=rounds, stop=stop,
+            engine=self.engine, block=upgrade(files.config()).get("block"), scheduled=rounds, stop=stop, keep=keep,
         )  # fmt: skip
 
     def _special_original(self) -> Run | None:
@@ -348,11 +351,13 @@ class Controls:
 
 def name_run(run: Run) -> str:
     """Return a name for folders: a run's method, with a digest of its settings, rounds and stop rule."""
-    return _name_method(run.method, run.scheduled, run.stop)
+    return _name_method(run.method, run.scheduled, run.stop, run.keep)
 
 
-def _name_method(method: Method[Any], scheduled: int, stop: StopRule) -> str:
+def _name_method(method: Method[Any], scheduled: int, stop: StopRule, keep: Keep = "last") -> str:
     about: tuple[Any, ...] = (dict(settings_of(method)), scheduled, getattr(stop, "__name__", repr(stop)))
+    if keep != "last":
+        about += (keep,)
     if not is_built_in(method):  # it may have the name of a built-in method
         carried = (digest_weights(v) for v in values_of(method).values() if isinstance(v, Tensor))
         about += (type(method).__module__, type(method).__qualname__, *carried)

@@ -23,8 +23,10 @@ from feduhb.engines import EngineMaker
 from feduhb.engines.pool import Pool, count_cores
 from feduhb.errors import ConfigError
 from feduhb.runs.files import write_atomically
+from feduhb.runs.held_out import list_recorded
 from feduhb.runs.run import Run
 from feduhb.runs.workers import spread
+from feduhb.stopping import never
 
 
 class ShadowSet:
@@ -52,7 +54,8 @@ class ShadowSet:
             method: the name of the method, for display.
             name: the beginning of the file names, different for each method.
             count: the number of shadows, which is even.
-            like: returns the run whose method, rounds and stop rule the shadows use.
+            like: returns the run whose method, rounds and stop rule the shadows use. A shadow without held-out data, which
+                a rule may need, runs every round.
         """
         if len(federation.clients) < 2:
             raise ConfigError(
@@ -96,9 +99,12 @@ class ShadowSet:
         for shadow, (file, dealt) in enumerate(zip(self.files, self.deals, strict=True)):
             if _is_missing(file):
                 inner = make_shadow_federation(self.federation, self.candidates, shadow, dealt)
+                stop, keep = like.stop, like.keep
+                if "held_out" in list_recorded(stop, keep, ()) and not any(map(len, inner.held_out.values())):
+                    stop, keep = never, "last"
                 train = partial(
-                    run_method, inner, like.method, self.controls.settings_in(inner), rounds=like.scheduled, stop=like.stop, engine=engine,
-                    scored=False,
+                    run_method, inner, like.method, self.controls.settings_in(inner), rounds=like.scheduled, stop=stop, keep=keep,
+                    engine=engine, scored=False,
                 )  # fmt: skip
                 yield Job(train, self.candidates, file)
 
@@ -132,7 +138,10 @@ def deal(federation: Federation, candidates: Candidates, shadow: int) -> dict[Cl
 def make_shadow_federation(
     federation: Federation, candidates: Candidates, shadow: int, dealt: Mapping[ClientId, Tensor]
 ) -> Federation:
-    """Return the federation that a shadow trains in."""
+    """Return the federation that a shadow trains in.
+
+    Held-out examples of clients with candidates may be trained on here, so only those of the other clients stay held out.
+    """
 
     def examples(client: ClientId) -> Examples | tuple[Inputs, Tensor]:
         own = federation.clients[client]
@@ -143,9 +152,11 @@ def make_shadow_federation(
         parts = [kept.all(), (map_tensors(lambda part: part[dealt[client]], x), y[dealt[client]])]
         return join_inputs([x for x, _ in parts]), torch.cat([y for _, y in parts])
 
+    chosen = choose_clients(federation, shadow)
+    held = {c: e for c, e in federation.held_out.items() if c in chosen and c not in candidates.members}
     return federation.replace(
-        clients={client: examples(client) for client in choose_clients(federation, shadow)},
-        held_out={},
+        clients={client: examples(client) for client in chosen},
+        held_out=held,
         seed=seed_for(federation.seed, "shadow", shadow),
         about=None,
         standardize=False,

@@ -93,6 +93,20 @@ MethodFrom = Annotated[
         "relative to the working directory. May be repeated.",
     ),
 ]
+Keep = Annotated[
+    str,
+    typer.Option(
+        help="Which model to keep: last, or best, the one with the best main score on the clients' held-out data."
+    ),
+]
+Record = Annotated[
+    str,
+    typer.Option(
+        metavar="WHAT",
+        help="Record held-out (loss and score of the clients' held-out data) or distance (to the fresh model) in every round, "
+        "separated by a comma, so that feduhb.replay can try stop rules on them. A rule that needs them records them anyway.",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Resume = Annotated[
     bool, typer.Option("--resume", help="Continue after a crash; the result is the same, bit for bit.")
@@ -142,6 +156,11 @@ def parse_settings(given: list[str]) -> dict[str, float]:
     return found
 
 
+def parse_record(text: str) -> tuple[Any, ...]:
+    """Parse what a run records, such as held-out,distance; the run checks the words."""
+    return tuple(part.strip().replace("-", "_") for part in text.split(",") if part.strip())
+
+
 def parse_numbers(option: str, text: str, example: str = "0,0.3,0.9") -> tuple[float, ...]:
     """Parse numbers that are separated by commas."""
     try:
@@ -163,7 +182,8 @@ def print_run(answer: dict[str, Any], folder: Path | None, json: bool) -> None:
     name = result["method"] if "unlearn" in RunFolder(folder).config() else "train"
     if not json:
         scores = ", ".join(f"{key.replace('_', ' ')} {value:.4g}" for key, value in result["scores"].items())
-        typer.echo(f"{name}: {result['rounds']} rounds, {scores}; {result['stopped']}\n{folder}")
+        kept = f"; kept: round {result['kept_round']}" if "kept_round" in result else ""
+        typer.echo(f"{name}: {result['rounds']} rounds, {scores}; {result['stopped']}{kept}\n{folder}")
 
 
 def write_pages(answer: dict[str, Any], runs: list[Path], out: Path, json: bool) -> None:

@@ -8,7 +8,20 @@ from typing import Annotated
 
 import typer
 
-from feduhb.cli.options import CONTINUE, Data, Json, Resume, TensorBoard, answering, choose_show, print_run
+from feduhb.cli.options import (
+    CONTINUE,
+    Data,
+    Json,
+    Keep,
+    Record,
+    Resume,
+    TensorBoard,
+    answering,
+    choose_show,
+    parse_record,
+    print_run,
+)
+from feduhb.errors import ConfigError
 
 
 def train(
@@ -26,6 +39,8 @@ def train(
         bool,
         typer.Option("--keep-history", help="Keep every model and update, for FedEraser and FedRecover."),
     ] = False,
+    keep: Keep = "",
+    record: Record = "",
     tensorboard: TensorBoard = None,
     json: Json = False,
 ) -> None:
@@ -57,6 +72,12 @@ def train(
         settings = read_config(config)
         kept = settings.train.keep_history or keep_history  # the config may ask for float16
         chosen = replace(settings.train, engine=engine or settings.train.engine, keep_history=kept)
+        if keep not in {"", "last", "best"}:
+            raise ConfigError(f"--keep is {keep}; write last or best")
+        if keep:
+            chosen = replace(chosen, keep="best" if keep == "best" else None)
+        if record:
+            chosen = replace(chosen, record=parse_record(record))
         settings = replace(settings, train=chosen)
         run = train_from(
             settings, out, base=config.parent, data=data, resume=resume, show=choose_show(json, tensorboard)

@@ -11,10 +11,12 @@ import typer
 from feduhb.cli import options
 from feduhb.cli.retire import Unaudited, print_retired
 from feduhb.errors import ConfigError
-from feduhb.stopping import DynamicStop, StopRule, dynamic_stop, never
+from feduhb.stopping import DistanceStop, DynamicStop, Patience, StopRule, dynamic_stop, never
 
 if TYPE_CHECKING:
     from feduhb.runs.run import Run
+
+WATCHED = ("held-out-accuracy", "held-out-loss", "distance")
 
 
 def unlearn(
@@ -46,12 +48,32 @@ def unlearn(
     ] = None,
     stop: Annotated[
         str,
-        typer.Option(help="auto (the method's own rule), never, or the stop rule's lambda, such as 0.6."),
+        typer.Option(
+            help="auto (the method's own rule), never, the lambda of the paper's rule, such as 0.6, or a rule that watches "
+            "held-out-accuracy (or the federation's main score) or held-out-loss of the remaining clients, or the distance to "
+            "the fresh model, which needs no data."
+        ),
     ] = "auto",
     window: Annotated[
-        int | None, typer.Option(help="The last rounds that the stop rule uses; all rounds if not given.")
+        int | None, typer.Option(help="The last rounds that the paper's rule uses; all rounds if not given.")
     ] = None,
-    floor: Annotated[float, typer.Option(help="The stop rule's epsilon, its smallest threshold.")] = 0.0,
+    floor: Annotated[float, typer.Option(help="The paper's epsilon, its rule's smallest threshold.")] = 0.0,
+    patience: Annotated[
+        int | None,
+        typer.Option(
+            help="For held-out-accuracy and held-out-loss: stop after this many rounds without a gain, 10 if not given. For "
+            "distance: the rounds over which it must grow, 5 if not given."
+        ),
+    ] = None,
+    gain: Annotated[
+        float | None,
+        typer.Option(
+            help="What counts as a gain: 0.005 of the accuracy (0.5 points), a share of the loss (0.005), or of the distance "
+            "(0.03)."
+        ),
+    ] = None,
+    keep: options.Keep = "last",
+    record: options.Record = "",
     out: Annotated[
         Path | None, typer.Option(help="Folder for the new run; RUN-METHOD beside RUN if not given.")
     ] = None,
@@ -106,7 +128,9 @@ def unlearn(
             request,
             method=chosen,
             rounds=rounds,
-            stop=parse_stop(stop, window, floor, chosen.method.default_stop()),
+            stop=parse_stop(stop, window, floor, chosen.method.default_stop(), patience, gain),
+            keep=keep,  # pyright: ignore[reportArgumentType] (checked there)
+            record=options.parse_record(record),
             out=out or options.name_folder(run, chosen.method.name),
             resume=resume,
             allow_revival=allow_revival,
@@ -134,8 +158,21 @@ def _retire(answer: dict[str, Any], old: Run, new: Run, unaudited: str | None, j
     print_retired(answer, plan, plan.carry_out(), json)
 
 
-def parse_stop(word: str, window: int | None, floor: float, default: StopRule) -> StopRule:
-    """Parse a stop rule: "auto" (``default``, the method's own), "never", or the dynamic rule's lambda."""
+def parse_stop(
+    word: str,
+    window: int | None,
+    floor: float,
+    default: StopRule,
+    patience: int | None = None,
+    gain: float | None = None,
+) -> StopRule:
+    """Parse a stop rule: "auto" (``default``, the method's own), "never", the dynamic rule's lambda, or what a rule watches."""
+    if word in WATCHED:
+        return _make_watching(word, window, floor, patience, gain)
+    if patience is not None or gain is not None:
+        raise ConfigError(
+            f"--patience and --gain belong to {', '.join(WATCHED)}, but --stop is {word}; write for example --stop {WATCHED[0]}"
+        )
     dynamic = default if isinstance(default, DynamicStop) else None
     if word in {"auto", "never"}:
         if window is None and floor == 0:
@@ -149,6 +186,20 @@ def parse_stop(word: str, window: int | None, floor: float, default: StopRule) -
         scale = float(word)
     except ValueError:
         raise ConfigError(
-            f"--stop {word!r} is not a stop rule; write auto, never, or the rule's lambda, such as 0.6"
+            f"--stop {word!r} is not a stop rule; write auto, never, {', '.join(WATCHED)}, or the paper's lambda, such as 0.6"
         ) from None
     return dynamic_stop(scale, window=window, floor=floor, momentum=dynamic.momentum if dynamic else 0.0)
+
+
+def _make_watching(
+    word: str, window: int | None, floor: float, patience: int | None, gain: float | None
+) -> StopRule:
+    """Return the rule that watches what ``word`` names."""
+    if window is not None or floor:
+        raise ConfigError(
+            f"--window and --floor belong to the paper's rule, but --stop is {word}; give --patience and --gain instead"
+        )
+    names = ("window", "share") if word == "distance" else ("rounds", "gain")
+    given = dict(zip(names, (patience, gain), strict=True))
+    settings: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    return DistanceStop(**settings) if word == "distance" else Patience(word.replace("-", "_"), **settings)

@@ -153,6 +153,12 @@ def compute_score(score: Score, outputs: Tensor, y: Tensor) -> float:
     return float(value)
 
 
+def average_by_weight(weights: Mapping[str, float], values: Mapping[str, float]) -> float:
+    """Return the weighted mean; weights are divided before they are multiplied, because their sum could overflow."""
+    total = sum(weights[client] for client in values)
+    return sum(weights[client] / total * value for client, value in values.items())
+
+
 def compute_accuracy(outputs: Tensor, y: Tensor) -> float:
     """Return the share of labels that are right: the largest output, or for targets 0 and 1 a logit above 0 where the target is 1."""
     return float((predict(outputs, y) == (y if _are_labels(outputs, y) else y > 0.5)).double().mean())

@@ -68,7 +68,7 @@ class Loop:
         strict = torch.backends.cudnn.flags(
             enabled=True, benchmark=False, deterministic=True, allow_tf32=False
         )
-        with _limit_threads(self.threads), strict, client_errors(client, round):
+        with limit_threads(self.threads), strict, client_errors(client, round):
             if work.epochs == 0:
                 update = self._gradient(model, examples)
             else:
@@ -133,7 +133,8 @@ class Descent:
 
 
 @contextlib.contextmanager
-def _limit_threads(count: int) -> Generator[None]:
+def limit_threads(count: int) -> Generator[None]:
+    """Let torch compute with some threads inside the block, so that bits do not depend on the number of cores."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -12,8 +12,18 @@ from torch import Tensor, nn
 from feduhb.core.flat import channels_last, unflatten
 from feduhb.core.inputs import Inputs, call_model, count_rows, map_tensors
 from feduhb.core.local import Loss
-from feduhb.core.scores import Score, check_scores, choose_scores, compute_accuracy, compute_score, find_kind
+from feduhb.core.scores import (
+    Score,
+    average_by_weight,
+    check_scores,
+    choose_scores,
+    compute_accuracy,
+    compute_score,
+    find_kind,
+)
+from feduhb.core.types import ClientId
 from feduhb.data.federation import Examples, Federation
+from feduhb.engines.loop import limit_threads
 from feduhb.errors import DataError
 
 CPU_CHUNK = 250  # examples in one forward pass, few enough to stay in the cache
@@ -85,6 +95,12 @@ def try_scores(federation: Federation, model: nn.Module) -> tuple[Score, ...]:
     return federation.scores
 
 
+def choose_score(model: nn.Module, examples: Examples, loss: Loss) -> Score | None:
+    """Return the main score of examples for which none was given: the accuracy, where there is one."""
+    x, y = examples.batch(torch.arange(min(CPU_CHUNK, len(examples))))
+    return next(iter(choose_scores(compute_outputs(model, x), y, loss)), None)
+
+
 def make_evaluator(federation: Federation, device: str = "cpu") -> Callable[[Tensor], dict[str, float]]:
     """Return the function that scores the parameters [P] of a round.
 
@@ -111,6 +127,39 @@ def make_evaluator(federation: Federation, device: str = "cpu") -> Callable[[Ten
         return {key: value for key, value in found.items() if math.isfinite(value)}
 
     return evaluate
+
+
+def make_held_out_evaluator(
+    federation: Federation, score: Score | None, device: str = "cpu"
+) -> Callable[[Tensor, Sequence[ClientId]], dict[str, float]]:
+    """Return the function that scores parameters [P] on the held-out data of some clients; empty if they have none."""
+    model = channels_last(federation.fresh_model()).to(device)
+    held = {client: examples for client, examples in federation.held_out.items() if len(examples)}
+
+    def evaluate(params: Tensor, clients: Sequence[ClientId]) -> dict[str, float]:
+        unflatten(params, model)
+        there = [client for client in clients if client in held]
+        found = {client: score_held_out(model, held[client], federation.loss, score) for client in there}
+        weights = {client: float(len(held[client])) for client in there}
+        names = ["loss", *([] if score is None else [score.name])]
+        given = {name: {c: scores[name] for c, scores in found.items() if name in scores} for name in names}
+        return {name: average_by_weight(weights, values) for name, values in given.items() if values}
+
+    return evaluate
+
+
+def score_held_out(model: nn.Module, examples: Examples, loss: Loss, score: Score | None) -> dict[str, float]:
+    """Return the loss and a score of a model on a client's held-out examples, as far as they are finite.
+
+    It computes with one thread, because a stop rule may decide by these bits.
+    """
+    x, y = examples.all()
+    with limit_threads(1):
+        outputs = compute_outputs(model, x)
+        found = {"loss": float(loss(outputs, y))}
+        if score is not None:
+            found[score.name] = compute_score(score, outputs, y)
+    return {name: value for name, value in found.items() if math.isfinite(value)}
 
 
 def stamp_test_set(federation: Federation) -> tuple[Tensor, Tensor] | None:

@@ -16,15 +16,16 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
-from feduhb.core.flat import ModelSource, draw_model, unflatten
+from feduhb.core.flat import ModelSource, channels_last, draw_model, unflatten
 from feduhb.core.inputs import Inputs, list_tensors
 from feduhb.core.local import Augment, find_loss
+from feduhb.core.scores import SCORES
 from feduhb.core.types import Loss, Work
 from feduhb.data.convert import read_data
 from feduhb.data.federation import Examples, Federation, Start
 from feduhb.data.request import Request
 from feduhb.engines.loop import Loop
-from feduhb.engines.scoring import score_model
+from feduhb.engines.scoring import choose_score, score_held_out, score_model
 from feduhb.errors import DataError, FeduhbError, RequestError
 from feduhb.flower import wire
 from feduhb.flower.wire import Layout, MalformedError
@@ -60,7 +61,8 @@ def client_app(
         data: takes the Flower context and returns this client's (x, y), or (x, y, keys) if requests name its rows by
             keys of its own instead of positions. The inputs x are a tensor, or several in a dict or tuple.
         held_out: takes the Flower context and returns (x, y) for evaluation, never trained on; None evaluates on the
-            training data.
+            training data. Stop rules on held-out values, and keep="best", need it. Forgotten classes are not scored for
+            them, nor forgotten rows if it returns (x, y, keys) with the numbering of ``data``.
         loss: of (outputs, targets), the mean over a batch, or a name, as for `feduhb.Federation`.
         start: "given" if the server's runs start from the weights of the module; this is also how a module with frozen
             parameters is used.
@@ -145,7 +147,32 @@ class _Handlers:
         wants_update = config.get(wire.ANSWER) == wire.UPDATE
         answer = layout.to_arrays(update if wants_update else work.params - update)
         metrics = MetricRecord({wire.EXAMPLES: len(examples)})
-        return _reply(message, {wire.UPDATE if wants_update else wire.ARRAYS: answer, wire.METRICS: metrics})
+        content = {wire.UPDATE if wants_update else wire.ARRAYS: answer, wire.METRICS: metrics}
+        if wire.HELD_OUT in config and self.held_out is not None:
+            unflatten(work.params, module)
+            content |= self._score_held_out(config, context, module)
+        return _reply(message, content)
+
+    def _score_held_out(
+        self, config: dict[str, Any], context: Context, module: nn.Module
+    ) -> dict[str, MetricRecord]:
+        """Return the record of the loss and the score that a message asks for; none without held-out examples that remain."""
+        assert self.held_out is not None  # noqa: S101 (checked before)
+        loaded = self.held_out(context)
+        held = to_examples(loaded)
+        rows, classes = config.get(wire.ROWS, ()), config.get(wire.CLASSES, ())
+        if (
+            isinstance(loaded, tuple | list) and len(loaded) == 3
+        ):  # other keys are positions, of another numbering
+            held = held.where(~torch.isin(held.keys, torch.tensor([*rows], dtype=held.keys.dtype)))
+        if classes:
+            held = held.where(~Request(classes=tuple(classes)).class_mask(held.targets))
+        if not len(held):
+            return {}
+        model, name = channels_last(module), config[wire.HELD_OUT]
+        score = choose_score(model, held, self.loss) if name == wire.AUTO else SCORES.get(str(name))
+        found = score_held_out(model, held, self.loss, score)
+        return {wire.HELD_OUT: MetricRecord({wire.EXAMPLES: len(held), **found})}
 
     def evaluate(self, message: Message, context: Context) -> Message:
         """Score the model of a message on the held-out data, as it computes in use: without dropout or augmentation."""

@@ -26,13 +26,14 @@ from feduhb.flower.roster import Forgotten, Roster, resolve_request
 from feduhb.flower.validation import (
     Answer,
     Limits,
+    Scores,
     average_scores,
     bound_weights,
     judge_answers,
 )
 from feduhb.runs.files import find_json
 from feduhb.runs.folder import LEFT_OUT, LIMITS, NAMES, RunFolder
-from feduhb.runs.loop import Rounds
+from feduhb.runs.loop import HeldOut, Rounds
 
 
 class FlowerEngine:
@@ -102,6 +103,8 @@ class FlowerEngine:
             self.forgotten = Forgotten.of(None, self.roster.names, before=before)
         else:
             self.forgotten = resolve_request(self.roster, forget, before=before)
+        self._held_out: str | None = None  # the score that clients are asked for; None: no held-out values
+        self._said: dict[ClientId, Scores] = {}  # held-out values of this round, by client
         self._farewell = Farewell(grid, self.roster.format_client, timeout) if tell_leavers else None
 
     @property
@@ -133,6 +136,7 @@ class FlowerEngine:
         needed = self._count_needed(work, len(clients))
         self._wait(clients, needed)
         answers: dict[ClientId, Answer] = {}
+        self._said.clear()
         usual = before = self.memory.get_usual(work.epochs)
         for _ in range(2):
             missing = [client for client in clients if client not in answers]
@@ -210,6 +214,34 @@ class FlowerEngine:
             )
         return scores
 
+    def ask_held_out(self, score: str) -> HeldOut:
+        """Ask the clients, with each train message from now on, for the loss and a score of the model in it.
+
+        Return the function that averages those of a round. It raises AnswerError if in the first round no client has any.
+
+        Args:
+            score: the name of a built-in score, "" for the loss alone, or "auto" for the accuracy if there is one.
+        """
+        self._held_out = score
+        return self._average_held_out
+
+    def _average_held_out(self, round: int, _: Tensor, clients: Sequence[ClientId]) -> dict[str, float]:
+        said = {client: self._said[client] for client in sorted(clients) if client in self._said}
+        means, faulty = average_scores(
+            said, self._limits, self._find_declared, self.memory.held_out, shares=("accuracy", "auroc", "f1")
+        )
+        for client, why in faulty.items():
+            name = self.roster.format_client(client)
+            log.warning(
+                "round %s: %s is left out of the held-out values, or bounded: %s", round + 1, name, why
+            )
+        score = "accuracy" if self._held_out == wire.AUTO else self._held_out
+        if round == 0 and clients and "loss" not in means:
+            raise AnswerError(
+                "no client sent held-out values in round 0; give client_app(held_out=...), or choose a stop rule that needs none"
+            )
+        return {name: means[name] for name in ("loss", score) if name in means}
+
     def _wait(self, clients: Sequence[ClientId], needed: int) -> None:
         """Wait until enough of these clients are connected, or the time is up: a SuperLink may just have restarted."""
         end = time.monotonic() + self._timeout
@@ -225,15 +257,22 @@ class FlowerEngine:
             own = wire.describe_work(work, self._local, client, round, self._seed)
             if self._carried is not None:
                 own[wire.CARRIED] = self._carried
+            if self._held_out is not None:
+                own[wire.HELD_OUT] = self._held_out
             content = _make_content(arrays, {**self._config, **own, **self._list_forgotten(client)})
             messages[client] = Message(
                 content, connected[client], wire.TRAIN, ttl=self._timeout, group_id=str(round + 1)
             )
 
-        def read(content: RecordDict) -> Answer:
-            return wire.read_update(content, work, self.layout), wire.read_example_count(content)
+        more = () if self._held_out is None else (wire.HELD_OUT,)
 
-        found, failed = exchange(self._grid, messages, self._timeout, read)
+        def read(content: RecordDict) -> tuple[Answer, Scores | None]:
+            answer = wire.read_update(content, work, self.layout, *more), wire.read_example_count(content)
+            return answer, wire.read_held_out(content)
+
+        replies, failed = exchange(self._grid, messages, self._timeout, read)
+        found = {client: answer for client, (answer, _) in replies.items()}
+        self._said.update({client: held for client, (_, held) in replies.items() if held is not None})
         failed.update({client: "it is not connected" for client in clients if client not in connected})
         self.left_out[round] = failed
         return found

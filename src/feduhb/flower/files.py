@@ -40,6 +40,7 @@ class Memory(BaseModel):
     """What a run remembers of its clients' answers, so that later answers can be compared; the content of limits.json.
 
     ``examples`` and ``scored`` hold the number of examples in each client's first answer, to train and to score.
+    ``held_out`` holds the number of held-out examples in each client's first answer that has one.
     ``lengths`` holds the longest median of the updates' norms in a round, by the epochs of the work, and ``statistics``
     the same of the change of each array of statistics.
     """
@@ -49,6 +50,7 @@ class Memory(BaseModel):
     lengths: dict[NonNegativeInt, Count] = Field(default_factory=dict)
     statistics: dict[NonNegativeInt, dict[Text, Count]] = Field(default_factory=dict)
     bounded: Reasons = Field(default_factory=dict)
+    held_out: dict[ClientId, Count] = Field(default_factory=dict)
 
     def get_usual(self, epochs: int) -> Usual:
         """Return what is usual in answers to work of some epochs."""
@@ -62,8 +64,10 @@ class Memory(BaseModel):
             self.statistics[epochs] = dict(usual.statistics)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the content of limits.json; a model without statistics has none."""
-        return self.model_dump(exclude=None if self.statistics else {"statistics"})
+        """Return the content of limits.json, without statistics and held-out examples if there are none."""
+        return self.model_dump(
+            exclude={name for name in ("statistics", "held_out") if not getattr(self, name)}
+        )
 
 
 def write_file(path: Path, values: Mapping[Any, Any]) -> None:

@@ -26,7 +26,7 @@ from feduhb.flower.messages import log
 from feduhb.flower.names import clean_name
 from feduhb.flower.roster import Forgotten, Roster, read_request, read_total, resolve_request
 from feduhb.flower.start import Start, choose_start, warn_of_shared_seed, warn_of_shared_start
-from feduhb.flower.wire import Layout
+from feduhb.flower.wire import AUTO, Layout
 from feduhb.methods import settings_of
 from feduhb.methods.replay import bind_history, get_replayed_clients
 from feduhb.methods.retrain import Plain
@@ -42,12 +42,13 @@ from feduhb.runs.folder import (
     RunFolder,
     explain_end,
 )
+from feduhb.runs.held_out import Recording, list_recorded
 from feduhb.runs.history import DiskHistory
 from feduhb.runs.lineage import Ancestor, Erasure, check_revival, find_histories, read_ancestors
 from feduhb.runs.loop import Participants, Rounds
 from feduhb.runs.plan import Advice, Plan, Reporter
 from feduhb.runs.start import explain_given
-from feduhb.stopping import DynamicStop
+from feduhb.stopping import RecordedRule
 
 if TYPE_CHECKING:
     from feduhb.flower.strategies import OwnLoop
@@ -134,13 +135,20 @@ def serve(
         clients=_choose_clients(method, engine, strategy, begun.seed),
         layout=tuple(engine.layout.shapes.items()),
         rounds=scheduled, stop=strategy.stop_rule(), on_bad="drop", score=observer.score, folder=folder,
-        config=_describe(strategy, method, forgotten.total, begun, scheduled, train_config or {}),
+        recording=_plan_recording(strategy, engine), config=_describe(strategy, method, forgotten.total, begun, scheduled, train_config or {}),
         files={REQUEST: forgotten.to_json()}, resume=True,
         history_to_write=DiskHistory(Path(strategy.checkpoint or "") / HISTORY) if strategy.keep_history else None, advice=ADVICE,
         ancestors=ancestors, supersedes=tuple(one.path for one in ancestors if one.is_there),
         forgets=None if strategy.allow_revival else forgotten.total, erasure=erasure, reporter=reporter, show=observer.show, observe=observer.observe,
     )  # fmt: skip
     return _complete(outcome, engine, execute(plan))
+
+
+def _plan_recording(strategy: OwnLoop, engine: FlowerEngine) -> Recording:
+    """Return what a run records beside movements. Its held-out score is the accuracy, if clients have one."""
+    needs = list_recorded(strategy.stop_rule(), strategy.keep, strategy.record)
+    held_out = engine.ask_held_out(AUTO) if "held_out" in needs else None
+    return Recording(held_out, "high", "distance" in needs, strategy.keep)
 
 
 def _check_request(roster: Roster, trained: RunFolder | None, forgotten: Forgotten) -> None:
@@ -230,6 +238,8 @@ def _describe(
         "keep_history": strategy.keep_history,
     }
     train |= list_added(local)
+    kept: dict[str, Any] = {"keep": "best"} if strategy.keep == "best" else {}
+    kept |= {"record": list(strategy.record)} if strategy.record else {}
     if strategy.clients_per_round is not None:
         train["clients_per_round"] = strategy.clients_per_round
     flower: dict[str, Any] = {"start": digest_weights(begun.params)}
@@ -241,9 +251,16 @@ def _describe(
     if not strategy.unlearns:
         flower |= {} if forgotten is None else {"forget": str(forgotten)}
         flower["settings"] = settings
+        train |= kept
     elif forgotten is not None:
-        unlearn = {"forget": str(forgotten), "method": method.name, "rounds": rounds, "settings": settings}
-        rule = asdict(stop) if isinstance(stop, DynamicStop) else {}
+        unlearn = {
+            "forget": str(forgotten),
+            "method": method.name,
+            "rounds": rounds,
+            "settings": settings,
+            **kept,
+        }
+        rule = asdict(stop) if isinstance(stop, RecordedRule) else {}
         written = {key: value for key, value in rule.items() if value is not None}
         config["unlearn"] = {**unlearn, "stop": written} if rule else unlearn
     return tomli_w.dumps(config)

@@ -27,6 +27,7 @@ from feduhb.flower.validation import Limits
 from feduhb.flower.wire import OURS
 from feduhb.methods import list_settings, make_method, settings_of
 from feduhb.runs.files import resolve
+from feduhb.runs.held_out import Keep, Recorded, list_recorded
 from feduhb.stopping import StopRule, never
 
 
@@ -80,6 +81,9 @@ class OwnLoop(_Starting, Strategy):
         partitions: the clients' names in simulation, by partition id; None names them c00, c01, ...
         tell_leavers: tell forgotten clients, when they are connected, to delete their cache.
         evaluate_every: let the clients score the model after every this many rounds; 0 never.
+        keep: "best" keeps the model with the best accuracy on the clients' held-out data, "last" the last one.
+        record: "held_out" and "distance" record these in every round, as for `feduhb.unlearn`. Held-out values need clients
+            with ``client_app(held_out=...)``; they come with the answers to train messages.
     """
 
     name: ClassVar[str]  # of the method
@@ -103,11 +107,14 @@ class OwnLoop(_Starting, Strategy):
     partitions: Sequence[ClientId] | None = None
     tell_leavers: bool = True
     evaluate_every: int = 0
+    keep: Keep = "last"
+    record: Sequence[Recorded] = ()
 
     def __post_init__(self, start: Any) -> None:
         super().__post_init__(start)
         self.method()
         self.request()
+        list_recorded(self.stop_rule(), self.keep, self.record)
         if self.seed is not None:
             check_whole("seed", self.seed, least=None)
         if self.local.augment is not None:

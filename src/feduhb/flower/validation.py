@@ -7,7 +7,7 @@ measurements that chose the numbers.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from feduhb.core.modules import is_variance
+from feduhb.core.scores import average_by_weight
 from feduhb.core.types import ClientId, Updates
 from feduhb.errors import ConfigError
 from feduhb.flower.wire import Layout
@@ -214,11 +215,15 @@ def average_scores(
     limits: Limits | None = None,
     declared: Declared = lambda _: None,
     first: dict[ClientId, float] | None = None,
+    shares: Collection[str] = ("accuracy",),
 ) -> tuple[dict[str, float], dict[ClientId, str]]:
     """Return the mean of each score, weighted by examples, and the reason for each client that is left out or bounded.
 
     A score is ignored if it is not a finite number, or if its name is too long or not printable. An accuracy must be
     between 0 and 1. Another score far from those of the other clients is left out.
+
+    Args:
+        shares: the scores that must be between 0 and 1.
     """
     limits = limits or Limits()
     most = _limit_examples((count for count, _ in answers.values()), limits)
@@ -232,26 +237,20 @@ def average_scores(
             if math.isfinite(value) and 0 < len(name) <= LETTERS and name.isprintable():
                 given.setdefault(name, {})[client] = value
     for name, values in given.items():
-        for client in _find_odd_scores(name, values):
+        for client in _find_odd_scores(name in shares, values):
             reasons[client] = f"it answered with {name} {values.pop(client):.3g}"
-    means = {name: _weighted_mean(weights, values) for name, values in sorted(given.items()) if values}
+    means = {name: average_by_weight(weights, values) for name, values in sorted(given.items()) if values}
     return {name: mean for name, mean in means.items() if math.isfinite(mean)}, {**bounded, **reasons}
 
 
-def _find_odd_scores(name: str, values: Mapping[ClientId, float]) -> list[ClientId]:
-    """Return the clients whose score cannot be true: an accuracy outside 0 to 1, or a size far above the others."""
-    if name == "accuracy":
+def _find_odd_scores(is_share: bool, values: Mapping[ClientId, float]) -> list[ClientId]:
+    """Return the clients whose score cannot be true: a share outside 0 to 1, or a size far above the others."""
+    if is_share:
         return [client for client, value in values.items() if not 0 <= value <= 1]
     if len(values) < ENOUGH:
         return []
     most = SCORE * max(1.0, _lower_median(sorted(map(abs, values.values()))))
     return [client for client, value in values.items() if abs(value) > most]
-
-
-def _weighted_mean(weights: Mapping[ClientId, float], values: Mapping[ClientId, float]) -> float:
-    """Return the weighted mean; weights are divided before they are multiplied, because their sum could overflow."""
-    total = sum(weights[client] for client in values)
-    return sum(weights[client] / total * value for client, value in values.items())
 
 
 def _check_count(examples: float, most: float) -> str | None:

@@ -3,7 +3,9 @@
 A train message holds "arrays" (the model to start from) and "config". The answer holds "metrics" with "num-examples" and
 either "arrays" (the trained model, as Flower's own strategies expect) or "update" (the model to start from minus the
 trained one, or the gradient). Our client answers with the update if the config asks for it. A client that cannot do the
-work answers with "refusal", which holds the reason. An answer with any other record, or with large metrics, is malformed.
+work answers with "refusal", which holds the reason. If the config asks for it, the answer also holds "held-out": the loss
+and a score of the model that was sent, on the client's held-out examples, and their number. An answer with any other
+record, or with large metrics, is malformed.
 
 Trained parameters travel, and the statistics of normalisation layers after them, under their names in the module.
 Counters of batches, frozen parameters and constant buffers never do: every side has its own copy, and the server sends a
@@ -49,10 +51,12 @@ EXAMPLES, ANSWER, DELETED = "num-examples", "answer", "deleted-files"
 TRAIN, EVALUATE, WHO, LEAVE = "train", "evaluate", "query.feduhb_who", "query.feduhb_leave"
 ROWS, CLASSES = "forget-rows", "forget-classes"
 CARRIED = "carried-sha256"
+# In the config the name of a score, empty for the loss alone, or AUTO: the accuracy if there is one. In the answer a record.
+HELD_OUT, AUTO = "held-out", "auto"
 ADDED_KEYS = tuple(name.replace("_", "-") for name in ADDED)
 OURS = (
     *("server-round", "client", "round", "seed", "epochs", "batch-size", "lr", "l2", *ADDED_KEYS),
-    *(ANSWER, ROWS, CLASSES, CARRIED),
+    *(ANSWER, ROWS, CLASSES, CARRIED, HELD_OUT),
 )
 DRAWN_FROM, FIXED = "drawn_from", "carried"
 LEAVE_OUT = "leave counters of batches (num_batches_tracked) out: they have no effect"
@@ -257,9 +261,9 @@ def read_local(config: Mapping[str, Any], loss: Loss, augment: Augment | None) -
     return Local(**said, loss=loss, augment=augment)
 
 
-def read_example_count(content: RecordDict) -> float:
+def read_example_count(content: RecordDict, record: str = METRICS) -> float:
     """Return the number of examples that an answer stands for."""
-    count = read_metrics(content).get(EXAMPLES)
+    count = read_metrics(content, record).get(EXAMPLES)
     if not isinstance(count, int | float):
         raise MalformedError(f"no {EXAMPLES} among its metrics")
     return _to_float(count)
@@ -268,24 +272,37 @@ def read_example_count(content: RecordDict) -> float:
 def read_scores(content: RecordDict) -> tuple[float, dict[str, float]]:
     """Return the number of examples of an answer to an evaluate message, and its scores that are numbers."""
     check_records(content, METRICS)
-    count = read_example_count(content)
-    scores = {key: value for key, value in read_metrics(content).items() if key != EXAMPLES}
+    return _read_scores(content, METRICS)
+
+
+def read_held_out(content: RecordDict) -> tuple[float, dict[str, float]] | None:
+    """Return the number of held-out examples in an answer, and the scores on them; None if it has none."""
+    return _read_scores(content, HELD_OUT) if HELD_OUT in content else None
+
+
+def _read_scores(content: RecordDict, record: str) -> tuple[float, dict[str, float]]:
+    count = read_example_count(content, record)
+    scores = {key: value for key, value in read_metrics(content, record).items() if key != EXAMPLES}
     return count, {key: _to_float(value) for key, value in scores.items() if isinstance(value, int | float)}
 
 
-def read_update(content: RecordDict, work: Work, layout: Layout) -> Tensor:
-    """Return the update [P] of an answer: the model that the client started from minus the trained one, or the gradient."""
+def read_update(content: RecordDict, work: Work, layout: Layout, *more: str) -> Tensor:
+    """Return the update [P] of an answer: the model that the client started from minus the trained one, or the gradient.
+
+    Args:
+        more: other records that were asked for.
+    """
     if isinstance(refusal := content.get(REFUSAL), ConfigRecord):
         why = refusal.get("why")
         raise MalformedError(f"a refusal: {to_line(why) if isinstance(why, str) else 'without a reason'}")
     if isinstance(update := content.get(UPDATE), ArrayRecord):
-        check_records(content, UPDATE, METRICS)
+        check_records(content, UPDATE, METRICS, *more)
         return layout.flatten(update)
     if work.epochs == 0:
         raise MalformedError("no update, though full-batch gradients were asked for")
     if not isinstance(arrays := content.get(ARRAYS), ArrayRecord):
         raise MalformedError("no arrays")
-    check_records(content, ARRAYS, METRICS)
+    check_records(content, ARRAYS, METRICS, *more)
     return work.params.cpu() - layout.flatten(arrays)
 
 
@@ -295,9 +312,9 @@ def check_records(content: RecordDict, *expected: str) -> None:
         raise MalformedError(f"an unexpected record {to_line(repr(odd[0][:80]), 80)}")
 
 
-def read_metrics(content: RecordDict) -> Mapping[str, MetricRecordValues]:
+def read_metrics(content: RecordDict, record: str = METRICS) -> Mapping[str, MetricRecordValues]:
     """Return the metrics of an answer, empty if it has none; raise MalformedError if they are too many or too large."""
-    metrics = content.get(METRICS)
+    metrics = content.get(record)
     if not isinstance(metrics, MetricRecord):
         return {}
     if len(metrics) > NUMBERS:

@@ -20,6 +20,7 @@ from feduhb.report import audit_tables, charts, drawing, grids, page, stop_map, 
 from feduhb.report.audit_charts import chart_attacks_by_kind, chart_clients
 from feduhb.report.charts import compose
 from feduhb.report.curves import chart_backdoor, chart_movement, chart_score, chart_sweep, find_sweep
+from feduhb.report.held_out import chart_held_out
 from feduhb.report.runs import RunView, read_runs
 from feduhb.report.tables import make_grid
 from feduhb.runs.files import disk_errors, write_atomically
@@ -118,6 +119,7 @@ def draw_figures(views: Sequence[RunView]) -> dict[str, Figure]:
         "curves": compose([scores.get(LOSS), *others], width=4.9, height=3.2),
         "movement": compose([movement], width=6.4, height=3.4),
         "backdoor": compose([backdoor], width=6.4, height=1.1 + 0.4 * bars),
+        "held-out": compose([chart_held_out(views, looks)], width=6.4, height=3.6),
         "stop-map": compose([stop_map.chart_map(found) for found in maps], width=6.6, height=5.0),
         "lambda": compose(scales, width=4.9, height=3.3),
         "beta": compose(betas, width=[4.8, 4.8, 3.4][-len(betas) :] if betas else 1, height=3.2),

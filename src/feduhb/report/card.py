@@ -99,6 +99,7 @@ def _describe_run(view: RunView) -> str:
         ("method", _name_method(view)),
         ("rounds", f"{result['rounds']} of {result['scheduled_rounds']} scheduled"),
         ("ended because", printable(result["stopped"])),
+        *_list_kept(view),
         *_list_origin(view),
         ("data", _describe_data(view)),
         ("seed", str(config.get("seed", 0))),
@@ -108,6 +109,12 @@ def _describe_run(view: RunView) -> str:
         ("finished", printable(result["finished"])),
     ]
     return f"{meaning}\n\n{_make_table(('', ''), rows)}"
+
+
+def _list_kept(view: RunView) -> Iterator[tuple[str, str]]:
+    """Yield which model the run kept, if it kept the best one."""
+    if (kept := view.result.get("kept_round")) is not None:
+        yield "model kept", f"the one after round {kept}, with the best score on the clients' held-out data"
 
 
 def _list_origin(view: RunView) -> Iterator[tuple[str, str]]:

@@ -65,10 +65,10 @@ def chart_score(views: Sequence[RunView], looks: dr.Looks, score: str) -> Chart 
         "grey: before unlearning": any(line.faint for line in lines),
     }
     key = ",  ".join(text for text, used in marks.items() if used)
-    return _chart_lines(title(score), lines, score, [(key, dr.SOFT)] if key else [])
+    return chart_lines(title(score), lines, score, [(key, dr.SOFT)] if key else [])
 
 
-def _chart_lines(
+def chart_lines(
     head: str, lines: Sequence[Line], score: str, notes: Sequence[dr.Note], goal: float | None = None
 ) -> Chart | None:
     """Describe lines over the rounds, named at their ends where that fits, else in a legend."""
@@ -245,7 +245,7 @@ def chart_sweep(found: Sweep) -> dict[str, Chart]:
             if any(value is not None for value in view.scored(score))
         ]
         head = f"{title(score)} by β"
-        if chart := _chart_lines(head, lines, score, [(text, dr.SOFT) for text in notes], level):
+        if chart := chart_lines(head, lines, score, [(text, dr.SOFT) for text in notes], level):
             charts[f"beta-{name_part(score)}"] = chart
     return charts | {"beta-reach": _chart_needed(found, colours)}
 

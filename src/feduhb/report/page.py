@@ -16,6 +16,7 @@ from feduhb.report.charts import Chart, follow_scheme
 from feduhb.report.curves import chart_backdoor, chart_movement, chart_score, chart_sweep, find_sweep
 from feduhb.report.drawing import choose_strokes
 from feduhb.report.grids import Grid
+from feduhb.report.held_out import chart_held_out
 from feduhb.report.runs import ORIGINAL, RunView, printable, retrain_of
 from feduhb.report.stop_map import chart_map, chart_scales, list_mapped, replay_rules
 from feduhb.report.tables import get_verdict, make_grid
@@ -73,6 +74,7 @@ def render_report(views: Sequence[RunView]) -> str:
         "movement": chart_movement(views, looks),
         "backdoor": chart_backdoor(views, looks),
         **scores,
+        "held-out": chart_held_out(views, looks),
     }
     drawn = [(name, chart) for name, chart in charts.items() if chart is not None]
     maps, sweep = [replay_rules(view) for view in list_mapped(views)], find_sweep(views)

@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from feduhb import stopping
 from feduhb.audit.result import Audit, read_audit
 from feduhb.errors import RunFolderError
 from feduhb.runs.files import read_text, resolve
-from feduhb.runs.folder import Result, Round, RunFolder
+from feduhb.runs.folder import Result, Round, RunFolder, make_series
 from feduhb.runs.scores import PREFIX
 
 ORIGINAL, RETRAIN = "original", "retrain"
@@ -63,6 +64,18 @@ class RunView:
     def moved(self) -> list[float]:
         """‖w[t+1] - w[t]‖ of each round."""
         return [record.moved for record in self.rounds]
+
+    @property
+    def held_out_score(self) -> str | None:
+        """The name of the score that the rounds recorded on held-out data; None if they did not."""
+        names = (name for record in self.rounds for name in record.held_out if name != "loss")
+        return next(names, None)
+
+    @property
+    def series(self) -> stopping.Series:
+        """What the rounds recorded for stop rules."""
+        is_low = self.directions.get(f"{PREFIX}{self.held_out_score}") == "low"
+        return make_series(self.rounds, "low" if is_low else "high")
 
     @property
     def threshold(self) -> Series:

@@ -146,7 +146,7 @@ def _get_momentum(view: RunView) -> float:
 def _find_own(view: RunView) -> tuple[float, int | None] | None:
     """Return the place of the run's own rule on the map, if it is a plain rule."""
     rule = view.config.get("unlearn", {}).get("stop")
-    if not isinstance(rule, dict) or rule.get("floor", 0) or rule.get("as_printed", False):
+    if not isinstance(rule, dict) or "watch" in rule or rule.get("floor", 0) or rule.get("as_printed", False):
         return None
     place = rule.get("scale", PLAIN.scale), rule.get("window")
     known = rule.get("min_rounds", PLAIN.min_rounds) == PLAIN.min_rounds

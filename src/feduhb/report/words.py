@@ -118,12 +118,15 @@ def _format_part(part: str) -> str:
 
 
 def describe_end(view: RunView) -> str:
-    """Describe why a run ended."""
+    """Describe why a run ended, and which model it kept if that is not the last one."""
+    kept = view.result.get("kept_round")
+    which = "" if kept is None else f"; kept: the model after round {kept}, with the best held-out score"
     if view.fired is not None:
-        return f"{view.label} stopped after round {view.fired}: {view.rounds[view.fired - 1].stopped}"
+        reason = view.rounds[view.fired - 1].stopped
+        return f"{view.label} stopped after round {view.fired}: {reason}{which}"
     if view.judged:
-        return f"{view.label}: the stop rule did not fire within {len(view.rounds)} rounds"
-    return f"{view.label}: no stop rule, {len(view.rounds)} rounds"
+        return f"{view.label}: the stop rule did not fire within {len(view.rounds)} rounds{which}"
+    return f"{view.label}: no stop rule, {len(view.rounds)} rounds{which}"
 
 
 def choose_main(views: Sequence[RunView]) -> RunView | None:

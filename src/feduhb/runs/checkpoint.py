@@ -8,7 +8,7 @@ import math
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from hashlib import blake2b, sha256
 from pathlib import Path
 from typing import Any, TypeVar
@@ -35,13 +35,15 @@ class About(TypedDict):
     rounds_done: int
 
 
+BEST = "model.best"  # the tensor of the best model so far; no field of a state can have this name
 LEFTOVERS = ".tmp??????"  # temporary files of safetensors, left behind if the process was killed
 
 
-def save_state(path: Path, state: State, rounds_done: int) -> None:
-    """Write a state (a NamedTuple of tensors and ints) and the number of rounds done."""
+def save_state(path: Path, state: State, rounds_done: int, best: Tensor | None = None) -> None:
+    """Write a state (a NamedTuple of tensors and ints), the number of rounds done and, if given, the best model so far."""
     fields: dict[str, Any] = state._asdict()  # pyright: ignore[reportAttributeAccessIssue]
-    tensors = separate({key: value for key, value in fields.items() if isinstance(value, Tensor)})
+    kept = {key: value for key, value in fields.items() if isinstance(value, Tensor)}
+    tensors = separate(kept if best is None else {**kept, BEST: best})
     numbers = {key: value for key, value in fields.items() if not isinstance(value, Tensor)}
     about = json.dumps({"numbers": numbers, "rounds_done": rounds_done})
     metadata = {"state": f"{_digest(tensors, about)} {about}"}  # safetensors does not keep the order of keys
@@ -73,7 +75,11 @@ def separate(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def saved(
-    rounds: Iterable[tuple[S, Round]], folder: RunFolder, *, every: float = 0.0
+    rounds: Iterable[tuple[S, Round]],
+    folder: RunFolder,
+    *,
+    every: float = 0.0,
+    get_best: Callable[[], Tensor | None] = lambda: None,
 ) -> Iterator[tuple[S, Round]]:
     """Record every round in a run's folder, then write its checkpoint.
 
@@ -83,6 +89,7 @@ def saved(
     Args:
         every: the least number of seconds between two checkpoints; a crash loses the rounds since the last one. The
             last round always gets a checkpoint.
+        get_best: returns the best model so far, if that is kept.
     """
     written = -math.inf
     waiting: tuple[S, Round] | None = None
@@ -90,11 +97,11 @@ def saved(
         folder.append(record)
         waiting = state, record
         if time.monotonic() - written >= every:
-            save_state(folder.state_path, state, record.round + 1)
+            save_state(folder.state_path, state, record.round + 1, get_best())
             written, waiting = time.monotonic(), None
         yield state, record
     if waiting is not None:
-        save_state(folder.state_path, waiting[0], waiting[1].round + 1)
+        save_state(folder.state_path, waiting[0], waiting[1].round + 1, get_best())
 
 
 def keep_models(rounds: Iterable[tuple[S, Round]], folder: Path) -> Iterator[tuple[S, Round]]:
@@ -119,6 +126,7 @@ def load_state(path: Path, *likes: S) -> tuple[S, int]:
     """
     tensors, about = _read(path)
     values = {**tensors, **about["numbers"]}
+    values.pop(BEST, None)
     for like in likes:
         fields: tuple[str, ...] = type(like)._fields  # pyright: ignore[reportAttributeAccessIssue]
         found, params = tensors["params"], like.params
@@ -131,6 +139,11 @@ def load_state(path: Path, *likes: S) -> tuple[S, int]:
 def load_params(path: Path) -> Tensor:
     """Return the model [P] of a checkpoint of any method."""
     return _read(path)[0]["params"]
+
+
+def load_best(path: Path) -> Tensor | None:
+    """Return the best model [P] so far of a checkpoint; None if it has none."""
+    return _read(path)[0].get(BEST)
 
 
 def digest_weights(params: Tensor) -> str:

@@ -10,9 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
 
 import tomli_w
+from pydantic import Discriminator, Tag
 
 from feduhb.core.checks import check_whole
 from feduhb.core.local import ADDED, Local
@@ -21,13 +22,36 @@ from feduhb.core.scores import Best
 from feduhb.data.federation import Federation
 from feduhb.data.load import NOT_OF_TABLES, FederationSettings
 from feduhb.errors import ConfigError
+from feduhb.runs.held_out import Recorded
 from feduhb.runs.start import StartSettings
-from feduhb.stopping import DynamicStop
+from feduhb.stopping import DistanceStop, DynamicStop, Patience
 
 KeepHistory = bool | Literal["float16"]
 C = TypeVar("C")
 FORBID = {"extra": "forbid"}  # pydantic refuses unknown keys
 UNKNOWN = "unexpected_keyword_argument"  # pydantic's name for that error
+# By the tags in pydantic's paths, which no setting can be called.
+RULES = {"dynamic rule": DynamicStop, "patience rule": Patience, "distance rule": DistanceStop}
+HIDDEN = {
+    "bool",
+    "literal['float16']",
+    "literal['best']",
+    *RULES,
+}  # other parts of these paths that are no settings
+
+
+def _choose_rule(value: Any) -> str:
+    """Return which rule a [stop] table describes, by what it watches: nothing for the dynamic rule."""
+    watch = value.get("watch") if isinstance(value, Mapping) else None
+    return "dynamic rule" if watch is None else "distance rule" if watch == "distance" else "patience rule"
+
+
+RuleTable = Annotated[
+    Annotated[DynamicStop, Tag("dynamic rule")]
+    | Annotated[Patience, Tag("patience rule")]
+    | Annotated[DistanceStop, Tag("distance rule")],
+    Discriminator(_choose_rule),
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +73,9 @@ class TrainSettings:
     clip_norm: float | None = None
     schedule: str = "constant"
     proximal: float = 0.0
-    stop: DynamicStop | None = None  # of the training alone; None: every scheduled round
+    stop: RuleTable | None = None  # of the training alone; None: every scheduled round
+    keep: Literal["best"] | None = None  # of the training alone; None: the last model
+    record: tuple[Recorded, ...] | None = None  # of the training alone; None: what its rule needs
 
     __pydantic_config__ = FORBID
 
@@ -81,9 +107,11 @@ class UnlearnSettings:
     method: str = "feduhb"
     rounds: int = 40
     settings: Mapping[str, float | int | str] = field(default_factory=dict)
-    stop: DynamicStop | None = None  # None: every scheduled round
+    stop: RuleTable | None = None  # None: every scheduled round
     own_stop: bool | None = None  # true: the rule is the method's own code
     code: str | None = None  # "module:name" or "file.py:name" of a method of the user's own
+    keep: Literal["best"] | None = None  # None: the last model
+    record: tuple[Recorded, ...] | None = None  # None: what the rule needs
 
     __pydantic_config__ = FORBID
 
@@ -177,10 +205,10 @@ def validate(kind: type[C], values: Mapping[str, Any], where: str) -> C:
     except ValidationError as error:
         errors = error.errors()
         first = next((one for one in errors if one["type"] == UNKNOWN), errors[0])
-        place = ".".join(str(part) for part in first["loc"] if part not in {"bool", "literal['float16']"})
+        place = ".".join(str(part) for part in first["loc"] if part not in HIDDEN)
         if first["type"] == UNKNOWN:
             hint = _suggest(kind, first["loc"])
-            place = ".".join(part for part in first["loc"] if isinstance(part, str))
+            place = ".".join(part for part in first["loc"] if isinstance(part, str) and part not in RULES)
             raise ConfigError(f"{where}: there is no setting {place}; {hint}") from None
         if first["type"] == "missing":
             raise ConfigError(f"{where}: {place} is missing; add it") from None
@@ -195,7 +223,7 @@ def _suggest(kind: type, path: Sequence[str | int]) -> str:
     *tables, key = (part for part in path if isinstance(part, str))
     table: Any = kind
     for name in tables:
-        table = _find_dataclass(get_type_hints(table)[name])
+        table = RULES.get(name) or _find_dataclass(get_type_hints(table)[name])
     known = [each.name for each in fields(table)]
     near = difflib.get_close_matches(key, known, n=1)
     return f"did you mean {near[0]}?" if near else f"it knows {', '.join(known)}"

@@ -17,14 +17,16 @@ from feduhb.errors import AnswerError, CheckpointError, ConfigError, RunFolderEr
 from feduhb.methods import settings_of
 from feduhb.methods.replay import bind_history, get_history, get_replayed_clients, unbind_history
 from feduhb.methods.retrain import Plain
-from feduhb.runs.checkpoint import digest_weights, load_state, save_state, saved
+from feduhb.runs.checkpoint import digest_weights, load_best, load_state, save_state, saved
 from feduhb.runs.config import find_difference, identify_run, upgrade
 from feduhb.runs.files import write_atomically
-from feduhb.runs.folder import Result, Round, RunFolder, explain_end, now, versions
+from feduhb.runs.folder import Result, Round, RunFolder, explain_end, make_series, now, versions
+from feduhb.runs.held_out import BestModel, find_kept
 from feduhb.runs.history import HistoryOnDevice, RecordingEngine
 from feduhb.runs.lineage import Erased, Erasure, supersede, write_ancestors
 from feduhb.runs.loop import Rounds, carry_statistics, evaluated, run, shown
 from feduhb.runs.plan import Advice, Observer, Plan, Reporter, Show, ShowOne
+from feduhb.stopping import decide
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +132,12 @@ def _start_or_resume(plan: Plan, method: Method[Any]) -> tuple[Any, list[Round]]
         folder.check_weights()
     write_ancestors(folder.path, plan.ancestors)
     state, records = _resume(folder, [fresh, Plain(fresh.params)])
-    moved = [record.moved for record in records]
-    if type(state) is not type(fresh) and len(moved) < plan.rounds and plan.stop(moved) is None:
+    series = make_series(records, plan.recording.best)
+    if (
+        type(state) is not type(fresh)
+        and len(records) < plan.rounds
+        and (not records or decide(plan.stop, series) is None)
+    ):
         raise RunFolderError(
             f"{folder.path} has ended, and an ended run keeps its model alone; {plan.advice.elsewhere} for further rounds"
         )
@@ -211,11 +217,17 @@ def _loop(
 ) -> tuple[Any, list[Round]]:
     """Run the rounds that are missing; return the final state and all rounds."""
     sys.stderr.write(plan.notice)
-    rounds, moved = list(records), [record.moved for record in records]
+    rounds, recording = list(records), plan.recording
+    series, best = make_series(records, recording.best), None
     stream = run(
         method, engine, plan.clients, state, rounds=plan.rounds, stop=plan.stop, first=len(rounds),
-        moved=moved, on_bad=plan.on_bad, statistics=plan.statistics,
+        moved=series, on_bad=plan.on_bad, statistics=plan.statistics, held_out=recording.held_out,
+        start=plan.start if recording.distance else None,
     )  # fmt: skip
+    if recording.keep == "best":
+        kept = load_best(plan.folder.state_path) if plan.folder is not None and records else None
+        best = BestModel(state.params, series, None if kept is None else kept.to(state.params.device))
+        stream = best.watch(stream)
     if plan.score is not None:
         stream = evaluated(stream, plan.score)
     if plan.folder is not None and isinstance(plan.engine, KeepsFiles):
@@ -223,12 +235,13 @@ def _loop(
     if plan.observe is not None:
         stream = plan.observe(stream)
     if plan.folder is not None:
-        stream = saved(stream, plan.folder, every=plan.checkpoint_every)
+        get_best = (lambda: None) if best is None else (lambda: best.params)
+        stream = saved(stream, plan.folder, every=plan.checkpoint_every, get_best=get_best)
     with watch_rounds(plan.show, plan.label, plan.rounds) as tell, _name_checkpoint(plan.folder):
         for new, record in stream if tell is None else shown(stream, tell):
             state = new
             rounds.append(record)
-    return state, rounds
+    return state if best is None or best.params is None else Plain(best.params), rounds
 
 
 @contextlib.contextmanager
@@ -290,7 +303,7 @@ def _prepare_result(plan: Plan, state: Any, records: Sequence[Round]) -> None:
     """
     if plan.folder is None or plan.folder.is_finished():
         return
-    if not isinstance(state, Plain):
+    if not isinstance(state, Plain) or plan.recording.keep == "best":
         save_state(plan.folder.state_path, Plain(state.params), len(records))
     plan.folder.prepare(summarize(plan, state.params, records))
 
@@ -302,6 +315,7 @@ def summarize(plan: Plan, params: torch.Tensor, records: Sequence[Round]) -> Res
     counted = plan.everyone is not None or plan.method.needs_history
     full = (plan.per_round or len(everyone)) * len(records) if counted else 0
     replayed = get_history(plan.method)
+    kept = find_kept(records, plan.recording.keep, plan.recording.best)
     found: Result = {
         "method": plan.method.name,
         "exact": plan.method.exact,
@@ -323,11 +337,13 @@ def summarize(plan: Plan, params: torch.Tensor, records: Sequence[Round]) -> Res
         "client_rounds_saved": 1 - asked / full if full else 0.0,
         "history_bytes_read": 0 if replayed is None else replayed.bytes,
         "history_bytes_kept": 0 if plan.history_to_write is None else plan.history_to_write.bytes,
-        "scores": dict(records[-1].scores) if records else {},
+        "scores": dict(records[kept - 1].scores) if records else {},
         "engine": dict(plan.engine.about),
         "versions": versions(),
         "finished": now(),
         "layout": [(name, [*shape]) for name, shape in plan.layout],
         "came_from": [one.digest for one in plan.ancestors],
     }
+    if plan.recording.keep == "best":
+        found["kept_round"] = kept
     return found if plan.declaration is None else {**found, "start": plan.declaration}

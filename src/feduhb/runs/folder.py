@@ -15,10 +15,10 @@ import os
 import platform
 import sys
 import tomllib
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, NotRequired, Required
+from typing import Any, ClassVar, Literal, NotRequired, Required
 
 from typing_extensions import TypedDict  # pydantic reads that of typing only from Python 3.12 on
 
@@ -42,7 +42,7 @@ from feduhb.runs.files import (
     write_atomically,
 )
 from feduhb.runs.scores import format_score, list_scores, name_score
-from feduhb.stopping import StopReason
+from feduhb.stopping import Series, StopReason
 
 HISTORY = "history"  # the folder of the history in a run folder
 WORK = "audit-work"  # the folder for the runs that an audit makes, deleted at its end
@@ -73,6 +73,9 @@ class Round:
     server_seconds: Number = 0.0
     evaluate_seconds: Number = 0.0
     scores: Mapping[str, Number] = field(default_factory=dict)
+    # Written only if the run records them.
+    distance: Number | None = None  # ‖w[t+1] - w[0]‖
+    held_out: Mapping[str, Number] = field(default_factory=dict)  # of w[t], see `feduhb.runs.held_out`
 
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 (read by pydantic)
 
@@ -83,6 +86,10 @@ class Round:
             f"{name_score(name).removeprefix('test ')} {format_score(name, self.scores[name])}"
             for name in list_scores(self.scores)[:1]
         ]
+        parts += [
+            f"held-out {name_score(name)} {format_score(name, value)}"
+            for name, value in [*self.held_out.items()][-1:]
+        ]
         parts.append(f"moved {self.moved:.3g}")
         if self.stopped:
             parts.append("stopped")
@@ -92,7 +99,9 @@ class Round:
 
     def to_json(self) -> str:
         """Return one line of JSON."""
-        return json.dumps(asdict(self), allow_nan=False)
+        values = asdict(self)
+        unused = [name for name in ("distance", "held_out") if values[name] in (None, {})]
+        return json.dumps({key: values[key] for key in values if key not in unused}, allow_nan=False)
 
     @classmethod
     def from_json(cls, line: str | bytes) -> Round:
@@ -132,6 +141,9 @@ class Result(TypedDict):
     layout: NotRequired[list[tuple[str, list[Count]]]]
     came_from: NotRequired[list[str]]  # digests of config.toml of the runs that it came from, nearest first
     start: NotRequired[str]  # the declaration on a start that was given, in words
+    kept_round: NotRequired[
+        Count
+    ]  # with keep="best": after how many rounds the model was the one that was kept
 
 
 # Keys that the first versions did not write.
@@ -224,6 +236,18 @@ def explain_end(rounds: Sequence[Round]) -> str:
         return "no round was run"
     last = rounds[-1]
     return str(last.stopped) if last.stopped else f"all {len(rounds)} scheduled rounds were run"
+
+
+def make_series(rounds: Iterable[Round], best: Literal["high", "low"] = "high") -> Series:
+    """Return what rounds recorded for stop rules.
+
+    Args:
+        best: whether more or less of the main score is better.
+    """
+    series = Series(best=best)
+    for record in rounds:
+        series = series.add(record.moved, record.distance, record.held_out)
+    return series
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,12 +20,14 @@ from feduhb.core.types import ClientId, Engine, Method, State, Updates, Work
 from feduhb.errors import AnswerError
 from feduhb.runs.folder import Round
 from feduhb.runs.statistics import WithStatistics
-from feduhb.stopping import StopRule, never
+from feduhb.stopping import Series, StopRule, decide, never
 
 S = TypeVar("S", bound=State)
 Rounds = Iterable[tuple[S, Round]]
 OnBad = Literal["raise", "drop"]
 Score = Callable[[int, Tensor], Mapping[str, float]]  # a function of the rounds done and the model [P]
+# A function of the round, the model [P] that was sent and the clients that answered.
+HeldOut = Callable[[int, Tensor, Sequence[ClientId]], Mapping[str, float]]
 Participants = Sequence[ClientId] | Callable[[int], Sequence[ClientId]]
 
 
@@ -42,6 +44,8 @@ def run(
     on_bad: OnBad = "raise",
     max_norm: float = math.inf,
     statistics: int = 0,
+    held_out: HeldOut | None = None,
+    start: Tensor | None = None,
 ) -> Iterator[tuple[S, Round]]:
     """Run rounds ``first`` to ``rounds - 1`` and yield each new state with its record.
 
@@ -50,22 +54,26 @@ def run(
             of their ids.
         state: the state to start from: `Method.init` of the fresh parameters, or a checkpoint.
         rounds: the total number of rounds, with those before ``first``.
-        stop: the stop rule, applied after each round to all movements so far.
+        stop: the stop rule, applied after each round to what the rounds so far recorded.
         first: the round at which a resumed run continues.
-        moved: the movements of the rounds before ``first``.
+        moved: the movements of the rounds before ``first``, or their `Series`.
         on_bad: "raise" raises AnswerError for an answer that is not finite, of the wrong shape, or longer than
             ``max_norm``; "drop" leaves that client out of the round.
         statistics: how many numbers at the end of the vectors are statistics, which do not count as movement.
+        held_out: scores the model that was sent on held-out data of the clients that answered; None records nothing.
+        start: the fresh model [P], to record the distance to it; None does not.
     """
     carried = carry_statistics(method, statistics)
-    movements = list(moved)
-    if movements and stop(movements) is not None:
+    series = moved if isinstance(moved, Series) else Series(tuple(moved))
+    if len(series) and decide(stop, series) is not None:
         return
     for t in range(first, rounds):
         started = time.perf_counter()
         work = carried.ask(state)
         clock, answered = _Clock(), list[ClientId]()
         asked, payload, passes = (), 0, 0
+        held: Mapping[str, float] = {}
+        scoring = 0.0
         if work is None:
             new = carried.tell(state, ())
         else:
@@ -75,30 +83,42 @@ def run(
             with contextlib.closing(clock.watch(engine.train(work, asked, t))) as blocks:
                 good = check_answers(blocks, asked, work.params, t, answered, on_bad, max_norm)
                 new = carried.tell(state, _require_one(good, asked, t) if work.needed else good)
+            if held_out is not None:
+                began = time.perf_counter()
+                held = held_out(t, work.params, sorted(answered))
+                scoring = time.perf_counter() - began
         size = new.params.numel() - statistics
-        step = new.params[:size].to(torch.float64, copy=True).sub_(state.params[:size])
-        movement = float(torch.linalg.vector_norm(step))
-        del step  # a large model takes much memory as float64
+        movement = measure_distance(new.params[:size], state.params[:size])
         if not math.isfinite(movement):
             raise AnswerError(f"the model is not finite after round {t}; lower lr, step_size or momentum")
-        movements.append(movement)
+        distance = None if start is None else measure_distance(new.params[:size], start[:size])
+        series = series.add(movement, distance, held)
         state = new
         record = Round(
             round=t,
             asked=asked,
             answered=tuple(answered),
             moved=movement,
-            threshold=stop.threshold(movements),
-            stopped=stop(movements),
+            threshold=stop.threshold([*series]),
+            stopped=decide(stop, series),
             client_epochs=passes * len(answered),
             bytes_down=payload * len(asked),
             bytes_up=payload * len(answered),
             client_seconds=clock.seconds,
-            server_seconds=time.perf_counter() - started - clock.seconds,
+            server_seconds=time.perf_counter() - started - clock.seconds - scoring,
+            evaluate_seconds=scoring,
+            distance=distance,
+            held_out=held,
         )
         yield state, record
         if record.stopped is not None:
             return
+
+
+def measure_distance(new: Tensor, old: Tensor) -> float:
+    """Return ‖new - old‖, computed in double precision."""
+    step = new.to(torch.float64, copy=True).sub_(old.to(new.device))
+    return float(torch.linalg.vector_norm(step))
 
 
 def carry_statistics(method: Method[S], count: int) -> Method[S] | WithStatistics:
@@ -111,7 +131,8 @@ def evaluated(rounds: Rounds[S], score: Score) -> Iterator[tuple[S, Round]]:
     for state, record in rounds:
         began = time.perf_counter()
         scores = score(record.round + 1, state.params)
-        yield state, replace(record, scores=scores, evaluate_seconds=time.perf_counter() - began)
+        seconds = record.evaluate_seconds + time.perf_counter() - began
+        yield state, replace(record, scores=scores, evaluate_seconds=seconds)
 
 
 def shown(rounds: Rounds[S], tell: Callable[[Round], object]) -> Iterator[tuple[S, Round]]:

@@ -13,6 +13,7 @@ from torch import Tensor
 from feduhb.core.types import ClientId, Engine, Method
 from feduhb.data.request import Request
 from feduhb.runs.folder import Round, RunFolder
+from feduhb.runs.held_out import Recording
 from feduhb.runs.history import DiskHistory
 from feduhb.runs.lineage import Ancestor, Erasure
 from feduhb.runs.loop import OnBad, Participants, Rounds, Score
@@ -69,6 +70,7 @@ class Plan:
     stop: StopRule = never
     on_bad: OnBad = "raise"
     score: Score | None = None  # None: do not score models
+    recording: Recording = field(default_factory=Recording)
 
     # Where it is recorded
     folder: RunFolder | None = None

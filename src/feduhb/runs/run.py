@@ -17,6 +17,7 @@ from feduhb.core.flat import count_statistics, flatten, with_params
 from feduhb.core.local import describe_function
 from feduhb.core.modules import list_carried
 from feduhb.core.own_code import Code, find_code, is_code
+from feduhb.core.scores import Best
 from feduhb.core.types import ClientId, Engine, Method
 from feduhb.data.deleted import restore_keys, select_held
 from feduhb.data.federation import Federation
@@ -41,14 +42,15 @@ from feduhb.runs.config import (
     parse_config,
     validate,
 )
-from feduhb.runs.folder import HISTORY, Round, RunFolder, explain_end
+from feduhb.runs.folder import HISTORY, Round, RunFolder, explain_end, make_series
+from feduhb.runs.held_out import Keep, find_kept
 from feduhb.runs.history import DiskHistory
 from feduhb.runs.lineage import Ancestor, Erased, check_chain, read_ancestors
 from feduhb.runs.scores import format_score, list_scores, name_score
 from feduhb.runs.start import check_start, describe_start
 from feduhb.runs.statistics import WithStatistics
 from feduhb.runs.trust import require_code
-from feduhb.stopping import DynamicStop, StopRule, never
+from feduhb.stopping import RecordedRule, Series, StopRule, never
 
 CLIENT_ENGINE = "loop"  # the engine of Flower's clients, each of which trains alone
 
@@ -79,6 +81,7 @@ class Run:
     block: int | None = None  # clients trained at once, if bits depend on it
     scheduled: int  # the largest number of rounds
     stop: StopRule = never
+    keep: Keep = "last"
     erased: tuple[Erased, ...] = ()  # what was deleted of histories when this run was made
     # Clients whose row numbers rest on a lineage that no run confirms any more.
     unconfirmed: tuple[ClientId, ...] = ()
@@ -97,6 +100,20 @@ class Run:
     def stopped(self) -> str:
         """The reason why the run ended."""
         return explain_end(self.rounds)
+
+    @property
+    def series(self) -> Series:
+        """What the rounds recorded, for `feduhb.replay`."""
+        return make_series(self.rounds, self._best)
+
+    @property
+    def kept_round(self) -> int:
+        """After how many rounds the model was the one that the run kept: all of them, unless it keeps the best model."""
+        return find_kept(self.rounds, self.keep, self._best)
+
+    @property
+    def _best(self) -> Best:
+        return self.federation.scores[0].best if self.federation.scores else "high"
 
     @property
     def history(self) -> DiskHistory | None:
@@ -143,7 +160,7 @@ class Run:
         return make_engine(self.engine, self.federation, local, block=self.block)
 
     def __repr__(self) -> str:
-        scores = self.rounds[-1].scores if self.rounds else {}
+        scores = self.rounds[self.kept_round - 1].scores if self.rounds else {}
         names = list_scores(scores)[:1]
         scored = "".join(f", {name_score(name)} {format_score(name, scores[name])}" for name in names)
         without = f" without {self.forgot}" if self.forgot else ""
@@ -227,6 +244,7 @@ def open_run(
         block=config.block,
         scheduled=config.unlearn.rounds if config.unlearn else config.train.rounds,
         stop=_find_stop(config, chosen),
+        keep=(config.unlearn or config.train).keep or "last",
         unconfirmed=_list_unconfirmed(given, original, ancestors),
     )
 
@@ -351,7 +369,7 @@ def _find_stop(config: Config, method: Method[Any]) -> StopRule:
     if config.unlearn is None or config.unlearn.own_stop is None:
         return (config.unlearn or config.train).stop or never
     rule = method.default_stop()
-    return never if isinstance(rule, DynamicStop) else rule
+    return never if isinstance(rule, RecordedRule) else rule
 
 
 def _split_federation(

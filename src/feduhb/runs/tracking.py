@@ -80,6 +80,9 @@ def _list_values(record: Round) -> Iterator[tuple[str, float]]:
     yield "stop rule/movement", record.moved
     if record.threshold is not None:
         yield "stop rule/threshold", record.threshold
+    if record.distance is not None:
+        yield "stop rule/distance", record.distance
+    yield from ((f"stop rule/held-out {name}", value) for name, value in record.held_out.items())
     yield from ((f"costs/{name}", getattr(record, name)) for name in COSTS)
 
 
