@@ -26,8 +26,10 @@ def make_series(
 ) -> Series:
     """Return a series with these values, one movement of 1 for each round."""
     rounds = max(map(len, (score, loss, distance)))
-    every = [tuple(some) if some else (None,) * rounds for some in (distance, loss, score)]
-    return Series((1.0,) * rounds, *every, best)
+    distances, losses, scores = (
+        tuple(some) if some else (None,) * rounds for some in (distance, loss, score)
+    )
+    return Series((1.0,) * rounds, distances, losses, scores, best)
 
 
 # A heavy ball: the score rises until round 4, falls, and rises again from round 9 on to a plateau from round 20 on.
