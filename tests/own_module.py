@@ -68,11 +68,11 @@ class State(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Nesterov(Method[State]):
+class Lookahead(Method[State]):
     momentum: float = 0.9
     epochs: int = 5
 
-    name: ClassVar[str] = "nesterov"
+    name: ClassVar[str] = "lookahead"
     exact: ClassVar[bool] = True
 
     def __post_init__(self):
@@ -90,11 +90,11 @@ class Nesterov(Method[State]):
         return State(ahead - weighted_mean(answers), state.params)
 
 
-GENTLE = Nesterov(momentum=0.3, epochs=1)
+GENTLE = Lookahead(momentum=0.3, epochs=1)
 
 
 @dataclass(frozen=True, slots=True)
-class Misnamed(Nesterov):
+class Misnamed(Lookahead):
     name: ClassVar[str] = "../escape"
 '''
 CONFIG = """

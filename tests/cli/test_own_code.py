@@ -164,7 +164,7 @@ def test_a_training_and_an_unlearning_that_were_killed_are_resumed(project, comm
     for command, place in (
         (("train", config), run),
         (
-            ("unlearn", run, "--forget", "north", "--rounds", 3, "--method", "wards.py:Nesterov"),
+            ("unlearn", run, "--forget", "north", "--rounds", 3, "--method", "wards.py:Lookahead"),
             tmp_path / "new",
         ),
     ):
@@ -206,19 +206,19 @@ def test_from_a_request_to_its_tombstone(run, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("named", ["wards.py:Nesterov", "wards:Nesterov", "wards:GENTLE"])
+@pytest.mark.parametrize("named", ["wards.py:Lookahead", "wards:Lookahead", "wards:GENTLE"])
 def test_a_method_of_ones_own(run, project, monkeypatch, named):
     monkeypatch.chdir(project)
-    new = run.with_name("first-nesterov")
+    new = run.with_name("first-lookahead")
     invoke("unlearn", run, "--forget", "north", "--rounds", 3, "--method", named, "--set", "momentum=0.5")
     config = RunFolder(new).config()["unlearn"]
-    assert (config["method"], config["code"]) == ("nesterov", named)
+    assert (config["method"], config["code"]) == ("lookahead", named)
     assert config["settings"] == {"momentum": 0.5, "epochs": 1}
     monkeypatch.chdir(run.parent)
     opened = feduhb.open_run(new)
-    assert (type(opened.method).__name__, settings_of(opened.method)["momentum"]) == ("Nesterov", 0.5)
+    assert (type(opened.method).__name__, settings_of(opened.method)["momentum"]) == ("Lookahead", 0.5)
     audited = json.loads(invoke("audit", new, "--original", run, *FAST, "--json").stdout)["audits"][0]
-    assert audited["method"] == "nesterov"
+    assert audited["method"] == "lookahead"
     # An audit of own code never concludes more, with so small a model.
     assert audited["verdict"]["word"] == "inconclusive"
     again = "Trained and unlearned again, with noise in place of the forgotten data: the same weights, bit for bit."
@@ -228,12 +228,12 @@ def test_a_method_of_ones_own(run, project, monkeypatch, named):
 def test_methods_of_ones_own_are_compared(run, project, monkeypatch, tmp_path):
     monkeypatch.chdir(project)
     monkeypatch.setattr("feduhb.report.write_report", lambda *_: [])
-    methods = "retrain,wards:Nesterov,wards.py:GENTLE"
+    methods = "retrain,wards:Lookahead,wards.py:GENTLE"
     out = tmp_path / "all"
     invoke("compare", run, "--forget", "north", "--rounds", 2, "--methods", methods, "--out", out)
-    assert {place.name for place in out.iterdir()} >= {"retrain", "nesterov", "nesterov-2"}
-    assert settings_of(feduhb.open_run(out / "nesterov").method)["momentum"] == 0.9
-    assert settings_of(feduhb.open_run(out / "nesterov-2").method)["momentum"] == 0.3
+    assert {place.name for place in out.iterdir()} >= {"retrain", "lookahead", "lookahead-2"}
+    assert settings_of(feduhb.open_run(out / "lookahead").method)["momentum"] == 0.9
+    assert settings_of(feduhb.open_run(out / "lookahead-2").method)["momentum"] == 0.3
 
 
 @pytest.mark.parametrize(
@@ -241,10 +241,10 @@ def test_methods_of_ones_own_are_compared(run, project, monkeypatch, tmp_path):
     [
         ("wards:make", (), "wards:make is not a method: it has no init; name a class that inherits from feduhb.Method"),
         ("wards:Nothing", (), "wards.py does not define Nothing; check the name in wards:Nothing"),
-        ("wards:Nesterov", ("speed=3",), "Nesterov has no setting speed; it knows momentum, epochs"),
-        ("wards:Nesterov", ("momentum=2",), "momentum must be below 1; give other settings"),
+        ("wards:Lookahead", ("speed=3",), "Lookahead has no setting speed; it knows momentum, epochs"),
+        ("wards:Lookahead", ("momentum=2",), "momentum must be below 1; give other settings"),
         ("wards:Misnamed", (), "has the name '../escape', which cannot name a folder; use letters, digits and dashes"),
-        ("elsewhere:Nesterov", (), "there is no module elsewhere, which elsewhere:Nesterov names"),
+        ("elsewhere:Lookahead", (), "there is no module elsewhere, which elsewhere:Lookahead names"),
     ],
 )  # fmt: skip
 def test_methods_that_cannot_be_made(run, project, monkeypatch, method, more, says):
@@ -261,7 +261,7 @@ def made_in_python(project, tmp_path, monkeypatch):
         import wards  # pyright: ignore[reportMissingImports]
 
         trained = feduhb.train(wards.make(), 2, epochs=1, out=tmp_path / "made", show=None)
-        method = wards.Nesterov(epochs=1)
+        method = wards.Lookahead(epochs=1)
         feduhb.unlearn(trained, ["north"], method=method, rounds=2, out=tmp_path / "made-new", show=None)
     for name in ("made", "made-new"):
         assert "federation" not in RunFolder(tmp_path / name).config()
@@ -284,9 +284,9 @@ def test_runs_made_in_python_are_opened_by_naming_their_code(made_in_python, pro
     data = ("--data-from", os.path.relpath(project / "wards.py", run.parent) + ":make")
     monkeypatch.chdir(run.parent)
     assert "or name its class: --method-from my_methods.py:Mine" in refuse("audit", new, *data)
-    method = ("--method-from", f"{project}/wards.py:Nesterov")
+    method = ("--method-from", f"{project}/wards.py:Lookahead")
     audited = json.loads(invoke("audit", new, "--original", run, *FAST, *data, *method, "--json").stdout)
-    assert audited["audits"][0]["method"] == "nesterov"
+    assert audited["audits"][0]["method"] == "lookahead"
     invoke("unlearn", new, "--forget", "south", "--rounds", 2, *data, *method)
     derived = RunFolder(run.with_name("made-new-feduhb")).config()
     assert derived["federation"] == {"data": "wards.py:make"}
@@ -313,7 +313,7 @@ def test_two_modules_of_one_name_are_refused_by_name_too(run, tmp_path, monkeypa
     write_project(tmp_path / "wards-i", "wards")
     feduhb.open_run(run)
     monkeypatch.chdir(tmp_path / "wards-i")
-    said = refuse("unlearn", run, "--forget", "north", "--method", "wards:Nesterov")
+    said = refuse("unlearn", run, "--forget", "north", "--method", "wards:Lookahead")
     assert "wards-i and in" in said
     assert "rename one of the two modules" in said
 
@@ -326,10 +326,10 @@ def test_a_config_that_a_run_wrote_does_not_make_anybody_run_its_code(run, tmp_p
 
 def test_status_names_the_code_of_a_method_to_resume(run, project, monkeypatch):
     monkeypatch.chdir(project)
-    invoke("unlearn", run, "--forget", "north", "--rounds", 2, "--method", "wards:Nesterov")
-    (run.with_name("first-nesterov") / "result.json").unlink()
+    invoke("unlearn", run, "--forget", "north", "--rounds", 2, "--method", "wards:Lookahead")
+    (run.with_name("first-lookahead") / "result.json").unlink()
     steps = json.loads(invoke("status", run.parent, "--json").stdout)["steps"]
-    assert "--method wards:Nesterov --out" in steps[0]["command"], steps
+    assert "--method wards:Lookahead --out" in steps[0]["command"], steps
 
 
 def test_help_shows_the_form():

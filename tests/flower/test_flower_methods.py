@@ -12,7 +12,7 @@ from feduhb import flower
 from feduhb.core.flat import flatten
 from feduhb.core.seeds import sample_clients
 from feduhb.errors import ConfigError
-from feduhb.flower.wire import ADDED_KEYS, CARRIED, OURS
+from feduhb.flower.wire import ADDED_KEYS, CARRIED, HELD_OUT, OURS
 from feduhb.runs.loop import run
 from feduhb.stopping import StopRule
 from flower.gridding import make_grid
@@ -246,7 +246,7 @@ def test_a_train_message_holds_our_keys_and_train_config(federation):
     flower.FedUHB("class:1,cat:0", epochs=1, stop=feduhb.never, **make_settings(federation)).start(
         grid, draw_start(federation), 1, train_config=ConfigRecord({"mine": 1})
     )
-    assert list_said(grid) == {*OURS, "mine"} - {*ADDED_KEYS, CARRIED}
+    assert list_said(grid) == {*OURS, "mine"} - {*ADDED_KEYS, CARRIED, HELD_OUT}
 
 
 def test_settings_that_earlier_clients_do_not_know_are_sent_only_if_they_are_used(federation):

@@ -24,7 +24,7 @@ def project(tmp_path_factory):
         patch.setattr(sys, "path", [*sys.path])
         patch.chdir(folder)
         invoke("train", config, "--out", "runs/first")
-        invoke("unlearn", "runs/first", "--forget", "north", "--rounds", 2, "--method", "wards.py:Nesterov")
+        invoke("unlearn", "runs/first", "--forget", "north", "--rounds", 2, "--method", "wards.py:Lookahead")
     return folder
 
 
@@ -45,10 +45,10 @@ def foreign(runs, tmp_path, monkeypatch):
 
 
 COMMANDS = {  # whether it opens a run, and so imports the code of a trusted one
-    "unlearn": (True, ("runs/first-nesterov", "--forget", "south", "--rounds", "1", "--out", "new")),
+    "unlearn": (True, ("runs/first-lookahead", "--forget", "south", "--rounds", "1", "--out", "new")),
     "compare": (True, ("runs/first", "--forget", "south", "--rounds", "1", "--methods", "retrain", "--out", "new")),
-    "audit": (True, ("runs/first-nesterov", "--no-exactness", "--canaries", "0", "--relearn", "0")),
-    "report": (False, ("runs/first", "runs/first-nesterov", "--out", "page")),
+    "audit": (True, ("runs/first-lookahead", "--no-exactness", "--canaries", "0", "--relearn", "0")),
+    "report": (False, ("runs/first", "runs/first-lookahead", "--out", "page")),
     "status": (False, ("runs",)),
     "verify": (False, ("runs/first/state.safetensors", "runs/first")),
     "retire": (False, ("runs/first", "--unaudited", "a test")),
@@ -89,13 +89,13 @@ def test_python_imports_no_code_of_a_foreign_run_either(foreign, project):
     assert opened.seed == 3
     with pytest.raises(
         RunFolderError,
-        match=r"the method of .* comes from code, 'wards\.py:Nesterov', which .* --method-from",
+        match=r"the method of .* comes from code, 'wards\.py:Lookahead', which .* --method-from",
     ):
-        feduhb.open_run(foreign / "first-nesterov", opened.federation)
+        feduhb.open_run(foreign / "first-lookahead", opened.federation)
     named = feduhb.open_run(
-        foreign / "first-nesterov", opened.federation, method_from=f"{project}/wards.py:Nesterov"
+        foreign / "first-lookahead", opened.federation, method_from=f"{project}/wards.py:Lookahead"
     )
-    assert named.method.name == "nesterov"
+    assert named.method.name == "lookahead"
     with pytest.raises(ConfigError, match="federation and data_from both give the data; give one of them"):
         feduhb.open_run(foreign / "first", opened.federation, data_from="wards:make")
 
@@ -116,18 +116,18 @@ def test_trusting_a_run_prints_its_code_and_imports_nothing(foreign, project, mo
     )
     monkeypatch.chdir(project)
     digest = hashlib.sha256((project / "wards.py").read_bytes()).hexdigest()
-    told = invoke("trust", foreign / "first-nesterov").stdout.splitlines()
+    told = invoke("trust", foreign / "first-lookahead").stdout.splitlines()
     assert told == [
         f"wards.py:make will be run from {project}/wards.py", f"  SHA-256 {digest}",
-        f"wards.py:Nesterov will be run from {project}/wards.py", f"  SHA-256 {digest}",
-        f"{foreign}/first-nesterov is trusted: commands and feduhb.open_run import this code, and what it imports",
+        f"wards.py:Lookahead will be run from {project}/wards.py", f"  SHA-256 {digest}",
+        f"{foreign}/first-lookahead is trusted: commands and feduhb.open_run import this code, and what it imports",
     ]  # fmt: skip
     answer = json.loads(invoke("trust", foreign / "first", "--json").stdout)
     file = str(project / "wards.py")
     assert answer["trusted"] == [{"code": "wards.py:make", "file": file, "sha256": digest}]
     assert not was_imported(project)
     monkeypatch.chdir(foreign)
-    assert feduhb.open_run("first-nesterov").method.name == "nesterov"
+    assert feduhb.open_run("first-lookahead").method.name == "lookahead"
     assert feduhb.open_run("first").seed == 3
 
 
@@ -185,9 +185,9 @@ def test_a_forged_or_damaged_file_is_no_trust(runs, project, forge):
 
 
 def test_the_trust_of_one_run_does_not_fit_another(runs, project):
-    shutil.copy(runs / "first" / "trust.json", runs / "first-nesterov" / "trust.json")
+    shutil.copy(runs / "first" / "trust.json", runs / "first-lookahead" / "trust.json")
     with pytest.raises(RunFolderError, match="is not run unless you permit it"):
-        feduhb.open_run(runs / "first-nesterov")
+        feduhb.open_run(runs / "first-lookahead")
     assert not was_imported(project)
 
 
@@ -230,20 +230,20 @@ def test_a_run_that_names_no_code_cannot_be_trusted(tmp_path):
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
-        ('"nesterov"', '"polyak"', "was made by the method 'nesterov', but its code defines 'polyak' now; name that method by --method"),
-        ("momentum", "beta", "was made by another version of its method: Nesterov has no setting momentum; it knows beta, epochs"),
+        ('"lookahead"', '"polyak"', "was made by the method 'lookahead', but its code defines 'polyak' now; name that method by --method"),
+        ("momentum", "beta", "was made by another version of its method: Lookahead has no setting momentum; it knows beta, epochs"),
     ],
 )  # fmt: skip
 def test_a_method_that_changed_is_refused(tmp_path, monkeypatch, old, new, says):
     config = write_project(tmp_path / "wards-c", "wards")
     monkeypatch.chdir(config.parent)
     invoke("train", config, "--out", "run")
-    invoke("unlearn", "run", "--forget", "north", "--rounds", 1, "--method", "wards:Nesterov")
+    invoke("unlearn", "run", "--forget", "north", "--rounds", 1, "--method", "wards:Lookahead")
     module = config.with_name("wards.py")
     module.write_text(module.read_text().replace(old, new))
     forget_modules([*sys.path])
     with pytest.raises(RunFolderError, match=says):
-        feduhb.open_run("run-nesterov")
+        feduhb.open_run("run-lookahead")
 
 
 def test_the_file_is_private_and_written_before_the_config(runs):

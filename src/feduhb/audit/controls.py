@@ -433,7 +433,7 @@ def nudge(federation: Federation, address: str) -> Federation:
 
 def replace_with_noise(federation: Federation, request: Request) -> Federation:
     """Return a federation with noise in place of a request's data; a leaver also gets another number of examples."""
-    tested, targets = federation.test.all()  # not of the tensors that others' rows share
+    tested, targets = federation.unscaled_test.all()  # not of the tensors that others' rows share
 
     def noise(count: int, draw: torch.Generator) -> tuple[Inputs, Tensor]:
         several = not isinstance(tested, Tensor)
@@ -474,6 +474,8 @@ def _draw_noise(part: Tensor, count: int, draw: torch.Generator, *, several: boo
     Whole numbers, such as ids of tokens, stay whole and in that range. A mask gets masks of test examples, in a random
     order: one at random could hide a whole example, which no model can read.
     """
+    if part.is_floating_point():
+        part = part.nan_to_num(0.0)  # a missing value
     low, high = part.aminmax()
     is_binary = several and bool(((part == low) | (part == high)).all())
     if part.dtype == torch.bool or is_binary:

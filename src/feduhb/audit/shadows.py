@@ -157,6 +157,7 @@ def make_shadow_federation(
     return federation.replace(
         clients={client: examples(client) for client in chosen},
         held_out=held,
+        test=federation.test,
         seed=seed_for(federation.seed, "shadow", shadow),
         about=None,
         standardize=False,

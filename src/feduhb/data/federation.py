@@ -131,10 +131,12 @@ class Federation:
         named = {f"client {c}": e for c, e in self.clients.items()}
         named.update({f"held-out part of {c}": e for c, e in self.held_out.items()})
         named.update({f"test part of {c}": e for c, e in self.tested.items()})
+        is_scaled = standardize is not False
         for what, examples in named.items():
-            if (difference := compare_inputs(examples.unscaled.x, self.test.unscaled.x)) is not None:
+            pair = [(one.unscaled if is_scaled else one).x for one in (examples, self.test)]
+            if (difference := compare_inputs(*pair)) is not None:
                 raise DataError(f"{what} holds inputs {difference}; make them alike")
-        if standardize is not False:
+        if is_scaled:
             self._standardize()
         if self.tested:
             self.test = join_examples([*self.tested.values()])
@@ -334,6 +336,13 @@ class Federation:
         }
         tested = {c: e.unscaled for c, e in self.tested.items()}
         return found | {"test": tested or self.test.unscaled}
+
+    @property
+    def unscaled_test(self) -> Examples:
+        """The test set before it was standardised."""
+        return (
+            join_examples([e.unscaled for e in self.tested.values()]) if self.tested else self.test.unscaled
+        )
 
     def replace(self, **changes: Any) -> Federation:
         """Return a federation with other values for some of the arguments."""

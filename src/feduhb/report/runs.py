@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from feduhb import stopping
 from feduhb.audit.result import Audit, read_audit
 from feduhb.errors import RunFolderError
 from feduhb.runs.files import read_text, resolve
 from feduhb.runs.folder import Result, Round, RunFolder, make_series
 from feduhb.runs.scores import PREFIX
+from feduhb.stopping import Series as RecordedSeries
 
 ORIGINAL, RETRAIN = "original", "retrain"
 LABEL_LENGTH = 36  # characters; a longer label is replaced by the folder's name
@@ -72,7 +72,7 @@ class RunView:
         return next(names, None)
 
     @property
-    def series(self) -> stopping.Series:
+    def series(self) -> RecordedSeries:
         """What the rounds recorded for stop rules."""
         is_low = self.directions.get(f"{PREFIX}{self.held_out_score}") == "low"
         return make_series(self.rounds, "low" if is_low else "high")
