@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
 # Files of tests at once: for all tests more than two cores need, because some mostly wait for other programs.
-WORKERS      ?= 4
+WORKERS      ?= 5
 FAST_WORKERS ?= 2
 
 # Threads that wait must not spin: they would keep other threads from working (docs/speed.md).
@@ -26,7 +26,7 @@ endef
 demo: $(READY)
 	$(BIN)/feduhb demo --out demo
 
-# Everything: style, types and all tests, in about 7 minutes on two cores.
+# Everything: style, types and all tests, in about 10 minutes on two cores.
 test: style
 	@$(call test_and_check_types,$(WORKERS))
 

@@ -131,7 +131,7 @@ def test_a_table_is_compared_audited_reported_and_retired(place, tmp_path):
         "--allow-revival",
     )
     for folder in (tmp_path / "west", place / "rows"):
-        words = ["audit", folder, "--original", place / "first", "--relearn", 1, "--json"]
+        words = ["audit", folder, "--original", place / "first", "--relearn", 0, "--canaries", 0, "--json"]
         found = json.loads(run(*words).stdout)["audits"][0]
         assert found["verdict"]["word"] == "forgotten"
         assert found["exactness"]["exact"]

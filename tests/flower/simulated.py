@@ -1,7 +1,7 @@
 """An app for Flower's own simulation: 20 clients of mnist-5k, three of which can send bad answers.
 
 Run as a program, it simulates both cases, and a model with BatchNorm and dropout that clients train by AdamW, also with
-each accelerator, and writes the results to the given folder.
+two accelerators, and writes the results to the given folder.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CLIENTS, SEED, ROUNDS, LEAVERS = 20, 1, 3, ("c00", "c07")
 LOCAL = feduhb.Local(
     batch_size=50, lr=0.005, optimizer="adamw", weight_decay=0.01, clip_norm=1.0, schedule="cosine"
 )
-ACCELERATORS = ("Nesterov", "FedAdam", "FedYogi", "FedNadam", "FedExP")
+ACCELERATORS = ("FedNadam", "FedExP")  # the in-process grid has all of them
 CULPRITS = {"c03": "nan", "c04": "shape", "c05": "norm"}
 
 
