@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
 # Files of tests at once: for all tests more than two cores need, because some mostly wait for other programs.
-WORKERS      ?= 5
+WORKERS      ?= 4
 FAST_WORKERS ?= 2
 
 # Threads that wait must not spin: they would keep other threads from working (docs/speed.md).
