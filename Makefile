@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+LOWEST := .venv-lowest
 
 # Files of tests at once: for all tests more than two cores need, because some mostly wait for other programs.
 WORKERS      ?= 4
@@ -21,7 +22,7 @@ $(BIN)/python -m pytest -n $(1) --dist loadfile --no-loadscope-reorder $(2); tes
 wait $$types; types=$$?; cat $(VENV)/types.log; [ $$tests -eq 0 ] && [ $$types -eq 0 ]
 endef
 
-.PHONY: demo test check soak lint style format docs bench clean
+.PHONY: demo test check soak lowest lint style format docs bench clean
 
 demo: $(READY)
 	$(BIN)/feduhb demo --out demo
@@ -38,6 +39,13 @@ check: style
 # SOAK=--more for every combination of them, which takes hours.
 soak: $(READY)
 	PYTHONPATH=tests $(BIN)/python -m hardening.soak $(SOAK)
+
+# The fast tests with the lowest versions that pyproject.toml allows, in an environment of their own.
+lowest:
+	$(PYTHON) -m venv $(LOWEST)
+	grep -viE "^($$(sed -n 's/==.*//p' constraints-lowest.txt | paste -sd'|'))==" constraints.txt | cat - constraints-lowest.txt >$(LOWEST)/constraints.txt
+	$(LOWEST)/bin/pip install --quiet --disable-pip-version-check -c $(LOWEST)/constraints.txt -e '.[dev]' -e ./reproduction
+	$(LOWEST)/bin/python -m pytest -n $(FAST_WORKERS) --dist loadfile -W default -m "not slow and not deployment"
 
 lint: style
 	$(BIN)/basedpyright
@@ -65,8 +73,8 @@ bench: $(READY)
 $(READY): pyproject.toml reproduction/pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[dev]' -e ./reproduction
-	$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true  # pip would use one core; some files are for other Pythons
+	$(BIN)/python -m compileall -qq -j 0 -x '/(tests?|testing)/' $(VENV)/lib || true  # pip would use one core; some files are for other Pythons
 	touch $(READY)
 
 clean:
-	rm -rf $(VENV) demo site .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(LOWEST) demo site .pytest_cache .ruff_cache .hypothesis

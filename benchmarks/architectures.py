@@ -3,7 +3,7 @@
     python benchmarks/architectures.py [--clients 18] [--examples 512] [--rounds 3] [--models mlp transformer ...] [--json FILE]
 
 Every client trains one epoch in batches of 64. On a GPU the loop is compared with the stacked engine in each precision, on
-a CPU with the pool. The engines take turns, so that other load slows all alike; the first turn warms up and does not count.
+a CPU with the pool. The parameters lie on the GPU, as in a run. The engines take turns, so that other load slows all alike; the first turn warms up and does not count.
 """
 
 from __future__ import annotations
@@ -92,6 +92,7 @@ def measure(name: str, clients: int, examples: int, rounds: int) -> dict[str, An
     """Return the median milliseconds of a round of each engine, and how many times faster than the loop it is."""
     federation = make_federation(name, clients, examples)
     start, engines = flatten(federation.fresh_model()), make_engines(federation)
+    start = start.cuda() if torch.cuda.is_available() else start  # where a run has it
     ready = {key: engine for key, engine in engines.items() if not isinstance(engine, str)}
     took: dict[str, list[float]] = {key: [] for key in ready}
     for turn in range(rounds + 1):
@@ -103,6 +104,7 @@ def measure(name: str, clients: int, examples: int, rounds: int) -> dict[str, An
         "parameters": start.numel(),
         "milliseconds": medians,
         "times_faster": {key: medians["loop"] / value for key, value in medians.items()},
+        "why": {key: str(engine.about["why"]) for key, engine in ready.items() if "why" in engine.about},
         "refused": {key: words for key, words in engines.items() if isinstance(words, str)},
     }
 
@@ -124,6 +126,8 @@ def main() -> None:
         for engine, value in found[name]["milliseconds"].items():
             ratio = found[name]["times_faster"][engine]
             print(f"{name:15} {engine:16} {value:9.1f} ms a round, {ratio:5.2f} times the loop", flush=True)
+            if why := found[name]["why"].get(engine):
+                print(f"{'':15} {why}")
     if given.json:
         write(given.json, {**make_header("architectures", gpu=torch.cuda.is_available()), "models": found})
 

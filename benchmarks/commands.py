@@ -33,7 +33,7 @@ epochs = 1
 def time_command(tree: Path, *arguments: object) -> float:
     """Return the seconds that a command took with the source of a tree."""
     environment = {**os.environ, "PYTHONPATH": str(tree / "src"), "OMP_WAIT_POLICY": "PASSIVE"}
-    command = [sys.executable, "-P", "-m", "feduhb.cli", *map(str, arguments)]
+    command = [sys.executable, "-P", "-m", "feduhb", *map(str, arguments)]
     began = time.perf_counter()
     subprocess.run(command, env=environment, check=True, capture_output=True)
     return time.perf_counter() - began

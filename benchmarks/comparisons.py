@@ -57,7 +57,7 @@ def find_caught(run: Run, original: Run, retrain: Run, later: dict[str, Run]) ->
     """Return the attacks on all forgotten data that catch a model."""
     models = {UNLEARNED: run, ORIGINAL: original, RETRAIN: retrain}
     setup = AttackSetup(models, Candidates.of(original.federation, LEAVERS))
-    found = [*attack_by_loss(setup, MARGIN), *attack_by_change(setup, later, MARGIN, [])]
+    found = [*attack_by_loss(setup, MARGIN), *attack_by_change(setup, later, MARGIN, [], {})]
     return [attack.attack for attack, _ in found if not attack.canaries and attack.verdict == "caught"]
 
 

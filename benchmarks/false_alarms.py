@@ -28,7 +28,7 @@ from feduhb.audit.traces import ORDERS, find_trace, find_units
 from feduhb.core.flat import flatten
 from feduhb.data.request import Request
 from feduhb.methods.retrain import Plain
-from feduhb.runs.checkpoint import read_models
+from feduhb.runs.kept import KeptModels
 from feduhb.runs.run import Run
 
 SEEDS, ROUNDS, EPOCHS = 10, 6, 2
@@ -114,7 +114,7 @@ def search(run: Run, controls: Controls, world: World, orders: int = ORDERS, sha
     """Return whether there are traces of the original in the models of a world, mixed with a share of the original."""
     original, like = controls.train("original"), run.federation.fresh_model()
     olds = [original.params, original.params - flatten(original.federation.fresh_model())]
-    models = read_models(controls.place(world, run) / MODELS)
+    models = KeptModels(controls.place(world, run) / MODELS).read_all()
     mixed = ((1 - share) * model + share * original.params for model in models)
     start = flatten(redraw(run.federation, world).fresh_model())
     groups = find_units(like, run.federation.test.all()[0], noise=world == "bare-other")

@@ -81,3 +81,21 @@ def format_summary(measured: Results) -> str:
         f"{fast[0]} ms in tf32 and {single[0]} ms in float32, and a CIFAR-10 round ({found['images']['cifar10']:,} images each) in {fast[1]} and {single[1]} ms, where a loop over clients "
         f"takes {loop[0]} and {loop[1]} s ([what scale costs](scale.md))."
     )
+
+
+def format_models(measured: Results) -> str:
+    """Return the table of milliseconds a round of other models, by precision and for the loop."""
+    found = measured["architectures-h200"]
+    engines = ("loop", *(f"stacked:{precision}" for precision in PRECISIONS))
+    rows = []
+    for name, model in found["models"].items():
+        loop, *others = ((model["milliseconds"][one], model["times_faster"][one]) for one in engines)
+        cells = (f"{ms:,.0f} ms ({times:.1f} times)" for ms, times in others)
+        rows.append((name, f"{model['parameters']:,}", f"{loop[0]:,.0f} ms", *cells))
+    heads = (
+        "model",
+        "numbers in its vector",
+        "`loop`",
+        *(f"`stacked`, {precision}" for precision in PRECISIONS),
+    )
+    return f"{format_table(heads, rows)}\n\n{format_source(found)}"

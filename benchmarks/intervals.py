@@ -119,7 +119,7 @@ def attack_models(case: Case, number: int, known: Sequence[float]) -> tuple[list
 
 
 def average_truth(case: Case, truth: Sequence[float]) -> float:
-    """Return the mean AUC of the leavers, with the weights of `compute_auc`."""
+    """Return the mean AUC of the leavers, with the weights of `compute_roc`."""
     weights = [m * n / (m + n) for m, n in case.sizes]
     return sum(w * t for w, t in zip(weights, truth, strict=True)) / sum(weights)
 

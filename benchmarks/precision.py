@@ -89,6 +89,8 @@ def main() -> None:
     if given.read:
         report(json.loads(given.read.read_text()))
         return
+    if not torch.cuda.is_available():
+        arguments.error("there is no GPU here; --read compares results that were made on one")
     curves = {
         precision: [measure_curve(seed, precision, given.rounds) for seed in range(given.seeds)]
         for precision in ("float32", "tf32", "bf16")

@@ -126,6 +126,8 @@ def main() -> None:
         arguments.error(
             "--json keeps what docs/speed.md shows: add --loop, and leave out --tasks and --precisions"
         )
+    if not torch.cuda.is_available():
+        arguments.error("there is no GPU here; benchmarks/engines.py measures a CPU")
     found: dict[str, Any] = {
         **make_header("stacked_gpu", gpu=True), "clients": given.clients, "images": {task: TASKS[task][1] for task in given.tasks},
         "ms_a_round": {}, "loop_ms_a_round": {}, "distance_from_float64": {},

@@ -18,7 +18,7 @@ from typing import Any
 
 from accelerators import format_rules
 from figure import draw_figure, find_median
-from gpu import format_distances, format_precisions, format_summary, format_timings
+from gpu import format_distances, format_models, format_precisions, format_summary, format_timings
 from layout import Results, format_source, format_table
 from scaling import format_arithmetic, format_sampling
 
@@ -159,6 +159,7 @@ TABLES: dict[str, Callable[[Results], str]] = {
     "arithmetic": format_arithmetic,
     "sampling": format_sampling,
     "gpu rounds": format_timings,
+    "gpu models": format_models,
     "gpu distances": format_distances,
     "gpu precisions": format_precisions,
     "gpu in short": format_summary,

@@ -29,11 +29,9 @@ def command_line() -> str:
 
 def _help(*command: str) -> str:
     plain = {**os.environ, "COLUMNS": "100", "TERMINAL_WIDTH": "100", "TERM": "dumb", "NO_COLOR": "1"}
-    arguments = [sys.executable, "-m", "feduhb.cli", *command[1:], "--help"]
+    arguments = [sys.executable, "-m", "feduhb", *command[1:], "--help"]
     shown = subprocess.run(arguments, env=plain, check=True, capture_output=True, text=True).stdout
-    lines = [
-        line.rstrip() for line in shown.strip("\n").replace("python -m feduhb.cli", "feduhb").splitlines()
-    ]
+    lines = [line.rstrip() for line in shown.strip("\n").replace("python -m feduhb", "feduhb").splitlines()]
     return "```text\n" + "\n".join(lines).strip("\n") + "\n```"
 
 

@@ -27,6 +27,7 @@ ALIASES = """### Names of types in signatures
 | `ModelSource` | a torch module, or a function that returns a new one |
 | `Loss` | a function of (outputs, targets) that returns the mean over a batch |
 | `Augment` | a function of a batch and of 16 numbers in [0, 1) for each row |
+| `BlockSize` | a number of clients, or `"recorded"` |
 | `StopRule` | a function of the movements so far that returns a reason to stop, or None |
 | `EngineMaker` | a function of (federation, local) that returns an engine |
 | `Show` | `"auto"` (a progress bar on a terminal), `"lines"`, a function of a `Round`, or None |"""
@@ -47,7 +48,8 @@ GROUPS = (
     Group("Train and unlearn", "Each returns or reads a run. The [quickstart](quickstart.md) shows them at work.",
           ("train", "unlearn", "compare", "open_run", "retire", "Run", "Round"), ("feduhb.api", "feduhb.runs")),
     Group("Methods", "What `unlearn` and `compare` take as a method. [The methods](methods/index.md) compares them.",
-          ("FedUHB", "Retrain", "Nesterov", "FedAdam", "FedYogi", "FedNadam", "FedExP", "FedEraser", "FedRecover", "Method"), ("feduhb.methods",)),
+          ("FedUHB", "Retrain", "Nesterov", "FedAdam", "FedYogi", "FedNadam", "FedExP", "RapidRetrain", "FedEraser", "FedRecover", "Crab",
+           "FedRecovery", "WuDistillation", "PGA", "FedAF", "NoT", "FineTune", "Method"), ("feduhb.methods",)),
     Group("Stop rules", "When a run ends before its last round. [The stop rule](stop-rule.md) explains them.",
           ("dynamic_stop", "never", "replay"), ("feduhb.stopping",)),
     Group("Aggregation", "How the server combines the updates of a round into one step [P].",
@@ -61,7 +63,8 @@ GROUPS = (
 )  # fmt: skip
 RESULTS = {"Audit", "Round", "Run"}  # what feduhb makes: the fields matter, not the call
 HIDDEN = {
-    "Federation": {"share_draw", "explain_unused", "is_remote", "draws_seeds"},
+    "Federation": {"share_draw", "explain_unused", "is_remote", "draws_seeds", "with_leaving"},
+    "Loop": {"prepare", "answer"},
     "dynamic_stop": {"list_suspects"},
 }
 
@@ -225,15 +228,17 @@ def _split(text: str, title: str) -> tuple[str, str, str]:
 
 def _read_entries(arguments: str) -> dict[str, str]:
     """Return what a section "Args:" says of each argument."""
-    entries = re.findall(r"^    (\w+): (.*(?:\n     .*)*)", arguments, re.MULTILINE)
-    return {name: re.sub(r"\n +", " ", said) for name, said in entries}
+    entries = re.findall(r"^    (\w+(?:, \w+)*): (.*(?:\n     .*)*)", arguments, re.MULTILINE)
+    return {name: re.sub(r"\n +", " ", said) for names, said in entries for name in names.split(", ")}
 
 
 def _read_notes(kind: type) -> dict[str, str]:
-    """Return the comments beside the fields of a dataclass."""
+    """Return the comments beside or above the fields of a dataclass."""
     if not dataclasses.is_dataclass(kind):
         return {}
-    return dict(re.findall(r"^    (\w+): .*  # (.*)$", inspect.getsource(kind), re.MULTILINE))
+    field = re.compile(r"^((?:    # .*\n)*)    (\w+): .*?(?:  # (.*))?$", re.MULTILINE)
+    found = field.findall(inspect.getsource(kind))
+    return {name: beside or " ".join(re.findall("# (.*)", above)) for above, name, beside in found}
 
 
 def _describe_parameter(parameter: inspect.Parameter, said: str) -> str:

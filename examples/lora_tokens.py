@@ -38,7 +38,7 @@ class Transformer(nn.Module):
 
     def encode(self, tokens: Tensor) -> Tensor:
         """Return a vector for each character [B, LENGTH, WIDTH]."""
-        x = self.embed(tokens) + self.place(torch.arange(LENGTH))
+        x = self.embed(tokens) + self.place(torch.arange(LENGTH, device=tokens.device))
         x = x + functional.scaled_dot_product_attention(
             self.query(x), self.key(x), self.value(x), is_causal=True
         )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import random
+import secrets
 from collections import defaultdict
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,6 +15,7 @@ from forking import share_servers
 from quiet import (
     blank_figures,
     commands,
+    commands_made_once,
     forked_python,
     forked_workers,
     no_waiting_for_the_disk,
@@ -25,6 +29,7 @@ from quiet import (
 __all__ = [
     "blank_figures",
     "commands",
+    "commands_made_once",
     "forked_python",
     "forked_workers",
     "no_waiting_for_the_disk",
@@ -37,11 +42,32 @@ __all__ = [
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Keep fork servers that all workers share, if there will be workers."""
+    """Keep fork servers that all workers share, if there will be workers; let no collector look for garbage in imports."""
+    gc.disable()
     if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
         kept = ExitStack()
         kept.enter_context(share_servers())
         config.add_cleanup(kept.close)
+
+
+def pytest_collection_finish() -> None:
+    """Collect garbage from now on, but not among the modules and tests: to go through these takes a second each time."""
+    gc.freeze()
+    gc.enable()
+
+
+DRAWS = random.Random()
+secrets.randbits = DRAWS.getrandbits  # from which runs over a grid draw their seeds
+
+
+@pytest.hookimpl(tryfirst=True)  # before the fixtures
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Seed everything that a test may draw from by its name, so that it depends on no other test and on no chance."""
+    import torch
+
+    DRAWS.seed(item.nodeid)
+    random.seed(item.nodeid)
+    torch.manual_seed(DRAWS.getrandbits(63))
 
 
 PROCESSES = {"browser", "commands"}  # fixtures that start a process; a test that uses one counts as slow

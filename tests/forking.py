@@ -9,6 +9,7 @@ Where pytest runs the tests in several processes, these share servers that its m
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import json
 import os
@@ -211,8 +212,11 @@ def serve(listening: socket.socket, modules: Sequence[str]) -> None:
     """
     if sys.stdin in select.select([listening, sys.stdin], [], [])[0]:
         return
+    gc.disable()
     for module in modules:
         importlib.import_module(module)
+    gc.freeze()  # children then share this memory, and their collectors need not go through it
+    gc.enable()
     while sys.stdin not in select.select([listening, sys.stdin], [], [])[0]:
         link, _ = listening.accept()
         with contextlib.suppress(ChildProcessError):

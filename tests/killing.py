@@ -57,7 +57,7 @@ class Commands(Forks):
 def run_feduhb() -> None:
     """Run one command in this process; sys.argv holds what `Commands.feduhb` was given."""
     import feduhb.cli
-    from feduhb import api
+    from feduhb.runs import prepare
     from feduhb.runs.retire import Retirement
 
     count, kill_at, kind, largest_file, *arguments = sys.argv[1:]
@@ -81,7 +81,7 @@ def run_feduhb() -> None:
 
         return run_counted
 
-    api.execute = count_moments_of(api.execute)
+    prepare.execute = count_moments_of(prepare.execute)
     Retirement.carry_out = count_moments_of(Retirement.carry_out)
     if size := int(largest_file):
         resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))

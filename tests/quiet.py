@@ -7,14 +7,18 @@ import os
 import signal
 import subprocess
 from collections.abc import Generator, Iterator
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import pytest
 
 from forking import Forks, reach_server
 from killing import Commands
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 @pytest.fixture(scope="session")
@@ -85,7 +89,11 @@ def one_thread():
     torch.set_num_threads(before)
 
 
-FEW_TREES: dict[str, Any] = {"max_iter": 5, "max_bins": 8}  # of the attackers of MISR
+FEW_TREES: dict[str, Any] = {  # of the attackers of MISR
+    "max_iter": 5,
+    "max_bins": 8,
+    "class_weight": None,  # weights make the bins take longest, and both classes have equally many examples anyway
+}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -103,6 +111,37 @@ def no_waiting_for_others():
     """Where a test holds a run's lock itself, nobody will free it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("feduhb.runs.lineage.PATIENCE", 0.0)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def commands_made_once():
+    """Typer makes all commands anew whenever one is run; they are the same, and making them takes a tenth of a second."""
+    from typer.main import get_command
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("typer.testing._get_command", cache(get_command))
+        yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def trials_made_once():
+    """A client tries its model on its data at every message; a model that passed need not be tried on these data again."""
+    from feduhb.core import trial
+    from feduhb.core.inputs import list_tensors
+    from feduhb.data import federation
+
+    def check_once(module: nn.Module, loss: Any, examples: trial.Rows, augment: Any = None) -> None:
+        x, y = trial._choose_batch(module, examples)
+        data = tuple((part.dtype, part.shape, part.numpy().tobytes()) for part in (*list_tensors(x), y))
+        tried = (str(module), *map(type, module.modules()), loss, augment, data)
+        if tried not in passed:
+            trial.check_fit(module, loss, examples, augment)
+            passed.add(tried)
+
+    passed: set[tuple[Any, ...]] = set()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(federation, "check_fit", check_once)
         yield
 
 

@@ -46,7 +46,7 @@ class Quadratics:
     """A federation of f_c(w) = 1/2 (w - m_c)' A_c (w - m_c), client c holding n_c examples.
 
     The gradient is A_c (w - m_c); the optimum of any group is (Σ n_c A_c)⁻¹ Σ n_c A_c m_c.
-    ``epochs=0`` is answered with the gradient, ``epochs=k`` with the update of k gradient steps of ``lr``.
+    ``epochs=0`` is answered with the gradient, ``epochs=k`` with the update of k gradient steps of ``lr``, whatever the task.
     """
 
     curvature: dict[ClientId, Tensor]  # A_c [P, P]

@@ -11,7 +11,7 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src" / "feduhb_reproduction"
 PACKAGES = {
     "feduhb", "feduhb.audit", "feduhb.cli", "feduhb.core", "feduhb.data", "feduhb.engines", "feduhb.errors", "feduhb.methods",
-    "feduhb.report", "feduhb.runs",
+    "feduhb.report", "feduhb.runs", "feduhb.stopping",
 }  # fmt: skip
 
 

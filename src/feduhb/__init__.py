@@ -32,15 +32,23 @@ if TYPE_CHECKING:
     from feduhb.engines import Loop, Pool, Stacked
     from feduhb.errors import FeduhbError
     from feduhb.methods import (
+        PGA,
+        Crab,
         FedAdam,
+        FedAF,
         FedEraser,
         FedExP,
         FedNadam,
         FedRecover,
+        FedRecovery,
         FedUHB,
         FedYogi,
+        FineTune,
         Nesterov,
+        NoT,
+        RapidRetrain,
         Retrain,
+        WuDistillation,
     )
     from feduhb.report import report
     from feduhb.runs.folder import Round
@@ -65,28 +73,21 @@ _MODULES = {
     "feduhb.engines": ("Loop", "Pool", "Stacked"),
     "feduhb.errors": ("FeduhbError",),
     "feduhb.methods": (
-        "FedAdam",
-        "FedEraser",
-        "FedExP",
-        "FedNadam",
-        "FedRecover",
-        "FedUHB",
-        "FedYogi",
-        "Nesterov",
-        "Retrain",
+        "PGA", "Crab", "FedAF", "FedAdam", "FedEraser", "FedExP", "FedNadam", "FedRecover", "FedRecovery",
+        "FedUHB", "FedYogi", "FineTune", "Nesterov", "NoT", "RapidRetrain", "Retrain", "WuDistillation",
     ),
     "feduhb.runs.folder": ("Round",),
     "feduhb.runs.retire": ("retire",),
     "feduhb.runs.run": ("Run", "open_run"),
     "feduhb.runs.tracking": ("TensorBoard",),
     "feduhb.stopping": ("distance_stop", "dynamic_stop", "never", "patience", "replay"),
-}
+}  # fmt: skip
 _MODULE = {name: module for module, names in _MODULES.items() for name in names}
 
 __version__ = "0.1.0"
 __all__ = [
-    "Audit", "Backdoor", "Canaries", "FedAdam", "FedEraser", "FedExP", "FedNadam", "FedRecover", "FedUHB", "FedYogi", "Federation", "FeduhbError", "Local", "Loop", "Method",
-    "Nesterov", "Pool", "Request", "Retrain", "Round", "Run", "Score", "Stacked", "TensorBoard", "Updates", "Work", "audit", "compare", "describe_table", "distance_stop", "dynamic_stop", "geometric_median", "krum", "load", "median", "never", "open_run",
+    "PGA", "Audit", "Backdoor", "Canaries", "Crab", "FedAF", "FedAdam", "FedEraser", "FedExP", "FedNadam", "FedRecover", "FedRecovery", "FedUHB", "FedYogi", "Federation", "FeduhbError", "FineTune", "Local", "Loop", "Method",
+    "Nesterov", "NoT", "Pool", "RapidRetrain", "Request", "Retrain", "Round", "Run", "Score", "Stacked", "TensorBoard", "Updates", "Work", "WuDistillation", "audit", "compare", "describe_table", "distance_stop", "dynamic_stop", "geometric_median", "krum", "load", "median", "never", "open_run",
     "patience", "replay", "report", "retire", "train", "trimmed_mean", "unlearn", "weighted_mean",
 ]  # fmt: skip
 

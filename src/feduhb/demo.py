@@ -15,7 +15,7 @@ from feduhb.data.canaries import Canaries
 from feduhb.data.load import FederationSettings
 from feduhb.errors import RunFolderError
 from feduhb.report import read_runs, write_report
-from feduhb.report.tables import list_json_rows, make_terminal_table
+from feduhb.report.tables import list_json_rows, make_terminal_tables
 from feduhb.runs.config import Config, TrainSettings
 from feduhb.runs.files import disk_errors, write_atomically
 
@@ -52,7 +52,7 @@ def run_demo(out: Path, *, quiet: bool = False) -> dict[str, Any]:
     views = read_runs(folders)
     if not quiet:
         _print("")
-        Console().print(make_terminal_table(views))
+        Console().print(make_terminal_tables(views))
         verdicts = (f"{found.method}: {found.verdict.word}. {found.verdict.reasons[0]}" for found in audits)
         pages = (f"  {path}" for path in written if path.suffix in {".html", ".png"})
         _print("\n".join(["", *verdicts, "\nOpen these:", *pages]))

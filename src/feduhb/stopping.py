@@ -348,13 +348,21 @@ distance_stop = DistanceStop  # the name in the public API
 RecordedRule = DynamicStop | Patience | DistanceStop  # rules that config.toml can record
 
 
+def check_training_stop(stop: object) -> None:
+    """Raise ConfigError unless a training can have this stop rule: its config.toml must record the rule."""
+    if not isinstance(stop, RecordedRule | Never):
+        raise ConfigError(
+            f"stop is {stop!r}, which config.toml cannot record for a training; give feduhb.dynamic_stop(0.6) or another rule of feduhb, or feduhb.never"
+        )
+
+
 def _check_count(name: str, value: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ConfigError(f"{name} is {value!r}; give a whole number, 1 or more")
 
 
 def list_needs(rule: StopRule) -> tuple[str, ...]:
-    """Return what a rule needs beside movements: "held_out", "distance", or nothing."""
+    """Return what a rule needs besides movements: "held_out", "distance", or nothing."""
     return tuple(getattr(rule, "needs", ()))
 
 
@@ -388,3 +396,9 @@ def replay(rule: StopRule, moved: Sequence[float]) -> int | None:
         return next((n for n in range(1, len(series) + 1) if decide(rule, series.first(n))), None)
     every = rule.list_suspects(moved) if isinstance(rule, DynamicStop) else range(1, len(moved) + 1)
     return next((n for n in every if rule(moved[:n]) is not None), None)
+
+
+__all__ = [
+    "DistanceStop", "DynamicStop", "Never", "Patience", "RecordedRule", "Series", "StopReason", "StopRule", "decide", "distance_stop",
+    "dynamic_stop", "list_needs", "never", "patience", "replay", "require_series",
+]  # fmt: skip

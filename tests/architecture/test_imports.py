@@ -13,7 +13,8 @@ from forking import Forks, reach_server
 
 SOURCE = Path(__file__).parents[2] / "src" / "feduhb"
 METHOD_CLASSES = {
-    "FedAdam", "FedEraser", "FedExP", "FedNadam", "FedRecover", "FedUHB", "FedYogi", "Method", "Nesterov", "Retrain",
+    "FedAF", "FedAdam", "FedEraser", "FedExP", "FedNadam", "FedRecover", "FedUHB", "FedYogi", "Method", "Nesterov", "PGA",
+    "RapidRetrain", "Retrain",
 }  # fmt: skip
 
 DESIGN = SOURCE.parents[1] / "docs" / "design.md"
@@ -39,7 +40,7 @@ OTHERS = {  # packages that are not ours
     },
     "engines": {"torch"},
     "runs": {"onnx", "torch", "safetensors", "rich", "pydantic", "tomli_w", "typing_extensions"},
-    "api": {"torch"},
+    "batching": {"numpy"},
     "audit": {"cloudpickle", "torch", "numpy", "scipy", "sklearn", "threadpoolctl"},
     "flower": {"torch", "numpy", "safetensors", "tomli_w", "flwr", "cryptography", "pydantic"},
     "report": {"jinja2", "markupsafe", "matplotlib", "rich"},
@@ -63,6 +64,7 @@ MAY_IMPORT = {
         for package, ours in TABLE.items()
     },
     "__init__": None,
+    "__main__": None,
 }
 PURE = {package for package in TABLE if "." in package}  # modules that have a row of their own
 

@@ -21,7 +21,7 @@ import pytest
 pytestmark = pytest.mark.slow
 
 EXEMPT = ("core", "methods", "engines")  # the kernel: what computes
-MOST = 19
+MOST = 21
 CONFIG = """
 seed = 1
 [federation]

@@ -20,7 +20,7 @@ from feduhb.audit.attacks.before_after import (
 )
 from feduhb.audit.attacks.membership import Candidates, compute_confidences, score_losses
 from feduhb.audit.result import Attack, AucDifference, Interval, Kept, Roc
-from feduhb.audit.statistics import compute_auc, compute_roc
+from feduhb.audit.statistics import compute_roc
 from feduhb.core.flat import flatten, with_params
 from feduhb.data.federation import Examples
 from feduhb.errors import ModelError
@@ -55,6 +55,26 @@ def test_the_slopes_of_softmax_regression(seed, classes, count):
     with torch.no_grad():
         wanted = (slope_of_softmax(v, w, v, x, y) + slope_of_softmax(w, w, v, x, y)) / 2
     torch.testing.assert_close(compare_weights(v, w, Examples.of(x, y), F.cross_entropy), wanted)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("kind", ["images", "sequences"])
+def test_a_gpu_computes_the_same_slopes_in_full_precision(kind):
+    """A convolution, which cuDNN may compute in TF32, and an LSTM, which cuDNN cannot differentiate twice."""
+
+    class Last(nn.Module):
+        def forward(self, answer: tuple[Tensor, Any]) -> Tensor:
+            return answer[0][:, -1]
+
+    images = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3))
+    sequences = nn.Sequential(nn.LSTM(6, 5, batch_first=True), Last(), nn.Linear(5, 3))
+    model, shape = (images, (300, 3, 8, 8)) if kind == "images" else (sequences, (300, 7, 6))
+    v, w, rng = draw_models(7, model)
+    some = Examples.of(torch.randn(shape, generator=rng), torch.randint(3, (300,), generator=rng))
+    wanted = compare_weights(v.float(), w.float(), some, F.cross_entropy)
+    found = compare_weights(v.cuda(), w.cuda(), some, F.cross_entropy)
+    assert found.device.type == "cpu"
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
 
 
 def test_the_slopes_are_the_gradients_of_single_examples_along_the_difference():
@@ -182,12 +202,12 @@ def draw_tables(*knows: float, count: int = 400) -> tuple[list[Table], Candidate
 def test_what_was_learned_is_found_where_the_loss_hides_it():
     """Examples differ by a standard deviation of 3, and members are known by 1 better: AUC 0.59. The change shows it: 0.99."""
     (retrain, knows), candidates = draw_tables(0.0, 1.0)
-    assert compute_auc(score_losses(knows, candidates, F.cross_entropy)) < 0.65
+    assert compute_roc(score_losses(knows, candidates, F.cross_entropy)).auc < 0.65
     for change in CHANGES.values():
         found = score_changes(retrain, knows, candidates, change, F.cross_entropy)
-        assert compute_auc(found) > 0.95
+        assert compute_roc(found).auc > 0.95
         back = score_changes(knows, retrain, candidates, change, F.cross_entropy)
-        assert compute_auc(back) < 0.05
+        assert compute_roc(back).auc < 0.05
 
 
 def test_two_models_that_never_saw_the_examples_say_nothing():
@@ -221,7 +241,7 @@ def test_a_model_without_differences_between_examples():
     flat, candidates = Table(torch.zeros(400, 2)), draw_tables(0.0)[1]
     [knows], _ = draw_tables(1.0)
     for change in CHANGES.values():
-        assert compute_auc(score_changes(flat, knows, candidates, change, F.cross_entropy)) > 0.55
+        assert compute_roc(score_changes(flat, knows, candidates, change, F.cross_entropy)).auc > 0.55
 
 
 def test_no_gradient_is_kept_and_nothing_is_drawn():

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from data.wording import refused
 from feduhb.audit.attacks.lira import attack_shadows, compute_likelihood_ratios
-from feduhb.audit.statistics import Scores, compute_auc, compute_roc
+from feduhb.audit.statistics import Scores, compute_roc
 from feduhb.errors import DataError
 from toys import quick
 
@@ -44,19 +44,20 @@ def attacked(phi: Tensor, inside: Tensor) -> tuple[Scores, Scores]:
 def test_close_to_the_best_attack_there_is():
     """With 200 shadows the parameters are all but known."""
     ratios, _ = attacked(*world(shadows=201, examples=4000, gain=1.5, spread=5.0))
-    assert compute_auc([ratios]) == pytest.approx(NormalDist().cdf(1.5 / math.sqrt(2)), abs=0.02)
+    assert compute_roc([ratios]).auc == pytest.approx(NormalDist().cdf(1.5 / math.sqrt(2)), abs=0.02)
 
 
 def test_better_than_a_threshold_where_examples_differ_in_difficulty():
     ratios, plain = attacked(*world(shadows=17, examples=2000, gain=1.5, spread=5.0))
-    assert compute_auc([ratios]) > compute_auc([plain]) + 0.1
-    assert compute_auc([plain]) < 0.65
+    assert compute_roc([ratios]).auc > compute_roc([plain]).auc + 0.1
+    assert compute_roc([plain]).auc < 0.65
 
 
 def test_few_shadows_cost_something_but_not_all():
     best = NormalDist().cdf(1.5 / math.sqrt(2))
     few, many = (
-        compute_auc([attacked(*world(shadows=k, examples=4000, gain=1.5, spread=5.0))[0]]) for k in (9, 101)
+        compute_roc([attacked(*world(shadows=k, examples=4000, gain=1.5, spread=5.0))[0]]).auc
+        for k in (9, 101)
     )
     assert 0.7 < few < many < best + 0.02
 
@@ -200,7 +201,7 @@ def test_the_self_test_attacks_every_shadow_the_client_took_part_in():
 
 def test_the_self_test_tells_what_the_attack_can_do():
     phi, inside = world(shadows=16, examples=300, gain=2.0, spread=4.0)
-    found = compute_auc([Scores(*scores) for scores in attack_shadows(phi, inside)])
+    found = compute_roc([Scores(*scores) for scores in attack_shadows(phi, inside)]).auc
     assert 0.8 < found < NormalDist().cdf(2 / math.sqrt(2)) + 0.02
 
 

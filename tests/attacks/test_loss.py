@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from feduhb.audit.attacks.membership import Candidates, compute_confidences, compute_losses, score_losses
-from feduhb.audit.statistics import compute_auc, compute_roc
+from feduhb.audit.statistics import compute_roc
 from feduhb.data.federation import Examples
 from toys import Table, quick
 
@@ -135,8 +135,8 @@ def test_scores_are_minus_losses_client_by_client():
         pytest.approx((-math.log(4 / 3), -math.log(4)), rel=1e-6),
         pytest.approx((-math.log(4), -math.log(4 / 3)), rel=1e-6),
     ]
-    assert compute_auc(found[:1]) == 1.0
-    assert compute_auc(found) == 0.5
+    assert compute_roc(found[:1]).auc == 1.0
+    assert compute_roc(found).auc == 0.5
 
 
 def test_clients_without_either_side_are_left_out():
@@ -162,7 +162,7 @@ def memorised(labels: Tensor) -> tuple[Table, Candidates]:
 
 def test_a_model_that_memorised_is_caught():
     labels = torch.randint(10, (400,), generator=torch.Generator().manual_seed(1))
-    assert compute_auc(score_losses(*memorised(labels), F.cross_entropy)) > 0.99
+    assert compute_roc(score_losses(*memorised(labels), F.cross_entropy)).auc > 0.99
 
 
 def test_a_model_that_never_saw_them_is_not():

@@ -121,34 +121,35 @@ def test_other_models_do_not_matter_to_a_model(caught):
 
 
 class Watched:
-    """An attacker that calls nothing a member, and records the rows of each fit and of the predictions after it."""
-
-    def __init__(self) -> None:
-        self.fits: list[tuple[set[float], set[float], set[float]]] = []
+    """An attacker that calls nothing a member, and records the rows that it was fitted on, and those that it predicted."""
 
     def fit(self, x: np.ndarray, y: np.ndarray) -> None:
-        self.fits.append((set(x[y == 1, 0]), set(x[y == 0, 0]), set()))
+        self.seen = (set(x[y == 1, 0]), set(x[y == 0, 0]), set[float]())
+        fits.append(self.seen)
 
     def predict(self, x: np.ndarray) -> np.ndarray:
-        self.fits[-1][2].update(x[:, 0])
+        self.seen[2].update(x[:, 0])
         return np.zeros(len(x))
+
+
+fits: list[tuple[set[float], set[float], set[float]]] = []  # of all copies of `Watched`
 
 
 @pytest.mark.parametrize(("m", "n"), [(20, 50), (50, 23), (17, 17)])
 def test_no_example_is_classified_by_an_attacker_that_has_seen_it(m, n, monkeypatch):
     """Every row is its own name: members 0, 1, ..., test examples -1, -2, ..."""
-    watched = Watched()
-    monkeypatch.setattr(module, "_make_attackers", lambda _: {"watched": watched})
+    fits.clear()
+    monkeypatch.setattr(module, "_make_attackers", lambda _: {"watched": Watched()})
     names = torch.arange(float(m))[:, None], -1 - torch.arange(float(n))[:, None]
     assert compute_misr({"original": names}, seed=3)["watched"]["original"] == MisrRates(0.0, 0.0)
-    asked = [row for _, _, rows in watched.fits for row in rows]
-    assert len(watched.fits) == 5
+    asked = [row for _, _, rows in fits for row in rows]
+    assert len(fits) == 5
     assert len(asked) == len(set(asked)) == m + n
-    for members, others, rows in watched.fits:
+    for members, others, rows in fits:
         assert not rows & (members | others)
         assert all(row >= 0 for row in members)
         assert len(members) in (m - m // 5, m - m // 5 - 1)
-    assert len(set.union(*(others for _, others, _ in watched.fits))) == min(m, n)
+    assert len(set.union(*(others for _, others, _ in fits))) == min(m, n)
 
 
 def test_few_test_examples_weigh_as_much_as_many_members():

@@ -39,3 +39,13 @@ def wait_forever(pipe: str) -> None:
     Path(pipe).write_text("at work")
     while True:
         signal.pause()
+
+
+def use_pipe(job: tuple[str, str]) -> str:
+    """Read from a named pipe, which waits until another job writes into it; or write; or do neither."""
+    pipe, what = job
+    if what == "read":
+        return Path(pipe).read_text()
+    if what == "write":
+        Path(pipe).write_text("written")
+    return what

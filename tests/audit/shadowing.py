@@ -3,7 +3,8 @@
 python shadowing.py FOLDER COUNT
 
 FOLDER holds the runs "original" and "retrain"; audit.json goes to FOLDER/audit. With COUNT 0 it comes to its end.
-Shadows of an audit that is to be killed are trained in several processes, those of a whole one in this process.
+Shadows of an audit that is to be killed are trained in several processes, those of a whole one in this process. Those
+processes may be only a little ahead: one of them could otherwise train all shadows while another one begins.
 What was trained goes to standard output, a line each.
 """
 
@@ -25,17 +26,19 @@ def main() -> None:
     import feduhb
     from feduhb.audit import controls, shadows
     from feduhb.audit.audit import audit
+    from feduhb.runs import workers
     from feduhb.runs.folder import RunFolder
 
+    workers.AHEAD = 1
     spread, run_apart = shadows.spread, controls.run_apart
 
-    def counted(function: Any, jobs: Any, workers: int) -> Any:
+    def counted(function: Any, jobs: Any, cores: int) -> Any:
         def noted() -> Any:
             for job in jobs:
                 say(job.file.stem)
                 yield job
 
-        for number, said in enumerate(spread(function, noted(), workers if count else 1), 1):
+        for number, said in enumerate(spread(function, noted(), cores if count else 1), 1):
             if number == count:
                 os.kill(os.getpid(), signal.SIGKILL)
             yield said

@@ -28,6 +28,7 @@ from feduhb.core.types import Updates
 from feduhb.errors import AggregationError
 from feduhb.methods import settings_of
 from feduhb.methods.feduhb import HeavyBall
+from feduhb.runs import prepare
 from feduhb.runs.checkpoint import load_params
 from feduhb.runs.config import TrainSettings
 from feduhb.runs.private import find_work
@@ -76,7 +77,7 @@ def unlearn(trained, method: Any = "feduhb", **more):
 def make_job(federation, method, out, engine: Any = "loop"):
     settings = TrainSettings(rounds=3, epochs=1, batch_size=8, lr=0.1, engine="loop")
     return write_job(
-        federation, method, feduhb.never, engine, settings=settings, rounds=3, block=None, out=out, history=None, forgot=None,
+        federation, method, feduhb.never, engine, settings=settings, rounds=3, block=None, out=out, bound={}, forgot=None,
         ancestors=(), models=None,
     )  # fmt: skip
 
@@ -160,7 +161,7 @@ class Wide(str):
         (feduhb.FedUHB(aggregate=make_closure()), "its setting 'aggregate' is defined inside a function"),
         (Reads(path="x" * 1001), "its setting 'path' is a str, which is not a plain setting"),
         (Reads(path=Wide("x")), "its setting 'path' is a Wide, which is not a plain setting"),
-        (feduhb.FedUHB(epochs=2**70), "its setting 'epochs' is a int, which is not a plain setting"),
+        (Reads(path=2**70), "its setting 'path' is a int, which is not a plain setting"),  # pyright: ignore[reportArgumentType]
         (feduhb.FedUHB(aggregate=torch.nn.Linear(2, 2)), "its setting 'aggregate' is a Linear"),
         (
             feduhb.FedUHB(aggregate=partial(feduhb.trimmed_mean, trim=torch.zeros(2))),  # pyright: ignore[reportArgumentType]
@@ -222,7 +223,7 @@ def test_a_fresh_process_gives_the_same_bits(federation, tmp_path, engine):
     method = feduhb.FedUHB(epochs=1)
     run_apart(make_job(federation, method, tmp_path / "apart", engine), [], seen.append)
     job = make_job(federation, method, tmp_path / "here", engine)
-    here = feduhb.api.run_method(federation, method, job.settings, rounds=3, engine=engine)
+    here = prepare.run_method(federation, method, job.settings, rounds=3, engine=engine)
     assert torch.equal(load_params(tmp_path / "apart" / "state.safetensors"), here.params)
     assert [(record.round, record.moved) for record in seen] == [
         (record.round, record.moved) for record in here.rounds

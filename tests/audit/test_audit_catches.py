@@ -139,6 +139,26 @@ def test_a_backdoor_is_caught_and_its_erasure_seen():
     assert other.backdoor.success["unlearned"] >= 0.8
 
 
+def test_a_backdoor_that_a_method_leaves_behind_is_seen():
+    """Fine-tuning for no rounds is the old model, and one round does not remove the trigger."""
+    federation = load_digits(backdoor=feduhb.Backdoor(LEAVERS, size=2))
+    trained = feduhb.train(federation, ROUNDS, **TRAINED)
+    retrain = feduhb.unlearn(trained, LEAVERS, method="retrain", rounds=ROUNDS, show=None)
+    for rounds in (0, 1):
+        kept = feduhb.unlearn(trained, LEAVERS, method="finetune", rounds=rounds, show=None)
+        found = audit(kept, trained, retrain=retrain, canaries=0, **QUIET)
+        assert found.backdoor is not None
+        assert found.backdoor.verdict == "caught"
+        assert found.backdoor.success["unlearned"] >= 0.5
+        assert found.exactness is not None
+        assert not found.exactness.exact
+        assert found.verdict.word == "not forgotten"
+        says = [
+            reason for reason in found.verdict.reasons if reason.startswith("Backdoor. The trigger works")
+        ]
+        assert bool(says) is (rounds == 1)  # of the old model itself, the verdict says nothing else
+
+
 def test_an_exact_retrain_pooled_over_five_seeds_is_equivalent_to_chance():
     """270 members and as many others a seed: the test passes a model that remembers nothing with a chance of over 80 %."""
     found = []

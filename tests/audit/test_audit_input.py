@@ -12,6 +12,7 @@ from torch import nn
 
 import feduhb
 from audit.auditing import QUIET, draw_federation
+from feduhb.audit.attacks import membership
 from feduhb.audit.attacks.before_after import CHANGES
 from feduhb.audit.audit import AuditSettings, audit, audit_all
 from feduhb.audit.result import Audit
@@ -189,3 +190,21 @@ def test_a_run_on_the_users_own_engine_is_marked(tmp_path):
     sound(audit(feduhb.unlearn(trained, ["bee"], rounds=1, show=None), trained, canaries=0, **QUIET))
     with pytest.raises(FeduhbError, match="engine of your own"):
         audit(feduhb.open_run(tmp_path / "new", federation), **QUIET)
+
+
+def test_audits_of_several_runs_share_what_is_measured_of_the_controls(monkeypatch):
+    """Together they say of each run what an audit of it alone says, and every model answers the test data once."""
+    federation = draw_federation({"bee": 24, "cat": 28, "dog": 26}, held=20)
+    trained = feduhb.train(federation, 2, **HOW)
+    runs = [
+        feduhb.unlearn(trained, "bee", method=method, rounds=2, show=None)
+        for method in ("retrain", "feduhb", "finetune")
+    ]
+    how = {"retrain": runs[0], "exactness": False, "canaries": 0, "relearn": 1, "show": None}
+    alone = audit(runs[-1], trained, **how)
+    sizes, compute = [], membership.compute_outputs
+    monkeypatch.setattr(membership, "compute_outputs", lambda m, x: sizes.append(len(x)) or compute(m, x))
+    together = audit_all(runs, trained, **how)[-1]
+    assert together.misr is not None
+    assert replace(together, seconds=0.0, finished="") == replace(alone, seconds=0.0, finished="")
+    assert sizes.count(len(federation.test)) == 4

@@ -36,6 +36,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], object], str]] = {
     "cut short": (lambda path: path.write_text('{"method":'), "it is not complete JSON"),
     "a list": (lambda path: path.write_text("[]"), r"the audit is \[\]"),
     "infinite": (write_with(lambda values: values.update(seconds=float("1e999"))), "it is not complete JSON"),
+    "a long number": (lambda path: path.write_text(f"[{'9' * 400}]"), "a number has 400 digits"),
     "another model": (write_with(rename_model), "the audit, accuracy has a model 'mine'"),
     "a missing key": (write_with(lambda values: values.pop("verdict")), "the audit, verdict is null"),
     "a link to itself": (lambda path: path.symlink_to(path), "symbolic links"),

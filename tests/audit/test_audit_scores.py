@@ -153,7 +153,9 @@ def test_distances_of_numbers_and_of_logits():
     def weigh(weight: float) -> feduhb.Run:
         return replace(run, state=run.state._replace(params=torch.tensor([weight, 0.0])))
 
-    far = measure_distances({UNLEARNED: weigh(-1.0), ORIGINAL: weigh(1.0), RETRAIN: weigh(1.0)}, federation)
+    far = measure_distances(
+        {UNLEARNED: weigh(-1.0), ORIGINAL: weigh(1.0), RETRAIN: weigh(1.0)}, federation, {}
+    )
     p = torch.sigmoid(torch.tensor(1.0)).double()
     expected = float(p * (p / (1 - p)).log() + (1 - p) * ((1 - p) / p).log())
     assert far[UNLEARNED].kl == pytest.approx(expected, rel=1e-6)

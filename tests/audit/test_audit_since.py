@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -112,3 +113,23 @@ def test_a_history_that_is_gone_is_made_again_as_the_control_made_it(tmp_path):
     third = feduhb.unlearn(second, ["c01"], method=eraser, out=tmp_path / "third", show=None)
     told = str(feduhb.audit(third, second, canaries=0, **QUIET))
     assert "The recorded procedure does not give these weights" not in told
+
+
+@pytest.mark.parametrize("between", ["feduhb", "rollback"])
+def test_a_rollback_after_another_request_is_exact(between, tmp_path):
+    """Its worlds repeat the run before it, which a rollback must not take for the training that it continues."""
+    names = [f"c{number}" for number in range(8)]
+    how = {**HOW, "epochs": 1, "clients_per_round": 2, "keep_models": "1MB"}
+    first = feduhb.train(draw_federation(dict.fromkeys(names, 8)), 6, out=tmp_path / "first", **how)
+    asked = list(dict.fromkeys(client for record in first.rounds for client in record.asked))
+    rounds: dict[str, Any] = {} if between == "rollback" else {"rounds": 3}
+    second = feduhb.unlearn(first, asked[-1:], method=between, out=tmp_path / "second", show=None, **rounds)
+    third = feduhb.unlearn(second, asked[3:4], method="rollback", out=tmp_path / "third", show=None)
+    assert third.restart_round
+    found = feduhb.audit(third, second, canaries=0, **QUIET)
+    assert found.exactness is not None
+    assert {check.name: check.identical for check in found.exactness.checks} == {
+        "noise": True,
+        "never": True,
+        "beginning": True,
+    }

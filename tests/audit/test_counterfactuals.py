@@ -19,8 +19,9 @@ from feduhb.audit.exactness import Counterfactuals, find_non_setting
 from feduhb.audit.result import Exactness
 from feduhb.data.federation import Federation
 from feduhb.data.request import Request, as_request
-from feduhb.errors import FeduhbError, RunFolderError
-from feduhb.methods.replay import MISSING, unbind_history
+from feduhb.errors import ConfigError, FeduhbError, RunFolderError
+from feduhb.methods.binding import unbind
+from feduhb.methods.replay import MISSING
 from toys import quick
 
 SIZES = {"ant": 1, "bee": 2, "cat": 3, "dog": 24, "elk": 9}
@@ -146,14 +147,41 @@ def test_weights_changed_by_one_bit_are_seen(tmp_path):
     [
         feduhb.FedEraser(interval=1, epochs=1),
         feduhb.FedRecover(warmup=2, buffer=1, correction=0, final=0, epochs=1, abnormal=0.0),
+        feduhb.FineTune(epochs=1),
+        feduhb.NoT(epochs=1),
+        feduhb.FedRecovery(distance=1e-4),
+        feduhb.Crab(epochs=1),
     ],
+    ids=lambda method: method.name,
 )
 def test_approximate_methods_are_not(method, kept, tmp_path):
     original = trained(out=tmp_path / "run", keep_history=True)
-    run = feduhb.unlearn(original, ["dog"], method=method, erase_history=kept == "erased", show=None)
+    run = feduhb.unlearn(
+        original, ["dog"], method=method, rounds=2, erase_history=kept == "erased", show=None
+    )
     found = checked(run, tmp_path / "work", history=True, original=original)
     assert [check.identical for check in found.checks] == [False, False, True]
     assert all(check.largest_difference > 1e-5 for check in found.checks[:2])
+
+
+def test_the_old_model_itself_is_not_exact(tmp_path):
+    """Fine-tuning with no rounds: trained without the leaver, or on noise in its place, the old model is another one."""
+    original = trained()
+    run = feduhb.unlearn(original, ["dog"], method="finetune", rounds=0, show=None)
+    assert torch.equal(run.params, original.params)
+    found = checked(run, tmp_path, original=original)
+    assert [(check.name, check.identical) for check in found.checks] == [
+        ("noise", False), ("never", False), ("again", True),
+    ]  # fmt: skip
+    assert all(check.largest_difference > 1e-3 for check in found.checks[:2])
+
+
+def test_a_method_that_claims_to_be_exact_may_not_ask_for_the_old_model():
+    claims = type("Claims", (feduhb.FineTune,), {"exact": True, "__slots__": ()})
+    with pytest.raises(
+        ConfigError, match=r"declares itself exact, but it uses the old model; declare exact = False"
+    ):
+        feduhb.unlearn(trained(), ["dog"], method=claims(epochs=1), rounds=1, show=None)
 
 
 def test_folders_of_two_settings_of_one_method_are_apart():
@@ -178,7 +206,7 @@ def test_what_a_method_carries_is_named():
     assert find_non_setting(Called(aggregate=torch.nn.Linear(2, 2))) == "aggregate"
     given = Replays(history=torch.zeros(3))
     assert find_non_setting(given) is None  # for it is taken away before every counterfactual:
-    assert getattr(unbind_history(given), "history") is MISSING  # noqa: B009
+    assert getattr(unbind(given), "history") is MISSING  # noqa: B009
 
 
 def test_controls_that_do_not_belong_are_refused():

@@ -17,7 +17,7 @@ from feduhb.audit.own_code import find_approach, find_jump
 from feduhb.audit.traces import draws_are_fresh, find_trace, find_units
 from feduhb.core.flat import draw_model, flatten
 from feduhb.data.request import Request
-from feduhb.runs.checkpoint import read_models
+from feduhb.runs.kept import KeptModels
 
 SIZES = {"ant": 7, "bee": 11, "cat": 5}
 
@@ -238,7 +238,7 @@ def test_the_model_after_every_round_is_kept(tmp_path: Path):
         federation=run.original, request=Request(("cat",)), settings=run.settings, engine="loop", history=False, folder=tmp_path,
     )  # fmt: skip
     never = controls.run_in("never", run, keep_models=True)
-    models = list(read_models(controls.place("never", run) / "models"))
+    models = list(KeptModels(controls.place("never", run) / "models").read_all())
     assert len(models) == 3
     assert torch.equal(models[-1], never.params)
     moved = [record.moved for record in run.rounds]

@@ -10,9 +10,9 @@ from types import ModuleType
 
 import pytest
 
-from audit.jobs import die, die_if_odd, double, refuse
+from audit.jobs import die, die_if_odd, double, refuse, use_pipe
 from feduhb.errors import DataError, RunFolderError
-from feduhb.runs.workers import spread
+from feduhb.runs.workers import AHEAD, spread
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -49,8 +49,17 @@ def test_jobs_are_drawn_when_there_is_somebody_for_them():
 
     stream = spread(double, jobs(), 2)
     assert next(stream)[0] == 0
-    assert len(drawn) <= 4
+    assert len(drawn) <= 2 * AHEAD + 1
     stream.close()  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@pytest.mark.slow
+def test_a_long_job_does_not_keep_the_others_from_beginning(tmp_path):
+    """The first job ends only once the fifth has run."""
+    os.mkfifo(tmp_path / "pipe")
+    done = ["read", "first", "second", "third", "write"]
+    found = list(spread(use_pipe, [(str(tmp_path / "pipe"), what) for what in done], 2))
+    assert found == ["written", *done[1:]]
 
 
 def test_what_cannot_travel_is_done_here():

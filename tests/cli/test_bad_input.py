@@ -68,7 +68,7 @@ def refused(*arguments):
         (["--forget", "c00", "--step-size", "0"], "step_size is 0.0; give a positive number"),
         (
             ["--forget", "c00", "--method", "magic"],
-            "there is no method 'magic'; choose one of feduhb, retrain, federaser, fedrecover, nesterov, fedadam, fedyogi, fednadam, fedexp",
+            "there is no method 'magic'; choose one of feduhb, retrain, federaser, fedrecover, nesterov, fedadam, fedyogi, fednadam, fedexp, rollback, rapidretrain, finetune, not, pga, fedaf, fedrecovery, crab, wu",
         ),
         (
             ["--forget", "c00", "--method", "retrain", "--momentum", "0.5"],
@@ -85,6 +85,12 @@ def refused(*arguments):
 def test_an_impossible_request_is_refused(run, tmp_path, arguments, words):
     assert words in refused("unlearn", run, *arguments, "--out", tmp_path / "new")
     assert not (tmp_path / "new" / "config.toml").exists()
+
+
+def test_a_comparison_of_no_rounds_is_refused_before_its_first_run(run, tmp_path):
+    given = ("--forget", "c00", "--methods", "finetune", "--rounds", "0", "--out", tmp_path / "new")
+    assert "rounds is 0, and a report cannot show a run of no rounds; give 1 or more" in refused("compare", run, *given)  # fmt: skip
+    assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.parametrize(
@@ -262,7 +268,7 @@ def test_an_interrupted_run_prints_how_to_continue(run, tmp_path, monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("feduhb.api.execute", interrupted)
+    monkeypatch.setattr("feduhb.runs.prepare.execute", interrupted)
     ended = CliRunner().invoke(
         app, ["train", str(run.parent / "config.toml"), "--out", str(tmp_path / "run")]
     )

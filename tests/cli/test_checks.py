@@ -137,6 +137,7 @@ def test_two_seeds_on_the_same_data_are_combined(run, tmp_path):
         (["run-feduhb", "--relearn", -1], "relearn is -1"),
         (["run-feduhb", "--margin", 0.6], "margin is 0.6; give a number between 0 and 0.5"),
         (["run-feduhb", "--original", "run-retrain"], "has forgotten c00,c01 and the audited run c00,c01; give the run before the request"),
+        (["run-feduhb", "run-retrain/../run-feduhb"], "run-feduhb is named twice; name each run once"),
         (["run-feduhb", "--retrain", "run"], "give a run of retrain that has forgotten c00,c01"),
     ],
 )  # fmt: skip

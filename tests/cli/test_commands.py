@@ -147,11 +147,12 @@ def test_a_setting_of_another_rule_is_refused(run):
 @pytest.mark.slow
 @pytest.mark.usefixtures("blank_figures")
 def test_compare_takes_all_methods(run, tmp_path):
-    """Of a run without a history, those that need none."""
+    """Of a run without a history and unlabelled data, those that need none."""
     args = ("--forget", "c00", "--methods", "all", "--rounds", 1, "--out", tmp_path / "all", "--json")
-    names = ["FedUHB", "Retrain", "Nesterov", "FedAdam", "FedYogi", "FedNadam", "FedExP"]
+    exact = ["FedUHB", "Retrain", "Nesterov", "FedAdam", "FedYogi", "FedNadam", "FedExP", "RapidRetrain"]
+    approximate = ["FineTune", "NoT", "PGA"]
     rows = json.loads(invoke("compare", run, *args).stdout)["runs"]
-    assert [row["run"] for row in rows] == ["original", *names]
+    assert [row["run"] for row in rows] == ["original", *exact, *approximate]
 
 
 def test_unlearn_an_unlearned_run(run, tmp_path):

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 
 import pytest
+import typer
+
+from feduhb.cli import quit_at_once
+from feduhb.cli.options import answering
+from feduhb.errors import ConfigError
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("terminal")]  # each test starts a process
 
@@ -66,3 +72,23 @@ def test_a_caller_that_ignores_it_is_respected():
     command = [sys.executable, "-c", code, "typer", "--version"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def fail_at_interrupt(error: Exception) -> None:
+    """Press Ctrl-C and fail in another way for it, as compiled code may."""
+    try:
+        signal.raise_signal(signal.SIGINT)
+    except KeyboardInterrupt:
+        raise error from None
+
+
+@pytest.mark.parametrize(("error", "code"), [(TypeError("compiled"), 130), (ConfigError("wrong"), 2)])
+def test_a_library_that_fails_because_of_it_does_not_hide_it(error, code, capsys):
+    before = signal.signal(signal.SIGINT, quit_at_once)
+    try:
+        with pytest.raises(typer.Exit) as ended, answering(json=False):
+            fail_at_interrupt(error)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert ended.value.exit_code == code
+    assert capsys.readouterr().err == f"feduhb: {'interrupted; start again' if code == 130 else 'wrong'}\n"

@@ -293,6 +293,26 @@ def test_runs_made_in_python_are_opened_by_naming_their_code(made_in_python, pro
     invoke("unlearn", run.with_name("made-new-feduhb"), "--forget", "east", "--rounds", 2)
 
 
+def test_runs_made_in_python_are_resumed_by_naming_their_code(made_in_python, project):
+    run, new = made_in_python, made_in_python.with_name("made-new")
+    for folder in (run, new):
+        (folder / "result.json").rename(folder / "before.json")  # as if it had been killed
+    config = project / "python.toml"
+    config.write_text('seed = 99\n[federation]\ndata = "wards.py:make"\n[train]\nrounds = 2\nepochs = 1\n')
+    invoke("train", config, "--out", run, "--resume")
+    code = ("--data-from", f"{project}/wards.py:make", "--method", f"{project}/wards.py:Lookahead")
+    invoke("unlearn", run, "--forget", "north", "--rounds", 2, *code, "--out", new, "--resume")
+    for folder in (run, new):
+        digests = [
+            json.loads((folder / name).read_text())["weights_sha256"]
+            for name in ("before.json", "result.json")
+        ]
+        assert digests[0] == digests[1]
+        assert "wards" not in (folder / "config.toml").read_text()
+    config.write_text(config.read_text().replace("rounds = 2", "rounds = 3"))
+    assert "was started with train.rounds = 2, not 3" in refuse("train", config, "--out", run, "--resume")
+
+
 def test_other_data_is_refused(run, project, tmp_path, monkeypatch):
     other = write_project(tmp_path / "wards-g", "wards_g").with_name("wards_g.py")
     other.write_text(other.read_text().replace("* 4", "* 5"))
@@ -322,6 +342,9 @@ def test_a_config_that_a_run_wrote_does_not_make_anybody_run_its_code(run, tmp_p
     (run / "wards.py").write_text("raise SystemExit('run')")
     said = refuse("train", run / "config.toml", "--out", tmp_path / "again")
     assert "this config was written by a run, which may be anybody's, and names code, 'wards.py:make'" in said
+    lines = (run / "config.toml").read_text().splitlines(keepends=True)
+    (run / "config.toml").write_text("".join(line for line in lines if not line.startswith("made_by")))
+    assert refuse("train", run / "config.toml", "--out", tmp_path / "again") == said
 
 
 def test_status_names_the_code_of_a_method_to_resume(run, project, monkeypatch):
@@ -350,7 +373,7 @@ def test_the_working_directory_is_not_searched_by_processes(project, tmp_path):
     for name in ("json", "queue", "cloudpickle"):
         (config.parent / f"{name}.py").write_text("raise RuntimeError('code beside the config was run')")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    program = [sys.executable, "-P", "-m", "feduhb.cli"]
+    program = [sys.executable, "-P", "-m", "feduhb"]
     for command in (
         ["train", str(config), "--out", "run"],
         ["unlearn", "run", "--forget", "north", "--rounds", "1"],

@@ -143,6 +143,17 @@ def test_the_run_that_replaced_a_retired_one_takes_the_next_request(runs):
     assert "feduhb unlearn runs/second --forget c02" in lines(runs, "--of", "c02")
 
 
+def test_a_comparison_of_a_later_request_serves_nobody(runs):
+    """The model in use holds the client that was compared, and is not to be deleted because of that."""
+    how = ["--methods", "retrain", "--rounds", 1, "--out", runs / "tried"]
+    invoke("compare", runs / "first", "--forget", "c02", *how)
+    steps = read_status("runs").steps
+    assert "runs/second" not in {str(step.path) for step in steps if step.what == "delete"}
+    [serve] = [step for step in steps if step.what == "unlearn"]
+    assert serve.command == "feduhb unlearn runs/second --forget c02"
+    assert serve.says == "only a comparison has forgotten c02; if it asked to be forgotten, serve the request"
+
+
 def test_of_rows_and_of_a_class(runs):
     unlearn("runs/second", "c02:0-3,class:3", "runs/third")
     found = {one.request: one for one in read_status(runs).leavers}

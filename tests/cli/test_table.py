@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
+import tomllib
 
 import pytest
 import torch
@@ -141,6 +143,34 @@ def test_a_table_is_compared_audited_reported_and_retired(place, tmp_path):
     run("report", place / "first", place / "rows", tmp_path / "west", "--out", tmp_path / "report")
     assert "patients.csv" in (tmp_path / "report" / "report.html").read_text()
     run("status", place / "first")
+
+
+def test_declarations_that_errors_print_are_pasted_until_the_config_is_complete(tmp_path):
+    patients = (
+        make_patients().rename(columns={"sex": "sex at birth"}).replace({"sex at birth": {"M": r"M\m"}})
+    )
+    patients.loc[3, ["age", "sex at birth"]] = None
+    patients.to_csv(tmp_path / "patients.csv", index=False)
+    path = tmp_path / "federation.toml"
+    table = '[federation.table]\npath = "patients.csv"\nclient = "hospital"\ntarget = "disease"\n'
+    declaration = re.compile(r"((?:classes|categories|dates|fills)[.=].*?)(?:, or |$)")
+    for _ in range(6):
+        path.write_text(table + TRAIN.replace("rounds = 6", "rounds = 1"))
+        done = CliRunner().invoke(app, ["train", str(path), "--out", str(tmp_path / "run")])
+        if done.exit_code == 0:
+            break
+        found = declaration.search(done.output.strip())
+        assert found, done.output
+        table += f"{found[1]}\n"
+    declared = tomllib.loads(table)["federation"]["table"]
+    assert {*declared} == {"path", "client", "target", "classes", "categories", "dates", "fills"}
+    assert declared["categories"] == {"sex at birth": ["F", r"M\m"]}
+
+
+def test_a_config_of_a_table_without_its_file_is_refused_in_one_line(tmp_path):
+    (tmp_path / "bad.toml").write_text('[federation.table]\nclient = "a"\ntarget = "b"\n')
+    said = run("train", tmp_path / "bad.toml", "--out", tmp_path / "run", status=2).stderr
+    assert said.endswith("bad.toml: federation.table.path is missing; add it\n")
 
 
 @pytest.mark.parametrize(

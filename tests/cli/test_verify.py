@@ -136,7 +136,7 @@ def test_one_bit_makes_other_weights(run, state):
     torch.save(state, "other.pt")
     said = invoke("other.pt", run, code=1)
     assert "other.pt does not hold the weights that run ended with (SHA-256 " in said
-    assert "their SHA-256 is " in said
+    assert "the SHA-256 of the file's weights is " in said
 
 
 @pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16, torch.float64])

@@ -33,6 +33,16 @@ def test_too_small_is_told_plainly():
         check_whole("epochs", -1, least=0)
 
 
+@pytest.mark.parametrize("value", [10**9 + 1, 10**30, int("9" * 400)])
+def test_a_count_without_end_is_refused_and_a_seed_may_be_anything(value):
+    with pytest.raises(
+        ConfigError, match=r"^epochs is above 1,000,000,000, which no run would ever finish; give fewer$"
+    ):
+        check_whole("epochs", value, least=0)
+    check_whole("epochs", 10**9)
+    check_whole("seed", value, least=None)
+
+
 def test_finite_numbers():
     assert is_finite(0.1)
     assert is_finite(3)

@@ -21,6 +21,13 @@ class Bare(nn.Module):
         self.scale = nn.Parameter(torch.ones(2))
 
 
+def sharing() -> nn.Module:
+    """Two norms with one tensor for their means."""
+    one, other = nn.BatchNorm1d(2), nn.BatchNorm1d(2)
+    other.running_mean = one.running_mean
+    return nn.Sequential(one, nn.Linear(2, 2), other)
+
+
 def frozen() -> nn.Module:
     first = nn.Linear(2, 2)
     first.weight.requires_grad_(False)
@@ -78,6 +85,12 @@ REFUSED = [
         "parameters have types ['torch.complex64']; convert them to one float type",
         id="complex",
         marks=pytest.mark.filterwarnings("ignore:Complex modules"),
+    ),
+    pytest.param(
+        sharing,
+        "0.running_mean and 2.running_mean are one tensor, to which each layer would add its own batches; give each layer "
+        "statistics of its own, or use one layer in both places",
+        id="one statistic of two layers",
     ),
     pytest.param(
         lambda: nn.Sequential(nn.Flatten(), nn.ReLU()),
@@ -176,6 +189,18 @@ def test_a_factory_that_hands_out_what_was_learned_is_refused():
         draw_model(lambda: net, 0)
     with pytest.raises(ModelError, match="the model's factory returns the same weights for every seed"):
         draw_model(lambda: copy.deepcopy(net), 0)
+
+
+@pytest.mark.parametrize(
+    ("factory", "words"),
+    [
+        (nn.Linear, "raised TypeError: .*missing 2 required positional arguments.*; give a module, or a"),
+        (lambda: "net", "returned a str; give a module, or a function without arguments"),
+    ],
+)
+def test_a_factory_that_makes_no_module_is_refused_in_one_line(factory, words):
+    with pytest.raises(ModelError, match=f"^the model's factory {words}"):
+        draw_model(factory, 0)
 
 
 def test_a_factory_that_starts_at_zero_is_fresh_enough():

@@ -18,10 +18,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 from torch.utils.data import (
+    BatchSampler,
     ConcatDataset,
     DataLoader,
     Dataset,
     IterableDataset,
+    RandomSampler,
+    SequentialSampler,
     Subset,
     SubsetRandomSampler,
     TensorDataset,
@@ -117,15 +120,17 @@ SINGLE: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "Subset of items": lambda x, y: Subset(Items(torch.cat([X, x]), torch.cat([Y, y])), range(18, 18 + len(x))),
     "items": Items,
     "items with whole numbers": of_items(lambda x, y: (x.numpy(), int(y))),
-    "items as dicts": of_items(lambda x, y: {"x": x, "label": y}),
+    "items as dicts of lists": of_items(lambda x, y: {"x": x.tolist(), "label": int(y)}),
     "items after items": lambda x, y: ConcatDataset([Items(x[:2], y[:2]), Items(x[2:], y[2:])]),
     "a stream": Stream,
     "DataLoader": lambda x, y: DataLoader(TensorDataset(x, y), batch_size=4, shuffle=True, drop_last=True),
-    "DataLoader of a stream": lambda x, y: DataLoader(Stream(x, y), batch_size=4),
+    "DataLoader of a stream": lambda x, y: DataLoader(to_huggingface(x, y).to_iterable_dataset(), batch_size=4),  # pyright: ignore[reportArgumentType]
     "DataLoader with a function": lambda x, y: DataLoader(Items(x, y), batch_size=4, collate_fn=drop_names),
     "Hugging Face": to_huggingface,
     "Hugging Face, torch": lambda x, y: to_huggingface(x, y).with_format("torch"),
     "Hugging Face in a loader": lambda x, y: DataLoader(to_huggingface(x, y).with_format("torch")),  # pyright: ignore[reportArgumentType]
+    "Subset of a Subset of Hugging Face": lambda x, y: Subset(Subset(to_huggingface(torch.cat([X, x]), torch.cat([Y, y])), range(4, len(X) + len(x))), range(len(X) - 4, len(X) - 4 + len(x))),  # pyright: ignore[reportArgumentType]
+    "Subset of Hugging Face from its end": lambda x, y: Subset(to_huggingface(x.flip(0), y.flip(0)), range(-1, -len(x) - 1, -1)),  # pyright: ignore[reportArgumentType]
     "Subset of Hugging Face": lambda x, y: Subset(to_huggingface(x.flip(0), y.flip(0)), range(len(x))[::-1]),  # pyright: ignore[reportArgumentType]
     "Hugging Face with a function": lambda x, y: to_huggingface(x, y).with_transform(
         lambda rows: {"x": torch.tensor(rows["x"]), "label": rows["label"]}
@@ -266,9 +271,11 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "masked": (lambda: (np.ma.masked_less(X.numpy(), 0), Y), "the inputs hold a masked value; fill it with a value that you declare: x.filled(0)"),
     "dates": (lambda: (np.array(["2024-01-01"], dtype="M8[D]"), [0]), "the inputs hold dates; give numbers, such as days since a date that you declare for all clients"),
     "long doubles": (lambda: (X.numpy().astype(np.longdouble), Y), 'which torch does not have; give x.astype("float32")'),
+    "sparse": (lambda: (X.to_sparse(), Y), "client a: the inputs are a sparse tensor; give one that is not: x.to_dense()"),
     "a number": (lambda: (object(), [1]), "the inputs are of the type object; give a tensor, an array, a list of numbers or a pandas object"),
     "text column": (lambda: of_columns(age=[1], ward=["north"]), "client a: column 'ward' of the inputs holds 'north' and not numbers; declare its categories (categories= of Federation.from_table), or give numbers"),
     "category column": (lambda: of_columns(ward=pd.Categorical([1])), "column 'ward' of the inputs holds category and not numbers; declare its categories"),
+    "text target without a name": (lambda: (X[:2], pd.Series(["no", "yes"])), "client a: a column of the targets holds 'no' and not numbers; declare its classes"),
     "text target": (lambda: (X[:2], pd.Series(["no", "yes"], name="sick")), "column 'sick' of the targets holds 'no' and not numbers; declare its classes (classes= of Federation.from_table), or give numbers"),
     "date column": (lambda: of_columns(born=pd.to_datetime(["2001-02-03"])), "column 'born' of the inputs holds dates; declare how they become numbers (dates= of Federation.from_table), or give numbers"),
     "missing number": (lambda: of_columns(age=[30, 41, None]), "column 'age' of the inputs has no value in row 2; declare one (fills= of Federation.from_table), or leave the row out"),
@@ -279,6 +286,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "random padding": (lambda: DataLoader(Items(X, Y), collate_fn=lambda items: (torch.rand(len(items), 3), torch.zeros(len(items)))), "augment="),
     "items of three": (lambda: TensorDataset(X, X, Y), "the items are a tuple of 3; give (x, y), where x may be a tuple or a dict, or a dict with the target under label, labels or target"),
     "items without targets": (lambda: Items(X, Y, lambda x, _: x), "the items are a Tensor; give (x, y)"),
+    "items with text in lists": (lambda: Items(X, Y, lambda _, y: (["one", "two"], y)), "the inputs hold text ('one')"),
     "items with other names": (lambda: Items(X, Y, lambda x, y: {"x": x, "y": y}), "the items are x, y; give inputs and one target, which is called label, labels or target"),
     "items with two targets": (lambda: Items(X, Y, lambda x, y: {"x": x, "label": y, "labels": y}), "the items are x, label, labels; give inputs and one target"),
     "items with text": (lambda: Items(X, Y, lambda x, _: (x, "cat")), "the targets hold text ('cat'); declare"),
@@ -287,7 +295,15 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "items that fail": (lambda: Items(X, Y[:4]), "item 4 cannot be read (IndexError: index 4 is out of bounds for dimension 0 with size 4); dataset[4] must return it"),
     "no items": (lambda: Items(X[:0], Y[:0]), "the data set has no items; leave it out, or give it at least one"),
     "no length": (lambda: Dataset(), "the Dataset has no length; give it __len__, or make it an IterableDataset"),
+    "a Subset beyond the end": (lambda: Subset(to_huggingface(X, Y), [18]), "client a: a Subset takes an item that its data set does not have: index 18 is out of"),  # pyright: ignore[reportArgumentType]
+    "a Subset of a Subset beyond the end": (lambda: Subset(Subset(TensorDataset(X, Y), [4, 2]), [2]), "client a: a Subset takes an item that its data set does not have"),
     "a sampler": (lambda: DataLoader(TensorDataset(X, Y), sampler=SubsetRandomSampler([1, 2])), "the DataLoader chooses examples by a SubsetRandomSampler, which is not used here; choose them by torch.utils.data.Subset"),
+    "a sampler of batches": (lambda: DataLoader(TensorDataset(X, Y), batch_sampler=[[1, 2]]), "the DataLoader chooses examples by a list, which is not used here"),
+    "a sampler inside one of batches": (lambda: DataLoader(TensorDataset(X, Y), batch_sampler=BatchSampler(SubsetRandomSampler([1]), 2, drop_last=False)), "the DataLoader chooses examples by a SubsetRandomSampler"),
+    "a part of the examples": (lambda: DataLoader(TensorDataset(X, Y), sampler=SequentialSampler(range(3))), "the DataLoader chooses examples by a SequentialSampler"),
+    "examples that repeat": (lambda: DataLoader(TensorDataset(X, Y), sampler=RandomSampler(X, replacement=True)), "the DataLoader chooses examples by a RandomSampler"),
+    "no length in a loader": (lambda: DataLoader(Dataset()), "the Dataset has no length; give it __len__, or make it an IterableDataset"),
+    "a stream that breaks": (lambda: Stream(X, Y[:1]), "client a: the items cannot be read (ValueError: zip() argument 2 is shorter than argument 1); iter(dataset) must yield them"),
     "no batches": (lambda: DataLoader(TensorDataset(X, Y), batch_size=None), "the DataLoader makes no batches (batch_size=None); give its data set itself"),
     "columns without a target": (lambda: datasets.Dataset.from_dict({"x": [1.0], "y": [0]}), "the columns are x, y; give inputs and one target, which is called label, labels or target"),
     "ragged columns": (lambda: datasets.Dataset.from_dict({"x": [[1.0], [1.0, 2.0]], "label": [0, 1]}), "client a: the values of column 'x' hold sequences of 1 to 2 values; pad"),
@@ -309,6 +325,8 @@ UNFIT: dict[str, tuple[Any, Any, nn.Module, Any, str]] = {
     "float32": (X, Y, nn.Linear(3, 3).double(), None, 'the inputs are float32 and the model\'s parameters float64; give x.double(), or x.astype("float64") of an array'),
     "pixels": (X.abs().byte(), Y, nn.Linear(3, 3), None, 'the inputs are uint8 and the model\'s parameters float32; give x.float(), or x.astype("float32") of an array, and scale pixels by a constant: x.float() / 255'),
     "one of two": ({"left": X, "right": X.double()}, Y, Two(3, 3), None, "the inputs are float64 and the model's parameters float32"),
+    "missing inputs": (X.where(X < 1, torch.nan), Y, nn.Linear(3, 3), None, "the inputs hold NaN or infinite values, and the model cannot be scored on them; correct them, fill"),
+    "missing targets": (X, (X * torch.nan)[:, :1], nn.Linear(3, 1), "mse", "the targets hold NaN or infinite values"),
     "a column": (X, Y[:, None], nn.Linear(3, 3), None, f"{TARGETS}int64 [n, 1]; give y.squeeze(1)"),
     "a column of int32": (X, Y[:, None].int(), nn.Linear(3, 3), None, f"{TARGETS}int32 [n, 1]; give y.squeeze(1).long()"),
     "int32": (X, Y.int(), nn.Linear(3, 3), None, f'{TARGETS}int32 [n]; give y.long(), or y.astype("int64") of an array'),

@@ -119,10 +119,17 @@ def test_held_out_inputs_of_another_shape_than_the_test_set():
         federation({"a": (X, Y)}, held_out={"a": (torch.rand(2, 5), Y[:2])})
 
 
-@pytest.mark.parametrize("name", ["", "a,b", "a:0", "a+b", " a", "a ", "a\nb", "\t", 3, None, ("a",)])
+@pytest.mark.parametrize("name", ["", "a,b", "a:0", "a+b", " a", "a ", "a\nb", "\t"])
 def test_ids_that_a_request_could_not_spell(name):
     text = f"{name!r} cannot be a client's id; use a word other than class, without commas, colons, plus signs or spaces around it"
     with refused(DataError, text):
+        federation({name: (X, Y)})
+
+
+@pytest.mark.parametrize("name", [3, None, ("a",)])
+def test_ids_that_are_not_text(name):
+    words = f"{name!r} cannot be a client's id, because it is not text; write {str(name)!r}"
+    with refused(DataError, words):
         federation({name: (X, Y)})
 
 
@@ -187,6 +194,15 @@ def test_a_typing_error_is_answered_with_the_nearest_id():
             made.without(name)
 
 
+def test_rows_that_are_separated_as_clients_are_answered_with_a_plus():
+    made = federation(dict.fromkeys(("north", "south"), (X, Y)))
+    for text, meant in (("south:1,2", "south:1+2"), ("south:0,1-2", "south:0+1-2")):
+        with refused(
+            RequestError, "the clients are north, south", f"Rows of one client are joined by +: {meant}"
+        ):
+            made.without(text)
+
+
 def test_a_stranger_in_held_out():
     with refused(DataError, "held_out names zoe, which is not a client; use the ids of clients"):
         federation({"a": (X, Y)}, held_out={"zoe": (X, Y)})
@@ -199,3 +215,23 @@ def test_like_this_one_but_for_some_arguments():
     assert other.clients == made.clients
     assert other.held_out == made.held_out
     assert (other.test, other.model, other.loss) == (made.test, made.model, made.loss)
+
+
+def test_public_inputs_are_of_the_kind_of_the_test_set():
+    data = {"a": (torch.randn(4, 3), torch.arange(4) % 2)}
+    public = Federation(data, data["a"], nn.Linear(3, 2), public=torch.randn(5, 3)).public
+    assert isinstance(public, torch.Tensor)
+    assert public.shape == (5, 3)
+    for public, says in (
+        (
+            torch.randn(5, 2),
+            r"public holds inputs \[2\], the test set \[3\]; make them alike, and give inputs alone",
+        ),
+        (
+            (torch.randn(5, 3), torch.arange(5)),
+            r"public holds inputs as a tuple of 2, the test set as one tensor",
+        ),
+        (torch.randn(0, 3), r"public holds no inputs; leave it out, or give at least one row"),
+    ):
+        with pytest.raises(DataError, match=says):
+            Federation(data, data["a"], nn.Linear(3, 2), public=public)

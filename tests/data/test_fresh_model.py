@@ -38,6 +38,12 @@ def test_same_seed_same_weights_whatever_the_clients():
         assert torch.equal(flatten(other.fresh_model()), expected)
 
 
+@pytest.mark.parametrize("model", ["mlp", None])
+def test_what_is_not_a_model_is_refused_at_once(model):
+    with refused(ModelError, f"model is {model!r}; give a module, or a function that returns a new one"):
+        federation(model)
+
+
 def test_other_seed_other_weights():
     assert not torch.equal(weights(seed=0), weights(seed=1))
 
@@ -134,7 +140,7 @@ def test_dropout_inside_forward_is_found():
     with refused(
         ModelError,
         "layer (the module itself) (Dropping) draws random numbers that have no address, so no seed of a client and round fixes "
-        "them; use nn.Dropout, the numbers of an augmentation, or remove it",
+        "them; use nn.Dropout or the numbers of an augmentation, set its dropout to 0, or remove it",
     ):
         federation(Dropping(3, 3)).fresh_model()
 

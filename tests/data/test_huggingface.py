@@ -139,6 +139,12 @@ def test_columns_become_a_dict_and_classes_numbers():
     assert torch.equal(swapped.test.y, 1 - made.test.y)
 
 
+def test_one_column_may_be_named_without_a_list():
+    net = nn.Sequential(nn.Embedding(7, 2), nn.Flatten(), nn.Linear(8, 2))
+    alone, listed = (of_lines(lines(), columns=given, model=net) for given in ("tokens", ["tokens"]))
+    assert alone.fingerprints() == listed.fingerprints()
+
+
 def test_ids_are_text():
     numbers = lines(ward=[row % 2 for row in range(48)])
     assert list(of_lines(numbers).clients) == ["0", "1"]
@@ -195,6 +201,9 @@ DRAWN = DatasetDict({"validation": lines()})
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "a list": (lambda: of_lines([1]), "the data is a list; give a datasets.Dataset, which load_dataset returns without streaming=True"),  # pyright: ignore[reportArgumentType]
     "a stream": (lambda: of_lines(lines().to_iterable_dataset()), "the data is a IterableDataset; give a datasets.Dataset"),  # pyright: ignore[reportArgumentType]
+    "no rows": (lambda: of_lines(lines().select([])), "the data holds no rows; give a data set with at least one"),
+    "a row without a list": (lambda: of_lines(lines(tokens=[None, *lines()[1:]["tokens"]])), "column 'tokens' has no value in row 0; fill it with a value that you declare, or leave the row out"),
+    "a number beside a list": (lambda: of_lines(lines(mask=[1] * 47 + [None])), "column 'mask' has no value in row 47; fill it"),
     "other splits": (lambda: of_lines(DRAWN), "the splits are validation; give those called train and test, or one data set: ds['train'], with test= a data set or a share"),  # pyright: ignore[reportArgumentType]
     "a test set of text": (lambda: of_lines(lines(), test="test"), "the test set is a str; give a datasets.Dataset"),
     "no such client": (lambda: feduhb.Federation.from_huggingface(lines(), client="hospital", target="even"), "there is no column 'hospital' in the data; the columns are tokens, ward, mask, even"),
@@ -215,6 +224,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "a share of nothing": (lambda: of_lines(lines(), held_out=-0.1), "held_out is -0.1; give a share"),
     "a key of text": (lambda: of_lines(lines(), row="even", columns=["tokens"]), "name each column once"),
     "a key below 0": (lambda: of_lines(lines(patient=[-1] * 48), row="patient"), "row 0 has the key -1 in column 'patient'"),
+    "a key that is too large": (lambda: of_lines(lines(patient=[np.uint64(2**63)] * 48), row="patient"), "row 0 has the key 9223372036854775808 in column 'patient'"),
     "ragged": (lambda: of_lines(lines(tokens=[[1] * (1 + row % 3) for row in range(48)])), "the values of column 'tokens' hold sequences of 1 to 3 values; pad them to one length"),
     "text beside tokens": (lambda: of_lines(lines(text=["one"] * 48), columns=None), "column 'text' holds text; turn it into tokens with ds.map, or name the other inputs: columns=[...]"),
     "text alone": (lambda: of_lines(lines(text=["one"] * 48), columns=["text"]), "column 'text' holds text; turn it into tokens with ds.map, or name the other inputs: columns=[...], or declare its categories: categories={'text': [...]}"),

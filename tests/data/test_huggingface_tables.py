@@ -63,3 +63,19 @@ def test_text_without_declared_categories_is_refused():
     with refused(DataError, "column 'smokes' holds text", "categories={'smokes': [...]}"):
         of_patients(ds)
     assert of_patients(ds, categories={"smokes": ["never", "daily"]}).clients.keys() == {*WARDS}
+
+
+@pytest.mark.parametrize("column", ["sick", "blood", "ward"])
+def test_a_class_that_is_missing_is_refused_or_filled(column):
+    ds = patients().cast_column("ward", ClassLabel(names=WARDS))
+    values = [*ds[column][:-1], None]
+    holes = Dataset.from_dict({**ds[:], column: values}, features=ds.features)
+    words = {
+        "sick": f"target sick has no value in row {COUNT - 1}; delete that row",
+        "blood": f"column blood has no value in row {COUNT - 1}; declare what stands for missing values",
+        "ward": f"names no client in row {COUNT - 1}",
+    }
+    with refused(DataError, words[column]):
+        of_patients(holes)
+    if column == "blood":
+        assert of_patients(holes, fills={"blood": "A"}).clients.keys() == {*WARDS}

@@ -197,6 +197,8 @@ def test_a_module_that_cannot_be_copied():
     net(X)
     with refused(ModelError, "Linear cannot be copied", "torch.nn.utils.parametrizations.weight_norm"):
         federate(net, start="given").fresh_model()
+    with refused(ModelError, "Linear cannot be copied", "torch.nn.utils.parametrizations.weight_norm"):
+        federate(lambda: torch.nn.utils.weight_norm(nn.Linear(3, 3))).fresh_model()
 
 
 def test_targets_of_bce_are_numbers():

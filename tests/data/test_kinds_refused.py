@@ -116,16 +116,17 @@ MODELS: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "draws of torch": (
         lambda: drawn_by(lambda: torch.rand(1)),
-        f"layer 1.1 (Drawing) {NO_ADDRESS}; use nn.Dropout, ",
+        f"layer 1.1 (Drawing) {NO_ADDRESS}; use nn.Dropout or ",
     ),
     "draws of numpy": (
         lambda: drawn_by(lambda: float(np.random.rand())),  # noqa: NPY002
-        f"layer 1.1 (Drawing) {NO_ADDRESS}; use nn.Dropout, ",
+        f"layer 1.1 (Drawing) {NO_ADDRESS}; use nn.Dropout or ",
     ),
     "draws of Python": (
         lambda: drawn_by(random.random),
-        f"layer 1.1 (Drawing) {NO_ADDRESS}; use nn.Dropout, ",
+        f"layer 1.1 (Drawing) {NO_ADDRESS}; use nn.Dropout or ",
     ),
+    "draws after which torch's generator is restored": (lambda: drawn_by(draw_apart), STATE),
     "a generator of numpy's": (lambda: drawn_by(np.random.default_rng(0).random), STATE),
     "a generator of torch's": (lambda: drawn_by(own_generator()), STATE),
     "a state in Python": (lambda: Growing(3, 3), STATE),
@@ -151,6 +152,11 @@ MODELS: dict[str, tuple[Callable[[], Any], str]] = {
         "changes in training, but it is neither a constant nor a statistic of a normalisation layer",
     ),
 }
+
+
+def draw_apart() -> Tensor:
+    with torch.random.fork_rng(devices=[]):
+        return torch.rand(1)
 
 
 def own_generator() -> Callable[[], Tensor]:
@@ -236,6 +242,10 @@ def test_losses_and_augmentations():
     for made in (federation(nn.Linear(3, 3), loss=shaken), federation(nn.Linear(3, 3), augment=shake)):
         with refused(ModelError, f"the loss, the augmentation or the backward pass {NO_ADDRESS}"):
             made.fresh_model()
+    with refused(
+        ModelError, "the loss returns another value for the same outputs, so it keeps a state or draws"
+    ):
+        federation(nn.Linear(3, 3), loss=lambda z, y: F.cross_entropy(z, y) * draw_apart()[0]).fresh_model()
     draw = own_generator()
     with refused(ModelError, STATE):
         federation(nn.Linear(3, 3), augment=lambda x, _: x + draw()).fresh_model()
@@ -253,7 +263,11 @@ MIXED: dict[str, tuple[Any, Any, str]] = {
     "other names": ({"t": X}, {"u": X}, "by the names t, the test set by the names u"),
     "names and places": ((X, X), {"0": X, "1": X}, "as a tuple of 2, the test set by the names 0, 1"),
     "fewer": ((X,), (X, X), "as a tuple of 1, the test set as a tuple of 2"),
-    "types": ({"t": X.double()}, {"t": X}, "torch.float64, the test set torch.float32"),
+    "types": (
+        {"t": X.double()},
+        {"t": X},
+        'torch.float64, the test set torch.float32 (x.float(), or x.astype("float32") of an array, gives torch.float32)',
+    ),
     "shapes": ((X, X[:, :2]), (X, X), "[2], the test set [3]"),
 }
 

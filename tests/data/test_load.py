@@ -193,3 +193,37 @@ def test_a_federation_with_another_seed_is_described_and_made_again_with_the_sam
         assert fingerprint(again.held_out[client]) == fingerprint(held)
     assert torch.equal(flatten(again.fresh_model()), flatten(later.fresh_model()))
     assert again.fingerprints() != digits(partition="dirichlet:0.5", seed=7).fingerprints()
+
+
+def test_public_examples_are_taken_from_the_training_set_before_it_is_shared_out():
+    held = load("digits", clients=4, seed=3, public=300)
+    assert load("digits", clients=4, seed=3).public is None
+    assert read_public(held).shape == (300, 1, 8, 8)
+    everyone = [e for part in (held.clients, held.held_out) for e in part.values()]
+    assert sum(map(len, everyone)) == 1437 - 300
+    rows = torch.cat([e.rows for e in everyone])
+    assert len(rows.unique()) == len(rows)
+    source = read_tensor(next(iter(held.clients.values())).x)
+    rest = torch.tensor([row for row in range(1437) if row not in {*rows.tolist()}])
+    assert torch.equal(read_public(held), source[rest])
+    assert torch.equal(read_public(held.without(["c00"])), read_public(held))
+    other = load("digits", clients=4, seed=4, public=300)
+    assert not torch.equal(read_public(other), read_public(held))
+
+
+def read_tensor(inputs: object) -> torch.Tensor:
+    assert isinstance(inputs, torch.Tensor)
+    return inputs
+
+
+def read_public(federation: Federation) -> torch.Tensor:
+    return read_tensor(federation.public)
+
+
+@pytest.mark.parametrize(
+    ("public", "says"),
+    [(0, "public is 0; give 1 or more"), (1437, "public is 1437, but the data set has 1437")],
+)
+def test_too_many_or_no_public_examples_are_refused(public, says):
+    with pytest.raises(ConfigError, match=says):
+        load("digits", clients=4, public=public)

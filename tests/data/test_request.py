@@ -159,7 +159,10 @@ def test_no_rows(rows):
     ],
 )
 def test_numbers_that_cannot_be_read(text):
-    with refused(RequestError, f"{text!r} is not a request; write c02:0-9+12 or class:3"):
+    with refused(
+        RequestError,
+        f"{text!r} is not a request; write c02:0-9+12, or class:3, where classes have numbers from 0",
+    ):
         Request.parse(f"c09,{text}")
 
 

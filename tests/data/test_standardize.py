@@ -63,6 +63,14 @@ def test_a_constant_column_and_a_single_row_become_zero():
     assert all((e.all()[0] == 0).all() for e in federation.clients.values())
 
 
+def test_equal_values_whose_sum_is_rounded_become_zero_and_others_keep_their_size():
+    x = torch.full((7, 1), 0.1, dtype=torch.float64)
+    test = {"a": (torch.tensor([[0.1], [0.3]], dtype=torch.float64), torch.tensor([0, 1]))}
+    made = Federation({"a": (x, torch.arange(7) % 2)}, test, nn.Linear(1, 2), standardize=True)
+    assert (made.clients["a"].all()[0] == 0).all()
+    torch.testing.assert_close(made.test.all()[0], torch.tensor([[0.0], [0.2]]))
+
+
 @pytest.mark.parametrize("standardize", [True, [0, 2]])
 def test_forgotten_rows_leave_no_trace_in_the_scale_of_their_client(standardize):
     trained = feduhb.train(make_federation(shift=1e6, standardize=standardize), **TRAINED)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import gzip
+import sys
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,10 @@ import torch
 
 import feduhb
 from data.tables import DECLARED, TRAINED, make_patients
-from feduhb.data import storage
+from feduhb.data import storage, table_files
+from feduhb.data.table import TableSettings, read_rows
+from feduhb.data.table_files import Source
+from feduhb.data.table_rows import RowReader
 from feduhb.errors import ConfigError, DataError, RequestError
 from feduhb.models import mlp
 
@@ -89,6 +93,15 @@ def test_equal_rows_stay_together(patients):
         }
 
 
+def test_copies_of_one_row_cannot_be_split_and_the_error_says_why(patients):
+    copies = patients.iloc[[0] * 50]
+    words = r"\(equal rows of a client stay together, unless row= numbers them\); give"
+    for seed in range(3):
+        with pytest.raises(DataError, match=words):
+            read(copies, seed=seed)
+    assert len(read(copies.assign(number=range(50)), row="number").test) > 0
+
+
 @pytest.mark.parametrize("odd", ["extreme", "category", "class"])
 def test_an_odd_leaver_changes_nothing_for_the_others(patients, odd):
     """Extreme values, a rare category and an odd class of a leaver leave no trace: bit for bit."""
@@ -108,6 +121,37 @@ def test_an_odd_leaver_changes_nothing_for_the_others(patients, odd):
     assert torch.equal(unlearned.federation.test.all()[0], never.test.all()[0])
     again = feduhb.unlearn(feduhb.train(read(patients, **more), **TRAINED), ["west"], rounds=3, show=None)
     assert torch.equal(unlearned.params, again.params)
+
+
+def test_a_more_precise_date_of_a_leaver_changes_nothing_for_the_others(patients):
+    """pandas counts in nanoseconds if one date has them, and then rounds the others in another way."""
+    draw = np.random.default_rng(0)
+    moments = np.datetime64("2020-01-01T00:00:00") + draw.integers(10**14, size=len(patients)).astype(
+        "m8[us]"
+    )
+    plain = patients.assign(admitted=moments.astype(str))
+    leaver = plain.hospital == "west"
+    odd = plain.assign(admitted=plain.admitted.mask(leaver, "2020-05-01T12:00:00.123456789"))
+    expected = read(plain[~leaver], seed=2).fingerprints()
+    assert read(odd, seed=2).without(["west"]).fingerprints() == expected
+
+
+def test_text_of_a_leaver_beside_numbers_changes_no_name_of_the_others(patients):
+    """Beside text, pandas keeps 1.0 as a number of Python; alone, it is one of a column of numbers."""
+    own = patients.assign(
+        hospital=patients.hospital.map({"east": 1.0, "north": 2.0, "south": 3.0, "west": "w"})
+    )
+    leaver = own.hospital == "w"
+    never = read(own[~leaver].astype({"hospital": float}))
+    assert [*never.clients] == [c for c in read(own).clients if c != "w"]
+    assert read(own).without(["w"]).fingerprints() == never.fingerprints()
+
+
+def test_classes_are_declared_as_pandas_reads_them(patients):
+    ill = (patients.disease == "malignant") + 1.0
+    for declared in (ill.sort_values().unique(), [1.0, 2.0], [1, 2], ["1", "2"]):
+        found = read(patients.assign(disease=ill), classes=declared)
+        assert found.fingerprints() == read(patients).fingerprints()
 
 
 def test_forgotten_rows_change_nothing_for_the_rest_of_their_client(patients):
@@ -222,11 +266,17 @@ REFUSED = [
     ({}, ("sex", 4, "X"), "column sex holds 'X' in row 4, which is not among its categories F, M; declare it, or '\\*'"),
     ({}, ("sex", 4, None), "column sex has no value in row 4; .*fills={'sex': 'F'}"),
     ({}, ("admitted", 4, "yesterday"), "column admitted holds 'yesterday' in row 4, which is not a date"),
+    ({}, ("admitted", 4, "today"), "column admitted holds 'today' in row 4, which is not a date"),
+    ({}, ("admitted", 4, "-1"), "column admitted holds '-1' in row 4, which is not a date"),
+    ({}, ("admitted", 4, "31.12.2020"), "column admitted holds '31.12.2020' in row 4, which is not a date such as 2000-01-31"),
+    ({"dates": {}, "numbers": ["age", "admitted"]}, ("admitted", 0, "31/12/2020"), "holds dates \\(31/12/2020\\); write them as 2000-01-31 and declare the day to count from"),
     ({}, ("hospital", 4, "a,b"), "'a,b' cannot be a client's id"),
     ({"row": "sex", "categories": {}}, None, "column sex holds '[FM]' in row 0, but requests name rows by whole numbers"),
     ({"row": "age"}, None, "column age holds '.*' in row 0, but requests name rows by whole numbers"),
     ({"target": "weight", "loss": "bce_with_logits", "classes": None, "drop": ["disease"]}, None, "target weight is .* in row 0, but bce_with_logits needs 0 or 1"),
     ({"target": "weight", "classes": None, "drop": ["disease"]}, None, "or loss='mse' if it is a number to predict"),
+    ({"classes": None, "loss": "mse"}, None, "target disease holds '.*' in row 0, but the loss mse needs numbers; correct it, or leave loss= out"),
+    ({"target": "admitted", "dates": {}, "drop": ["disease"], "classes": None, "loss": "mse"}, None, "target admitted holds '2.*' in row 0, but the loss mse"),
 ]  # fmt: skip
 
 
@@ -248,6 +298,18 @@ def test_bad_tables_are_refused_in_one_line(patients, more, change, words):
     ("more", "words"),
     [
         ({"test": 1.5}, "test is 1.5; give a share between 0 and 1"),
+        (
+            {"test": (torch.zeros(5000, 3), None)},
+            "^test is a tuple; give the share of every client's rows, .* a file or DataFrame",
+        ),
+        ({"test": None}, "test is a NoneType; give the share"),
+        (
+            {"loss": torch.nn.CrossEntropyLoss()},
+            r"a table's loss is a name.*from_table\(...\).replace\(loss=function\)",
+        ),
+        ({"scaling": {"age": [*range(10_000)]}}, "^scaling.age = .{,80} is invalid"),
+        ({"classes": [0.5, 1]}, "classes.0.str = 0.5 is invalid"),
+        ({"classes": np.int64(2)}, "^classes = 2 is invalid"),
         ({"scaling": {"age": (0, 0)}}, r"the scaling of age is \(0.0, 0.0\); give what to subtract"),
         ({"scaling": {"sex": (0, 1)}}, "scaling names 'sex', which is not an input"),
         ({"fills": {"nobody": 0}}, "fills names 'nobody', which is not an input"),
@@ -284,6 +346,14 @@ def test_bad_declarations_are_refused_in_one_line(patients, more, words):
         ("a.csv", ",a,b,c\n0,x,1,5\n", "has a column without a name, as pandas writes an index"),
         ("a.csv", "a,b,c\nx,1,1e400\n", "column c is inf in row 1 after the header, which is too large"),
         ("a.csv", "a,b\nx,1\n", "no column of inputs"),
+        ("a.csv", "a, b, c\nx,1,5\n", "has no column 'b'; did you mean ' b'\\? It has a, ' b', ' c'"),
+        (
+            "a.csv",
+            "a;b;c\nx;1;5,5\n",
+            r"separates its values by ';' and not by ','; save it with .*read_csv\('a.csv', sep=';'\)",
+        ),
+        ("a.csv", "a\tb\tc\nx\t1\t5\n", r"separates its values by '\\t' and not by ','"),
+        ("a.tsv", "a,b,c\nx,1,5\n", r"separates its values by ',' and not by '\\t'"),
         ("a.csv", b"a,b,c\nx,1,\xff\n", "save it as text in UTF-8|cannot be read"),
         ("a.parquet", "no parquet", "a.parquet cannot be read"),
         ("a.xlsx", "", "a.xlsx is not a table that can be read; give a .csv"),
@@ -297,6 +367,51 @@ def test_bad_files_are_refused_in_one_line(tmp_path, name, text, words):
         feduhb.Federation.from_table(tmp_path / name, client="a", target="b")
     assert "\n" not in str(caught.value)
     assert str(caught.value).count(";") >= 1
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("a.csv", "a,b,c\nx,1,5\nx,0,5,6\n", "a.csv cannot be read .*line 3"),
+        ("a.csv", b"a,b,c\nx,1,\xff\n", "save it as text in UTF-8|cannot be read"),
+        ("a.parquet", None, "a.parquet cannot be read"),
+    ],
+)
+def test_a_draft_of_a_damaged_file_is_refused_in_one_line(patients, tmp_path, name, text, words):
+    if text is None:
+        patients.rename(columns={"hospital": "a", "disease": "b"}).to_parquet(tmp_path / name)
+        whole = (tmp_path / name).read_bytes()
+        text = whole[:20] + bytes(200) + whole[220:]
+    (tmp_path / name).write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(DataError, match=words) as caught:
+        feduhb.describe_table(tmp_path / name, client="a", target="b")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_draft_for_a_column_of_two_purposes_is_refused(patients):
+    with pytest.raises(ConfigError, match="'hospital' is named for two purposes"):
+        feduhb.describe_table(patients, client="hospital", target="hospital")
+    with pytest.raises(DataError, match="several targets must be numbers"):
+        feduhb.describe_table(patients, client="hospital", target=["age", "disease"])
+
+
+def test_a_parquet_file_without_its_extra_says_what_to_install(patients, tmp_path, monkeypatch):
+    patients.to_parquet(tmp_path / "a.parquet")
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    with pytest.raises(
+        DataError, match=r"needs the package pyarrow; in a clone: pip install .*\.\[parquet\]"
+    ):
+        read(tmp_path / "a.parquet")
+
+
+def test_spaces_around_words_for_missing_numbers_change_no_other_number(patients, tmp_path, monkeypatch):
+    monkeypatch.setattr(table_files, "VALUES_AT_ONCE", 0)  # 1000 rows at once
+    many = pd.concat([patients] * 9, ignore_index=True).astype({"age": object})
+    for number, word in enumerate((np.nan, " NA ", " ")):
+        many.loc[1500, "age"] = word
+        many.to_csv(tmp_path / f"{number}.csv", index=False)
+    found = [read(tmp_path / f"{number}.csv", fills={"age": 40}).fingerprints() for number in range(3)]
+    assert found[0] == found[1] == found[2]
 
 
 def test_a_client_with_one_row_trains_or_is_named(patients, capsys):
@@ -314,6 +429,19 @@ def test_numbers_in_text_and_clients_as_numbers():
     table = pd.DataFrame({"a": [1, 2] * 10, "b": ["1", "0"] * 10, "c": [f" {i}e3" for i in range(20)]})
     found = feduhb.Federation.from_table(table, client="a", target="b", standardize=False, seed=1)
     assert {*found.clients} == {"1", "2"}
+
+
+def test_classes_as_truth_values_and_as_pandas_writes_whole_numbers(patients, tmp_path):
+    sick = patients.disease == "malignant"
+    expected = read(patients).fingerprints()
+    for classes in ([False, True], np.array([False, True]), ["False", "True"]):
+        assert read(patients.assign(disease=sick), classes=classes).fingerprints() == expected
+    patients.assign(disease=sick.astype(float)).to_csv(tmp_path / "a.csv", index=False)
+    assert ",1.0\n" in (tmp_path / "a.csv").read_text()
+    assert read(tmp_path / "a.csv", classes=None).fingerprints() == expected
+    patients.assign(disease=0.5).to_csv(tmp_path / "a.csv", index=False)
+    with pytest.raises(DataError, match=r"target disease is '0\.5' in row 1 after the header"):
+        read(tmp_path / "a.csv", classes=None)
 
 
 def test_a_draft_of_the_declarations_is_what_the_table_needs(patients, tmp_path):
@@ -335,6 +463,8 @@ def test_a_draft_of_the_declarations_is_what_the_table_needs(patients, tmp_path)
     assert feduhb.describe_table(patients, client="hospital", target="weight")["loss"] == "mse"
     with pytest.raises(DataError, match="has no column 'x'"):
         feduhb.describe_table(patients, client="x", target="weight")
+    with pytest.raises(DataError, match=r"no column 'hospitl'; did you mean hospital\? It has"):
+        feduhb.describe_table(patients, client="hospitl", target="weight")
 
 
 def test_values_of_other_libraries_are_recorded_as_a_config_can_hold_them(tmp_path):
@@ -358,10 +488,18 @@ def test_values_of_other_libraries_are_recorded_as_a_config_can_hold_them(tmp_pa
     [
         ({"target": 3}, "target.* = 3 is invalid"),
         ({"drop": "sex"}, "drop = 'sex' is invalid"),
+        ({"categories": ["sex"]}, r"categories = \['sex'\] is invalid"),
+        ({"categories": {"sex": {"F", "M"}}}, "categories.sex = .* is invalid"),
+        ({"categories": {"sex": "FM"}}, "categories.sex = 'FM' is invalid"),
+        ({"fills": 0}, "fills = 0 is invalid"),
         ({"scaling": {"age": 5}}, "scaling.age = 5 is invalid"),
         ({"scaling": {"age": (np.nan, 1)}}, "the scaling of age is"),
         ({"held_out": 1.5}, "held_out is 1.5"),
         ({"held_out": -1}, "held_out is -1"),
+        ({"held_out": "half"}, "held_out is 'half'"),
+        ({"target": []}, "target names no column"),
+        ({"fills": {"age": np.nan}}, "age = nan is not finite; give a number, or 'mean'"),
+        ({"fills": {"age": np.inf}}, "age = inf is not finite"),
     ],
 )
 def test_arguments_of_the_wrong_kind_are_refused_in_one_line(patients, more, words):
@@ -370,7 +508,9 @@ def test_arguments_of_the_wrong_kind_are_refused_in_one_line(patients, more, wor
     assert "\n" not in str(caught.value)
 
 
-def test_infinity_as_a_target_or_category_is_refused_in_one_line(patients):
+def test_infinity_as_a_target_or_category_and_complex_numbers_are_refused_in_one_line(patients):
+    with pytest.raises(DataError, match=r"column age holds '\(\d+\+1j\)' in row 0, which is not a number"):
+        read(patients.assign(age=patients.age.round() + 1j))
     for change in ({"disease": np.inf}, {"sex": np.inf}):
         with pytest.raises(DataError, match="'inf' in row 0"):
             read(patients.assign(**change))
@@ -400,6 +540,13 @@ def test_a_deleted_row_before_or_behind_held_out_rows_is_found_again(patients, t
     assert list_rows(opened.federation) == list_rows(run.federation)
 
 
+def test_of_a_table_of_one_class_in_text_the_others_must_be_added(patients):
+    with pytest.raises(
+        DataError, match=r"classes=\['ill'\] \(it is the only one in the table: add the others\)$"
+    ):
+        read(patients.assign(disease="ill"), classes=None)
+
+
 def test_a_table_of_one_class_is_named_and_trains(patients, capsys):
     federation = read(patients.assign(disease="benign"))
     assert (
@@ -423,6 +570,13 @@ def test_numbers_too_large_for_float32_are_refused_or_standardised(patients):
         read(large, standardize=False)
     with pytest.raises(DataError, match="which is too large"):
         read(large, target="age", loss="mse", classes=None, drop=["disease"])
+
+
+def test_a_test_row_too_large_to_standardise_is_refused_by_its_client(patients):
+    numbered = patients.assign(patient=range(len(patients)))
+    tested = read(numbered, row="patient").tested["north"].keys[0].item()
+    with pytest.raises(DataError, match="north holds infinite or very large inputs"):
+        read(numbered.assign(age=numbered.age.where(numbered.patient != tested, 1e300)), row="patient")
 
 
 def test_a_parquet_file_with_an_index_and_a_file_with_a_large_suffix(patients, tmp_path):
@@ -459,3 +613,38 @@ def test_ids_of_clients_are_checked_wherever_their_rows_are(patients):
     for seed in range(4):
         with pytest.raises(DataError, match="'class:1' cannot be a client's id"):
             read(table, seed=seed)
+
+
+@pytest.mark.parametrize("owners", ["scattered", "sorted", "one large client", "many clients"])
+def test_rows_lie_client_by_client_and_are_read_in_bounded_pieces(owners, tmp_path, monkeypatch):
+    monkeypatch.setattr(storage, "LARGE", 256)
+    monkeypatch.setattr("feduhb.data.table_files.VALUES_AT_ONCE", 1)  # parts of 1,000 rows
+    draw, count = np.random.default_rng(0), 4500
+    clients = {
+        "scattered": draw.integers(3, size=count),
+        "sorted": np.sort(draw.integers(3, size=count)),
+        "one large client": np.where(draw.random(count) < 0.9, 0, draw.integers(1, 4, size=count)),
+        "many clients": draw.integers(700, size=count),
+    }[owners]
+    table = pd.DataFrame(
+        {"client": [f"c{c}" for c in clients], "x": draw.normal(size=count), "y": np.arange(count) % 2}
+    )
+    table.to_csv(tmp_path / "t.csv", index=False)
+    pieces: list[int] = []
+    read_piece = storage.RowWriter.read
+
+    def watch(writer, begin, end):
+        pieces.append(end - begin)
+        return read_piece(writer, begin, end)
+
+    monkeypatch.setattr(storage.RowWriter, "read", watch)
+    found = read_rows(
+        RowReader(Source.open(str(tmp_path / "t.csv")), TableSettings(client="client", target="y"))
+    )
+    assert max(pieces) <= 1000  # rows in memory at once
+    names = [found.clients[owner] for owner in found.owners.tolist()]
+    expected = pd.concat([table[table.client == client] for client in dict.fromkeys(table.client)])
+    assert names == expected.client.tolist()
+    assert found.x[:, 0].tolist() == expected.x.tolist()  # float64, as in the file, in its order
+    assert found.y.tolist() == expected.y.tolist()
+    assert found.keys.tolist() == expected.groupby("client", sort=False).cumcount().tolist()

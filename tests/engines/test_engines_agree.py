@@ -1,6 +1,7 @@
 """The fast engine equals the slow one, and each equals itself."""
 
 import itertools
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ import feduhb
 from federations import SIZES, ragged, tensors
 from feduhb.core.flat import flatten
 from feduhb.engines import make_engine
+from feduhb.engines.precision import compute_alike, fix_precision
 from feduhb.errors import ConfigError, DataError
 
 SEQUENCE = [*SIZES]
@@ -210,3 +212,88 @@ def test_the_loop_on_a_gpu_matches_the_one_on_the_cpu():
     slow, _ = train_all(feduhb.Loop(federation, local), federation)
     fast, _ = train_all(feduhb.Loop(federation, local, device="cuda"), federation)
     torch.testing.assert_close(fast, slow, rtol=0, atol=1e-10)
+
+
+BACKENDS: Any = torch.backends  # whose newer names torch's stubs lack
+
+
+def set_by_old_name():
+    torch.backends.cuda.matmul.allow_tf32 = True
+
+
+def set_by_new_name():
+    BACKENDS.cuda.matmul.fp32_precision = "tf32"
+
+
+def set_for_everything():
+    BACKENDS.fp32_precision = "tf32"
+
+
+def set_convolutions_apart():
+    BACKENDS.cudnn.conv.fp32_precision = "ieee"
+
+
+WAYS = (set_by_old_name, set_by_new_name, set_for_everything, set_convolutions_apart)
+has_new_names = hasattr(BACKENDS, "fp32_precision")  # since torch 2.9
+
+
+@pytest.fixture
+def restored():
+    """Restore how a GPU of this process rounds, which can be set and read without a GPU, too."""
+    yield
+    if has_new_names:
+        BACKENDS.fp32_precision = BACKENDS.cudnn.fp32_precision = "none"
+    BACKENDS.cudnn.allow_tf32 = True
+    BACKENDS.cuda.matmul.allow_tf32 = False
+
+
+def read_rounding():
+    """Return what products, convolutions and recurrent layers do; before torch 2.9, of products alone."""
+    products, cudnn = BACKENDS.cuda.matmul, BACKENDS.cudnn
+    if not has_new_names:
+        return [products.allow_tf32]
+    return [owner.fp32_precision == "tf32" for owner in (products, cudnn.conv, cudnn.rnn)]
+
+
+@pytest.mark.usefixtures("restored")
+@pytest.mark.parametrize("change", WAYS if has_new_names else WAYS[:1])
+@pytest.mark.parametrize("fix", [compute_alike, fix_precision])
+def test_a_gpu_computes_in_one_way_whatever_the_process_has_set(change, fix):
+    change()
+    before = read_rounding()
+    for rough in (False, True):
+        with fix(torch.device("cuda"), tf32=rough):
+            assert {*read_rounding()} == {rough}
+            assert torch.backends.cuda.matmul.allow_tf32 == torch.backends.cudnn.allow_tf32 == rough
+            assert torch.backends.cudnn.deterministic
+            assert torch.backends.cudnn.enabled
+            is_fast = fix is fix_precision
+            assert torch.backends.cuda.mem_efficient_sdp_enabled() == is_fast
+            assert torch.backends.cuda.flash_sdp_enabled() == is_fast
+        assert read_rounding() == before
+        assert torch.backends.cuda.mem_efficient_sdp_enabled()
+
+
+def test_a_gpu_can_do_without_cudnn():
+    with compute_alike(torch.device("cuda"), cudnn=False):
+        assert not torch.backends.cudnn.enabled
+    assert torch.backends.cudnn.enabled
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_attention_on_a_gpu_gives_the_same_bits_twice():
+    """One long row, which the faster kernels of attention split among threads that add up in any order."""
+    draw = torch.Generator().manual_seed(0)
+    clients = {"ant": (torch.randn(2, 2048, 16, generator=draw), torch.tensor([0, 1]))}
+    layers = (
+        nn.TransformerEncoderLayer(16, 1, 16, dropout=0.0, batch_first=True),
+        nn.Flatten(),
+        nn.Linear(2**15, 2),
+    )
+    federation = feduhb.Federation(clients, clients["ant"], nn.Sequential(*layers))
+    local = feduhb.Local(batch_size=1)
+    for maker in (feduhb.Loop, feduhb.Stacked):
+        one, two = (
+            train_all(maker(federation, local, device="cuda"), federation, 3, ("ant",))[0] for _ in range(2)
+        )
+        assert torch.equal(one, two)

@@ -8,12 +8,19 @@ from functools import partial
 
 import pytest
 import torch
+from torch.nn import functional
 
 import feduhb
-from federations import ragged
+from federations import SIZES, ragged
+from feduhb.api import train_from
 from feduhb.engines import EngineMaker, Loop, PickedEngine, Pool, Stacked, describe_engine, make_engine
-from feduhb.errors import RunFolderError
-from feduhb.runs.config import parse_config
+from feduhb.engines.stacked import choice
+from feduhb.engines.stacked.blocks import Blocks
+from feduhb.engines.stacked.recorded import Recorder
+from feduhb.engines.stacked.runner import NotRecordableError, explain_recording
+from feduhb.engines.stacked.setup import Setup
+from feduhb.errors import ConfigError, RunFolderError
+from feduhb.runs.config import parse_config, read_config
 from feduhb.runs.folder import Round, RunFolder
 
 
@@ -31,13 +38,28 @@ def set_free_bytes(monkeypatch):
     """Return a function that sets how many bytes are free."""
 
     def now(size: int) -> None:
-        monkeypatch.setattr("feduhb.engines.stacked.count_free_bytes", lambda _: size)
+        monkeypatch.setattr("feduhb.engines.stacked.choice.count_free_bytes", lambda _: size)
 
     return now
 
 
-def train(folder, *, engine: str | EngineMaker = "stacked", rounds=4, **changes):
-    federation = ragged(dtype=torch.float32)
+@pytest.fixture
+def set_faster(monkeypatch):
+    """Return a function that sets which way is faster in a trial, which this machine then makes as one with a GPU does."""
+
+    def now(way: str) -> None:
+        def time_recorded(setup, _start):
+            return choice.make_recorder(setup), 0.1 if way == "recorded" else 0.3
+
+        monkeypatch.setattr(Setup, "can_record", True)
+        monkeypatch.setattr(choice, "_time_recorded", time_recorded)
+        monkeypatch.setattr(choice, "_time_mapped", lambda setup, _: (choice.map_clients(setup), 0.2))
+
+    return now
+
+
+def train(folder, *, engine: str | EngineMaker = "stacked", rounds=4, sizes=SIZES, **changes):
+    federation = ragged(sizes, dtype=torch.float32)
     return feduhb.train(
         federation, rounds, epochs=1, batch_size=4, lr=0.1, engine=engine, out=folder, **changes
     )
@@ -72,6 +94,127 @@ def test_a_resumed_run_keeps_its_block_whatever_memory_is_free(set_free_bytes, t
         RunFolder(tmp_path / "cut").result()["weights_sha256"]
         == RunFolder(tmp_path / "whole").result()["weights_sha256"]
     )
+
+
+@pytest.mark.parametrize("sizes", [SIZES, {"dog": 24}], ids=["five clients", "one client"])
+def test_a_resumed_run_trains_in_the_way_of_its_first_trial(set_faster, tmp_path, sizes):
+    """With one client, a mapped block is of one client, too."""
+    how = {"sizes": sizes, "optimizer": "adam"}
+    whole = {}
+    for first, later, block, made_by in (
+        ("recorded", "mapped", "recorded", "recorded steps"),
+        ("mapped", "recorded", len(sizes), f"blocks of {len(sizes)}"),
+    ):
+        set_faster(first)
+        whole[first] = train(tmp_path / f"{first} whole", **how).params
+        train_until_crash(tmp_path / first, after=2, **how)
+        set_faster(later)
+        assert torch.equal(train(tmp_path / first, resume=True, **how).params, whole[first])
+        config = RunFolder(tmp_path / first).config()
+        assert (config["block"], config["made_by"]) == (block, f"stacked, cpu, float32, {made_by}, {TORCH}")
+    assert not torch.equal(whole["recorded"], whole["mapped"])
+
+
+def fail_to_record(*_):
+    with explain_recording():
+        raise RuntimeError("Batching rule\nnot implemented")
+
+
+NO_GRAPH = "its steps cannot be recorded (Batching rule not implemented)"
+
+
+@pytest.mark.parametrize(
+    ("recorded", "mapped", "block", "why"),
+    [
+        (
+            True,
+            False,
+            "recorded",
+            "recorded client by client: a step is more than plain SGD; a step took 20 ms",
+        ),
+        (False, True, 5, f"mapped by torch.func: a step is more than plain SGD; {NO_GRAPH}"),
+    ],
+)
+def test_a_way_that_a_gpu_cannot_record_is_not_taken(recorded, mapped, block, why, monkeypatch):
+    """Steps of mapped clients are recorded there, too, and torch maps fewer layers on a GPU."""
+    monkeypatch.setattr(Setup, "can_record", True)
+    monkeypatch.setattr(Recorder, "time_step", (lambda *_: 0.1) if recorded else fail_to_record)
+    monkeypatch.setattr(Blocks, "time_step", (lambda *_: 0.1) if mapped else fail_to_record)
+    engine = Stacked(ragged(), feduhb.Local(optimizer="adam"), device="cpu")
+    assert (engine.block, engine.why) == (block, why)
+
+
+def halve(outputs, targets):
+    return functional.cross_entropy(outputs, targets) / 2
+
+
+@pytest.mark.parametrize(
+    "local", [feduhb.Local(optimizer="adam"), feduhb.Local(loss=halve)], ids=["mapped", "chain"]
+)
+def test_auto_takes_the_loop_where_a_gpu_can_record_no_way(local, monkeypatch):
+    """A chain of layers is tried if the loss is the user's own."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr("feduhb.engines.Stacked", partial(Stacked, device="cpu"))
+    monkeypatch.setattr("feduhb.engines.Loop", lambda *_, **__: Loop(ragged()))
+    monkeypatch.setattr(Setup, "can_record", True)
+    for kind in (Recorder, Blocks):
+        monkeypatch.setattr(kind, "time_step", fail_to_record)
+    picked = make_engine("auto", ragged(), local)
+    assert (picked.about["name"], picked.about["why"]) == (
+        "loop",
+        f"{NO_GRAPH}; use engine 'pool' or 'loop'",
+    )
+
+
+@pytest.mark.parametrize("fault", [IndexError("Target 9 is out of bounds."), torch.OutOfMemoryError("full")])
+def test_a_trial_that_fails_for_another_reason_leaves_the_error_to_the_training(fault, monkeypatch):
+    def fail(*_):
+        raise fault
+
+    monkeypatch.setattr(Setup, "can_record", True)
+    monkeypatch.setattr(Blocks, "time_step", fail)
+    engine = Stacked(ragged(), feduhb.Local(loss=halve), device="cpu")
+    assert engine.why == "layer by layer: every layer has a stacked form"
+    assert Stacked(ragged(), device="cpu").block == engine.block == 5  # torch's own loss is not tried
+
+
+def test_a_block_that_a_gpu_cannot_record_is_refused_with_what_to_use(monkeypatch):
+    engine = Stacked(ragged(), device="cpu", block=2)
+    monkeypatch.setattr(engine._way.blocks.runner, "run", fail_to_record)
+    work = feduhb.Work(torch.zeros(sum(p.numel() for p in ragged().fresh_model().parameters())).double(), 1)
+    with pytest.raises(
+        ConfigError, match=r"its steps cannot be recorded \(Batching rule not .*use engine 'loop'"
+    ):
+        list(engine.train(work, ("bee", "cat"), 0))
+
+
+def test_memory_that_runs_out_while_recording_is_not_a_reason_against_it():
+    with pytest.raises(torch.OutOfMemoryError), explain_recording():
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+def test_any_other_error_while_recording_is_a_reason_against_it():
+    """A model or a loss may take the values of a tensor into numpy, which raises another error on a GPU."""
+    words = "can't convert cuda:0 device type tensor to numpy"
+    with pytest.raises(NotRecordableError, match=words), explain_recording():
+        raise TypeError(words)
+
+
+def test_an_unlearning_takes_recorded_steps_if_the_training_did(set_faster, tmp_path):
+    set_faster("recorded")
+    run = train(tmp_path, rounds=1, optimizer="adam")
+    set_faster("mapped")
+    assert feduhb.unlearn(run, "dog", rounds=1, stop=feduhb.never).block == "recorded"
+    assert feduhb.unlearn(run, "dog", rounds=1, stop=feduhb.never, block=2).block == 2
+
+
+def test_training_again_from_the_config_of_a_run_takes_its_block(tmp_path):
+    federation = '[federation]\ndata = "digits"\nclients = 3\nper_client = 20\nmodel = "softmax"\n'
+    text = f'block = "recorded"\n{federation}[train]\nrounds = 1\nepochs = 1\nengine = "stacked"\n'
+    first = train_from(parse_config(tomllib.loads(text), "c.toml"), tmp_path / "first")
+    second = train_from(read_config(tmp_path / "first" / "config.toml"), tmp_path / "second")
+    assert first.block == second.block == "recorded"
+    assert torch.equal(first.params, second.params)
 
 
 def test_a_new_run_takes_the_block_that_fits_now(set_free_bytes, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 
 import pytest
 import torch
@@ -10,9 +11,17 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from feduhb.core.flat import flatten
+from feduhb.core.scores import SCORES
 from feduhb.data.federation import Examples, Federation
 from feduhb.engines import scoring as module
-from feduhb.engines.scoring import compute_accuracy, compute_outputs, make_evaluator, score_model
+from feduhb.engines.scoring import (
+    compute_accuracy,
+    compute_outputs,
+    make_evaluator,
+    make_held_out_evaluator,
+    score_model,
+)
+from feduhb.errors import ModelError
 
 
 class Table(nn.Module):
@@ -62,6 +71,24 @@ def test_chunking_does_not_matter(chunk, monkeypatch):
 def test_more_examples_than_a_chunk_holds():
     x = torch.arange(float(2 * module.CPU_CHUNK + 1))[:, None] % 2
     assert compute_accuracy(compute_outputs(TABLE, x), x.flatten().long()) == 1.0
+
+
+def test_outputs_of_earlier_chunks_are_not_kept_apart(monkeypatch):
+    """Each would keep the memory around it from being used again."""
+    made: list[weakref.ref[Tensor]] = []
+    alive: list[int] = []
+
+    class Watched(Table):
+        def forward(self, x: Tensor) -> Tensor:
+            alive.append(sum(one() is not None for one in made))
+            outputs = super().forward(x)
+            made.append(weakref.ref(outputs))
+            return outputs
+
+    monkeypatch.setattr(module, "CPU_CHUNK", 2)
+    x = torch.arange(11.0)[:, None] % 3
+    assert torch.equal(compute_outputs(Watched(TABLE.rows.tolist()), x), TABLE(x))
+    assert (len(made), max(alive)) == (6, 1)
 
 
 def test_no_gradient_is_kept():
@@ -115,3 +142,56 @@ def test_regression_by_hand():
 def test_a_score_that_is_not_a_number_is_left_out():
     found = make_evaluator(linear(torch.eye(2), torch.tensor([0, 1])))(torch.full((6,), math.nan))
     assert "test_loss" not in found
+
+
+class Halves(nn.Linear):
+    """Returns something else in evaluation mode."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        found = super().forward(input)
+        return found if self.training else found.chunk(2)  # pyright: ignore[reportReturnType]
+
+
+def test_a_model_that_does_not_compute_in_evaluation_mode_is_refused_in_words():
+    federation = linear(torch.eye(2), torch.tensor([0, 1])).replace(model=Halves(2, 2))
+    with pytest.raises(
+        ModelError, match=r"cannot compute in evaluation mode on cpu \(AttributeError: .*; look at"
+    ):
+        make_evaluator(federation)
+
+
+@pytest.mark.parametrize(("device", "readings"), [("cpu", 4), ("cpu:0", 0)])  # cpu:0 stands for a GPU
+def test_a_gpu_keeps_held_out_data_between_rounds(device, readings, monkeypatch):
+    read, count = Examples.all, []
+    monkeypatch.setattr(Examples, "all", lambda examples: (count.append(1), read(examples))[1])
+    held = {"a": (torch.eye(2), torch.tensor([0, 1])), "b": (torch.eye(2)[:1], torch.tensor([1]))}
+    made = Federation(held, held["a"], nn.Linear(2, 2), held_out=held)
+    evaluate = make_held_out_evaluator(made, SCORES["accuracy"], device)
+    right = torch.tensor([1.0, 0.0, 0.0, 1.0, 0.0, 0.0])
+    count.clear()
+    assert [evaluate(w, ("a", "b"))["accuracy"] for w in (right, -right)] == [
+        pytest.approx(2 / 3),
+        pytest.approx(1 / 3),
+    ]
+    assert len(count) == readings
+
+
+def test_on_a_gpu_clients_are_computed_together_to_the_same_scores():
+    """Some clients of different sizes, in any order, and one without held-out data. cpu:0 stands for a GPU."""
+    draw = torch.Generator().manual_seed(1)
+    sizes = {"a": 5, "b": 1, "c": 0, "d": 7}
+    held = {
+        name: (torch.randn(n, 1, 6, 6, generator=draw), torch.randint(0, 3, (n,), generator=draw))
+        for name, n in reversed(sizes.items())
+    }
+    net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3))
+    clients = {name: (torch.ones(1, 1, 6, 6), torch.tensor([0])) for name in sizes}
+    made = Federation(clients, clients["a"], net, held_out=held)
+    each, together = (
+        make_held_out_evaluator(made, SCORES["accuracy"], device) for device in ("cpu", "cpu:0")
+    )
+    params = torch.randn(sum(p.numel() for p in net.parameters()), generator=draw)
+    for some in ("abcd", "dcba", "bd", "a", "c", ""):
+        expected = each(params, [*some])
+        assert [*expected] == (["loss", "accuracy"] if {*some} - {"c"} else [])
+        assert together(params, [*some]) == pytest.approx(expected, rel=1e-6)

@@ -209,11 +209,11 @@ def test_only_a_block_is_ever_held(monkeypatch):
     engine = Stacked(federation, device="cpu", block=4)
     trained: list[tuple[str, ...]] = []
     answer = engine._answers
-    monkeypatch.setattr(engine, "_answers", lambda w, c, r: (trained.append(c), answer(w, c, r))[1])
+    monkeypatch.setattr(engine, "_answers", lambda w, c, *more: (trained.append(c), answer(w, c, *more))[1])
     stream = engine.train(feduhb.Work(flatten(federation.fresh_model()), 1), tuple(federation.clients), 0)
     assert next(stream).values.shape[0] == 4
     assert len(trained) == 1
-    assert engine._get_runner().network.end().shape[0] == 4
+    assert engine._way.blocks.runner.network.end().shape[0] == 4
 
 
 def test_the_block_is_chosen_from_free_memory(monkeypatch):
@@ -224,9 +224,11 @@ def test_the_block_is_chosen_from_free_memory(monkeypatch):
     )  # of conv, relu, pool, conv, relu, flatten, linear
     each = 4 * 4 * (numbers + 64 * outputs)
     for fitting, block in [(1, 1), (3, 3), (1000, 16)]:
-        monkeypatch.setattr("feduhb.engines.stacked.count_free_bytes", lambda _, n=fitting: 2 * n * each)
+        monkeypatch.setattr(
+            "feduhb.engines.stacked.choice.count_free_bytes", lambda _, n=fitting: 2 * n * each
+        )
         assert Stacked(federation, device="cpu").block == block
-    monkeypatch.setattr("feduhb.engines.stacked.count_free_bytes", lambda _: 0)
+    monkeypatch.setattr("feduhb.engines.stacked.choice.count_free_bytes", lambda _: 0)
     assert Stacked(federation, device="cpu").block == 1
 
 
@@ -265,7 +267,9 @@ def test_it_describes_itself():
     [
         ({"precision": "fp8"}, "there is no precision 'fp8'; choose one of float32, tf32, bf16"),
         ({"precision": "tf32"}, "precision tf32 needs a GPU and a float32 model"),
-        ({"block": 0}, "has 0 clients per block; give 1 or more"),
+        ({"block": 0}, "has 0 clients per block; give 1 or more, or 'recorded'"),
+        ({"block": True}, "has True clients per block; give 1 or more, or 'recorded'"),
+        ({"block": [2]}, r"has \[2\] clients per block; give 1 or more, or 'recorded'"),
         ({"device": "meta"}, "runs on cuda or cpu, not on meta"),
     ],
 )
@@ -281,7 +285,7 @@ def test_a_failing_client_is_named_as_closely_as_a_block_can(monkeypatch):
     def broken(*_):
         raise RuntimeError("no such thing")
 
-    monkeypatch.setattr(engine._get_runner(), "run", broken)
+    monkeypatch.setattr(engine._way.blocks.runner, "run", broken)
     with pytest.raises(
         AnswerError,
         match=r"client ant, or another one up to cat, could not train in round 3 \(no such thing\)",
@@ -310,6 +314,7 @@ def test_auto_takes_the_loop_where_a_model_cannot_be_stacked(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     made: list[str] = []
     monkeypatch.setattr("feduhb.engines.Loop", lambda *_, device: made.append(device))
+    monkeypatch.setattr("feduhb.engines.Stacked", functools.partial(Stacked, device="cpu"))
     loss = functools.partial(functional.cross_entropy, reduction="sum")
     picked = pick_engine(ragged(), feduhb.Local(loss=loss))
     assert made == ["cuda"]

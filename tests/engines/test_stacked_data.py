@@ -114,7 +114,7 @@ def test_rows_beyond_the_clients_data_are_refused_by_name(row):
 
 def keep_all(engine):
     """Let an engine keep all examples, as on a GPU with room for them."""
-    engine._keeps_all = True
+    engine._setup.stores.keeps_all = True
     return engine
 
 
@@ -148,9 +148,9 @@ def test_data_that_change_between_rounds_are_read_as_they_are(turned, store, cha
     world = federation(STORES[store](x.transpose(2, 3) if turned else x, y))
     engine = keep_all(Stacked(world, device="cpu"))
     before = train_all(engine)
-    first = engine._kept
+    first = engine._setup.stores.kept
     assert torch.equal(train_all(engine), before)
-    assert engine._kept is first
+    assert engine._setup.stores.kept is first
     change(world)
     after = train_all(engine)
     assert not torch.equal(after, before)

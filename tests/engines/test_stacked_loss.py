@@ -98,6 +98,7 @@ MEANS = {
     "a class left out": (Y, nn.CrossEntropyLoss(ignore_index=0)),
     "a class left out, weights, smoothing": (Y, entropy(weight=doubles(1, 5, 20), ignore_index=1, label_smoothing=0.2)),
     "unknown labels": (torch.where(torch.arange(40) % 7 == 3, -1, Y), entropy(ignore_index=-1)),
+    "labels left out, weights": (torch.where(torch.arange(40) % 7 == 3, -100, Y), entropy(weight=doubles(1, 5, 20))),
     "weights of probabilities": (functional.one_hot(SORTED, 3).double() * 0.7 + 0.1, entropy(weight=doubles(1, 5, 20))),
     "squares": (SORTED.double().unsqueeze(1), functional.mse_loss),
     "probabilities": (functional.one_hot(SORTED, 3).double() * 0.7 + 0.1, functional.cross_entropy),

@@ -15,32 +15,43 @@ from torch import Tensor
 
 import feduhb
 from exactness.kinds import KINDS, SIZES, Data, Kind, images, resnet
-from feduhb.api import run_method
 from feduhb.core.flat import count_statistics, flatten
 from feduhb.core.inputs import map_tensors
 from feduhb.core.modules import list_carried
+from feduhb.core.types import BlockSize
 from feduhb.engines.scoring import compute_outputs
 from feduhb.runs.config import TrainSettings
+from feduhb.runs.prepare import run_method
 from feduhb.stopping import never
 
 METHODS = {"retrain": feduhb.Retrain(epochs=2), "feduhb": feduhb.FedUHB(epochs=2, momentum=0.8)}
-ENGINES = {"retrain": "loop", "feduhb": "pool"}
+LOOP, POOL, STACKED, RECORDED = (
+    {"engine": "loop"}, {"engine": "pool"}, {"engine": "stacked"}, {"engine": "stacked", "block": "recorded"},
+)  # fmt: skip
+FOR_CLIENTS = {"retrain": LOOP, "feduhb": POOL}
+FOR_ROWS = {"retrain": RECORDED, "feduhb": STACKED}
 ROWS = (0, 4, 8)  # of cat
 every_kind = pytest.mark.parametrize("name", KINDS)
 every_method = pytest.mark.parametrize("method", METHODS)
 
 
-def unlearned(name: str, federation: feduhb.Federation, forget: Any, method: str) -> feduhb.Run:
+def unlearned(
+    name: str, federation: feduhb.Federation, forget: Any, method: str, engine: dict[str, Any]
+) -> feduhb.Run:
     """Train with everybody, then unlearn."""
-    trained = feduhb.train(federation, 1, engine=ENGINES[method], **KINDS[name].settings)
-    return feduhb.unlearn(trained, forget, method=METHODS[method], rounds=2, stop=never, show=None)
+    trained = feduhb.train(federation, 1, **engine, **KINDS[name].settings)
+    how = {"rounds": 2, "stop": never, "show": None, "block": trained.block}
+    return feduhb.unlearn(trained, forget, method=METHODS[method], **how)
 
 
-def never_there(name: str, federation: feduhb.Federation, method: str) -> Tensor:
+def never_there(
+    name: str, federation: feduhb.Federation, method: str, engine: dict[str, Any], block: BlockSize | None
+) -> Tensor:
     """Run the method on a federation that never held what was forgotten."""
     settings = {key: value for key, value in KINDS[name].settings.items() if key != "show"}
     how = TrainSettings(rounds=1, **settings)
-    return run_method(federation, METHODS[method], how, rounds=2, engine=ENGINES[method]).params
+    made_by = {**engine, "block": block}
+    return run_method(federation, METHODS[method], how, rounds=2, **made_by).params
 
 
 def choose(data: Data, rows: list[int]) -> Data:
@@ -64,26 +75,27 @@ def replace_rows(data: Data, rows: tuple[int, ...], noise: Data) -> Data:
 @every_kind
 @every_method
 def test_whole_clients(name, method):
-    kind = KINDS[name]
-    real = unlearned(name, kind.federation(), "bee", method)
-    noisy = unlearned(name, kind.federation(bee=kind.tensors("noise", 7, loud=True)), "bee", method)
+    kind, engine = KINDS[name], FOR_CLIENTS[method]
+    real = unlearned(name, kind.federation(), "bee", method, engine)
+    noisy = unlearned(name, kind.federation(bee=kind.tensors("noise", 7, loud=True)), "bee", method, engine)
     assert torch.equal(real.params, noisy.params)
     remaining = {client: size for client, size in SIZES.items() if client != "bee"}
-    assert torch.equal(real.params, never_there(name, kind.federation(remaining), method))
+    assert torch.equal(real.params, never_there(name, kind.federation(remaining), method, engine, real.block))
     assert {client for each in real.rounds for client in each.asked} == {"ant", "cat"}
 
 
 @every_kind
 @every_method
 def test_rows_of_a_client(name, method):
-    kind = KINDS[name]
+    kind, engine = KINDS[name], FOR_ROWS[method]
     cat = kind.tensors("cat", SIZES["cat"])
-    real = unlearned(name, kind.federation(), {"cat": ROWS}, method)
+    real = unlearned(name, kind.federation(), {"cat": ROWS}, method, engine)
     longer = replace_rows(cat, ROWS, kind.tensors("noise", len(ROWS) + 2, loud=True))
-    noisy = unlearned(name, kind.federation(cat=longer), {"cat": (*ROWS, 9, 10)}, method)
+    way = {**engine, "block": real.block}  # which a trial on a GPU could choose in another way
+    noisy = unlearned(name, kind.federation(cat=longer), {"cat": (*ROWS, 9, 10)}, method, way)
     assert torch.equal(real.params, noisy.params)
     kept = choose(cat, [row for row in range(SIZES["cat"]) if row not in ROWS])
-    assert torch.equal(real.params, never_there(name, kind.federation(cat=kept), method))
+    assert torch.equal(real.params, never_there(name, kind.federation(cat=kept), method, engine, real.block))
 
 
 @every_kind
@@ -91,7 +103,7 @@ def test_the_check_can_fail(name):
     """Noise in the data of a client that stays changes the weights, the statistics too where there are some."""
     kind = KINDS[name]
     noisy = kind.federation(cat=kind.tensors("noise", 7, loud=True))
-    found = [unlearned(name, each, "bee", "retrain") for each in (kind.federation(), noisy)]
+    found = [unlearned(name, each, "bee", "retrain", LOOP) for each in (kind.federation(), noisy)]
     assert not torch.equal(found[0].params, found[1].params)
     if count := count_statistics(found[0].model()):
         fresh = flatten(found[0].federation.fresh_model())
@@ -141,7 +153,7 @@ def test_loop_and_pool_agree(name, dtype, error):
 @pytest.mark.parametrize("name", ["frozen backbone", "lora"])
 def test_what_is_carried_stays_as_it_was_given(name):
     kind = KINDS[name]
-    run = unlearned(name, kind.federation(), "bee", "feduhb")
+    run = unlearned(name, kind.federation(), "bee", "feduhb", POOL)
     given = dict(list_carried(kind.federation().fresh_model()))
     after = dict(list_carried(run.model()))
     assert given.keys() == after.keys()

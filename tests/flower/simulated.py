@@ -1,7 +1,7 @@
 """An app for Flower's own simulation: 20 clients of mnist-5k, three of which can send bad answers.
 
 Run as a program, it simulates both cases, and a model with BatchNorm and dropout that clients train by AdamW, also with
-two accelerators, and writes the results to the given folder.
+the accelerators, and RapidRetrain, and writes the results to the given folder.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CLIENTS, SEED, ROUNDS, LEAVERS = 20, 1, 3, ("c00", "c07")
 LOCAL = feduhb.Local(
     batch_size=50, lr=0.005, optimizer="adamw", weight_decay=0.01, clip_norm=1.0, schedule="cosine"
 )
-ACCELERATORS = ("FedNadam", "FedExP")  # the in-process grid has all of them
+ACCELERATORS = ("Nesterov", "FedAdam", "FedYogi", "FedNadam", "FedExP")
 CULPRITS = {"c03": "nan", "c04": "shape", "c05": "norm"}
 
 
@@ -42,6 +42,11 @@ def make_normed() -> nn.Module:
     return nn.Sequential(
         nn.Flatten(), nn.Linear(784, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 10)
     )
+
+
+def make_plain() -> nn.Module:
+    """Return a model without statistics or dropout, as preconditioned steps need it."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(784, 10))
 
 
 def load_data(context: Context) -> Any:
@@ -69,7 +74,8 @@ client = flower.introduced(ClientApp())
 def train(message: Message, context: Context) -> Message:
     """Train as our own client app does, and spoil the answer if the message asks for it."""
     config = message.content["config"]
-    model = make_normed if config.get("normed") else load_federation().model
+    model = load_federation().model
+    model = make_normed if config.get("normed") else make_plain if config.get("plain") else model
     reply = flower.client_app(model=model, data=load_data)(message, context)
     how = CULPRITS.get(str(config["client"])) if config.get("spoil") else None
     if how is None:
@@ -107,6 +113,9 @@ def main(grid: Grid, context: Context) -> None:  # noqa: ARG001
         )
         outcome = strategy.start(grid, num_rounds=2, train_config=ConfigRecord({"normed": True}))
         torch.save(outcome.params, out / f"{name}.pt")
+    rapid = flower.RapidRetrain(LEAVERS, model=make_plain, epochs=1, seed=SEED, timeout=120)
+    outcome = rapid.start(grid, num_rounds=2, train_config=ConfigRecord({"plain": True}))
+    torch.save(outcome.params, out / "RapidRetrain.pt")
     (out / "told.json").write_text(json.dumps(told))
 
 

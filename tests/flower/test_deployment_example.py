@@ -197,4 +197,5 @@ def test_the_guides_settings_are_the_strategies_own():
         name for line in table.strip().splitlines()[2:] for name in re.findall(r"`(\w+)`", line.split("|")[1])
     }
     assert len(named) >= 11
-    assert named <= {field.name for field in dataclasses.fields(feduhb.flower.FedUHB)}
+    kinds = (feduhb.flower.FedUHB, feduhb.flower.PGA)
+    assert named <= {field.name for kind in kinds for field in dataclasses.fields(kind)}

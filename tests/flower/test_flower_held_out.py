@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -11,8 +12,9 @@ from flwr.app import ConfigRecord, MetricRecord, RecordDict
 import feduhb
 from federations import ragged, tensors
 from feduhb import flower
-from feduhb.errors import AnswerError, ConfigError
-from feduhb.runs.folder import RunFolder
+from feduhb.errors import AnswerError, ConfigError, RunFolderError
+from feduhb.runs.folder import HISTORY, RunFolder
+from feduhb.runs.history import DiskHistory
 from flower.gridding import Killed, change_answers, make_app, make_grid
 
 NAMES = ("ant", "bee", "cat", "dog", "elk")
@@ -84,15 +86,17 @@ def test_a_strategy_equals_the_in_process_run_and_is_opened_again(tmp_path):
 
 
 @pytest.mark.slow
-def test_no_message_is_added():
-    """The values ride on train messages, which ask for them only if the run needs them."""
+def test_no_message_is_added_to_a_round():
+    """The values ride on train messages, which ask for them only if the run needs them. Before, each client is asked for a count."""
     counts = []
     for how in ({}, {"stop": feduhb.patience(), "keep": "best"}):
         grid = make_stage()
         make_strategy(**{"stop": feduhb.never, **how}).start(grid, num_rounds=2)
         assert {"held-out" in told for _, kind, told in grid.sent if kind == "train"} == {bool(how)}
-        counts.append([kind for _, kind, _ in grid.sent])
-    assert counts[0] == counts[1]
+        counts.append(Counter((node, kind) for node, kind, _ in grid.sent))
+    assert counts[1] - counts[0] == Counter(
+        (node, "query.feduhb_who") for node, kind in counts[0] if kind == "train"
+    )
 
 
 @pytest.mark.slow
@@ -185,13 +189,73 @@ def test_a_held_out_record_that_nobody_asked_for_or_of_another_kind_is_malformed
     assert "cat is left out: it answered with no num-examples among its metrics" in caplog.text
 
 
-def test_clients_without_held_out_data_end_the_run_in_its_first_round():
+ONLY_TWOS = (torch.zeros(3, 1, 12, 12, dtype=torch.float64), torch.full((3,), 2))
+
+
+@pytest.mark.parametrize(
+    ("forget", "held_out"), [("bee", None), ("bee", lambda _: EMPTY), ("class:2", lambda _: ONLY_TWOS)]
+)
+def test_missing_held_out_data_is_noticed_before_anything_is_erased(forget, held_out, tmp_path):
+    trained, unlearned = tmp_path / "first", tmp_path / "second"
+    grid = make_grid(FEDERATION, held_out=held_out)
+    make_strategy(flower.Train, None, checkpoint=trained, keep_history=True).start(grid, num_rounds=1)
+    grid.sent.clear()
+    words = r"^none of the [45] remaining clients that are connected has held-out data; give it to their apps, client_app\(held_out="
+    for how in ({"stop": feduhb.patience()}, {"keep": "best"}, {"record": ("held_out",)}):
+        strategy = make_strategy(forget=forget, trained=trained, checkpoint=unlearned, **how)
+        with pytest.raises(ConfigError, match=words):
+            strategy.start(grid, num_rounds=2)
+    far = flower.connected(grid, FEDERATION.test, FEDERATION.model, partitions=NAMES, timeout=5)
+    opened = feduhb.open_run(trained, far)
+    with pytest.raises(ConfigError, match=words):
+        feduhb.unlearn(opened, forget, engine=far.engine, stop=feduhb.patience(), out=unlearned, show=None)
+    assert not grid.list_trained()
+    assert RunFolder(trained).exists()
+    assert DiskHistory(trained / HISTORY).rounds
+    assert not unlearned.exists()
+
+
+def test_clients_that_do_not_say_what_they_have_end_the_run_in_its_first_round():
+    """Such are clients of an earlier version, which do not read what a query asks for."""
+    own = make_app(FEDERATION)
+
+    def forget_what_was_asked(message: Any, context: Any) -> Any:
+        if message.metadata.message_type != "train":
+            message.content.clear()
+        return own(message, context)
+
+    grid = make_grid(FEDERATION, apps=dict.fromkeys(NAMES, forget_what_was_asked))
     with pytest.raises(
         AnswerError, match=r"^no client sent held-out values in round 0; give client_app\(held_out="
     ):
-        make_strategy(stop=feduhb.patience()).start(make_grid(FEDERATION), num_rounds=2)
-    done = make_strategy(stop=RULES["distance"]).start(make_grid(FEDERATION), num_rounds=3)
+        make_strategy(stop=feduhb.patience()).start(grid, num_rounds=2)
+    done = make_strategy(stop=RULES["distance"]).start(grid, num_rounds=3)
     assert done.rounds[0].distance is not None
+
+
+@pytest.mark.slow
+def test_a_training_stops_by_a_rule_and_its_record_says_so(tmp_path):
+    early = {"stop": RULES["distance"], "keep": "best"}
+    grid = make_stage()
+    outcome = make_strategy(flower.Train, None, checkpoint=tmp_path, **early).start(grid, num_rounds=8)
+    here = feduhb.train(FEDERATION, 8, engine="loop", **early, **SETTINGS)
+    assert 3 <= len(here.rounds) < 8
+    assert torch.equal(outcome.params, here.params)
+    assert list_series(outcome.rounds) == list_series(here.rounds)
+    opened = feduhb.open_run(tmp_path, FEDERATION)
+    assert (opened.stop, opened.settings.stop) == (RULES["distance"], RULES["distance"])
+    with pytest.raises(RunFolderError, match=r"was started with a table \[train\.stop\], not none"):
+        make_strategy(flower.Train, None, checkpoint=tmp_path, keep="best").start(grid, num_rounds=8)
+    with pytest.raises(ConfigError, match=r"which config\.toml cannot record for a training"):
+        make_strategy(flower.Train, None, stop=OwnRule())
+
+
+class OwnRule:
+    """A rule that config.toml cannot record."""
+
+    def __call__(self, moved: Any) -> None: ...
+
+    def threshold(self, moved: Any) -> None: ...
 
 
 def test_words_that_are_not_known():

@@ -12,8 +12,11 @@ from feduhb import flower
 from feduhb.core.flat import count_statistics, flatten, list_parts
 from feduhb.core.modules import list_carried
 from feduhb.errors import ConfigError
+from feduhb.flower.files import Memory
 from feduhb.flower.validation import Limits, Usual, judge_answers
 from feduhb.flower.wire import Layout
+from feduhb.runs.folder import HISTORY, LIMITS, RunFolder
+from feduhb.runs.history import DiskHistory
 from flower.gridding import Killed, change_answers, make_app, make_grid, make_killing_grid
 from flower.kinds import HOW, NAMES, SIZES, Tagger, make_federation, make_frozen, make_settings
 
@@ -107,6 +110,41 @@ def test_a_run_with_statistics_is_resumed(federation, tmp_path):
     assert torch.equal(outcome.params, wanted.params)
     opened = feduhb.open_run(tmp_path, federation)
     assert torch.equal(opened.params, wanted.params)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "settings", "words"),
+    [
+        (flower.FedUHB, {"epochs": 0}, "epochs=0 asks for full-batch gradients, but the model has BatchNorm"),
+        (flower.RapidRetrain, {}, "clients cannot train by preconditioned steps: .* normalises by statistics of batches"),
+    ],
+)  # fmt: skip
+def test_work_that_a_model_cannot_do_is_refused_before_anything_is_erased(
+    strategy, settings, words, federation, tmp_path
+):
+    known = make_settings(federation)
+    flower.Train(checkpoint=tmp_path / "run", keep_history=True, **known).start(
+        make_grid(federation), num_rounds=1
+    )
+    with pytest.raises(ConfigError, match=words):
+        strategy("bee", trained=tmp_path / "run", **{**known, **settings}).start(
+            make_grid(federation), num_rounds=1
+        )
+    assert DiskHistory(tmp_path / "run" / HISTORY).rounds
+
+
+def test_batches_that_joined_others_are_recorded(federation, tmp_path):
+    settings = make_settings(federation)
+    folders = {name: RunFolder(tmp_path / name) for name in ("all", "without", "here")}
+    flower.Train(checkpoint=folders["all"].path, **settings).start(make_grid(federation), num_rounds=1)
+    strategy = flower.FedUHB("bee", checkpoint=folders["without"].path, **settings, stop=feduhb.never)
+    with pytest.raises(Killed):
+        strategy.start(make_killing_grid(federation, 1), num_rounds=2)
+    strategy.start(make_grid(federation), num_rounds=2)
+    train_here(federation, 1, out=folders["here"].path)
+    joined = {name: folder.result()["engine"]["joined_last_batch"] for name, folder in folders.items()}
+    assert joined == {"all": ["ant", "bee", "cat"], "without": ["ant", "cat"], "here": ["ant", "bee", "cat"]}
+    assert Memory.model_validate_json((folders["without"].path / LIMITS).read_text()).joined == {"ant", "cat"}
 
 
 def test_clients_score_a_model_as_it_is_used():

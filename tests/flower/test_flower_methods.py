@@ -12,7 +12,7 @@ from feduhb import flower
 from feduhb.core.flat import flatten
 from feduhb.core.seeds import sample_clients
 from feduhb.errors import ConfigError
-from feduhb.flower.wire import ADDED_KEYS, CARRIED, HELD_OUT, OURS
+from feduhb.flower.wire import ADDED_KEYS, CARRIED, HELD_OUT, OURS, TARGETS, TASK
 from feduhb.runs.loop import run
 from feduhb.stopping import StopRule
 from flower.gridding import make_grid
@@ -101,6 +101,23 @@ def compare_with_loop(federation, strategy, method, settings):
     assert torch.equal(outcome.params, wanted)
     assert [r.moved for r in outcome.rounds] == [r.moved for r in records]
     assert {r.asked for r in outcome.rounds} == {("ant", "cat", "dog", "elk")}
+
+
+@pytest.mark.parametrize(
+    "strategy", ["FedUHB", "Retrain", "Nesterov", "FedAdam", "FedYogi", "FedNadam", "FedExP"]
+)
+def test_with_a_pinned_seed_two_requests_one_after_the_other_equal_one_for_both(
+    federation, strategy, tmp_path
+):
+    def forget(clients, **more):
+        settings = make_settings(federation, model=federation.model, epochs=1, stop=feduhb.never, **more)
+        return getattr(flower, strategy)(clients, **settings).start(make_grid(federation), num_rounds=2)
+
+    both = forget(["bee", "dog"])
+    forget(["bee"], checkpoint=tmp_path / "a")
+    second = forget(["dog"], checkpoint=tmp_path / "b", trained=tmp_path / "a")
+    assert {r.asked for r in second.rounds} == {("ant", "cat", "elk")}
+    assert torch.equal(both.params, second.params)
 
 
 def test_full_batch_gradients(federation):
@@ -246,7 +263,8 @@ def test_a_train_message_holds_our_keys_and_train_config(federation):
     flower.FedUHB("class:1,cat:0", epochs=1, stop=feduhb.never, **make_settings(federation)).start(
         grid, draw_start(federation), 1, train_config=ConfigRecord({"mine": 1})
     )
-    assert list_said(grid) == {*OURS, "mine"} - {*ADDED_KEYS, CARRIED, HELD_OUT}
+    only_if_used = {*ADDED_KEYS, TARGETS, CARRIED, HELD_OUT, *(key for key in OURS if key.startswith(TASK))}
+    assert list_said(grid) == {*OURS, "mine"} - only_if_used
 
 
 def test_settings_that_earlier_clients_do_not_know_are_sent_only_if_they_are_used(federation):

@@ -9,7 +9,9 @@ from flwr.app import MetricRecord, RecordDict
 import feduhb
 from federations import ragged
 from feduhb import flower
-from feduhb.errors import AnswerError, DataError, RequestError, RunFolderError
+from feduhb.audit.beginning import note_start
+from feduhb.errors import AnswerError, ConfigError, DataError, RequestError, RunFolderError
+from feduhb.runs.folder import RunFolder
 from feduhb.runs.history import DiskHistory
 from flower.gridding import change_answers, make_app, make_grid
 
@@ -91,6 +93,19 @@ def test_folders_histories_and_replays(tmp_path):
     assert DiskHistory(tmp_path / "first" / "history").rounds == []
     opened = feduhb.open_run(tmp_path / "first", connect(grid))
     assert torch.equal(opened.params, run.params)
+
+
+@pytest.mark.parametrize("method", ["crab", "fedrecovery", "wu"])
+def test_methods_of_the_server_replay_a_training_over_a_grid(tmp_path, method):
+    public, runs = FEDERATION.test.x[:7], []
+    far = connect(make_grid(FEDERATION), public=public)
+    for place, federation, engine in (
+        ("there", far, far.engine),
+        ("here", FEDERATION.replace(public=public), "loop"),
+    ):
+        run = feduhb.train(federation, 3, engine=engine, out=tmp_path / place, keep_history=True, **SETTINGS)
+        runs.append(feduhb.unlearn(run, ["bee"], method=method))
+    assert torch.equal(runs[0].params, runs[1].params)
 
 
 def test_a_run_is_resumed(tmp_path):
@@ -246,3 +261,28 @@ def test_what_remains_of_a_remote_federation_shares_its_fresh_model():
     assert less.is_remote
     assert less._draw is far._draw
     assert far.replace(seed=8)._draw is not far._draw
+
+
+def test_a_rollback_over_clients_elsewhere_is_refused_unless_asked_for(tmp_path, capsys):
+    how = {"clients_per_round": 1, "keep_models": "1MB"}
+    here = train_here(tmp_path / "here", **how)
+    there = train_there(make_grid(FEDERATION), tmp_path / "there", **how)
+    first = here.rounds[0].asked
+    leaver = next(client for record in here.rounds for client in record.asked if client not in first)
+    with pytest.raises(
+        ConfigError, match=r"the update of the clients that left\..*: allow_shared_start=True"
+    ):
+        feduhb.unlearn(there, [leaver], method="rollback", out=tmp_path / "b")
+    assert not (tmp_path / "b").exists()
+    capsys.readouterr()
+    new = feduhb.unlearn(there, [leaver], method="rollback", out=tmp_path / "b", allow_shared_start=True)
+    assert "this run starts from a model of the old run and has its seed" in capsys.readouterr().err
+    again = feduhb.unlearn(here, [leaver], method="rollback", out=tmp_path / "c")
+    assert new.restart_round == again.restart_round > 0
+    assert torch.equal(new.params, again.params)
+    said = "This run started from a model of the old run and has its seed. A shared start lets a server"
+    assert str(RunFolder(tmp_path / "b").result().get("start")).startswith(said)
+    assert said in new.card()
+    assert "start" not in RunFolder(tmp_path / "c").result()
+    assert any(note.startswith(said) for note in note_start(new))
+    assert not any(note.startswith(said) for note in note_start(again))

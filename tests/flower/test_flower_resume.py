@@ -299,7 +299,7 @@ def test_an_unlearning_erases_the_trainings_history_from_the_leavers_first_round
             make_grid(FEDERATION), draw_start(), 1
         )
     assert history.rounds == list(range(first[leaver]))
-    assert caplog.text.count(f"erased {before - history.bytes} bytes of history in {history.folder}") == 1
+    assert caplog.text.count(f"erased {before - history.bytes:,} bytes of history in {history.folder}") == 1
 
 
 def test_the_history_is_erased_before_any_train_message(tmp_path):
@@ -387,7 +387,7 @@ def test_a_replay_killed_while_erasing_its_history_is_finished_without_training(
 def test_a_replay_refuses_what_it_cannot_do(tmp_path):
     with pytest.raises(
         HistoryError,
-        match="federaser replays stored updates; give the checkpoint folder of the training that kept them: trained=FOLDER",
+        match="federaser replays stored updates; give the checkpoint folder of the training: trained=FOLDER",
     ):
         flower.FedEraser("bee", **make_settings()).start(make_grid(FEDERATION), draw_start())
     flower.Train(checkpoint=tmp_path / "bare", **make_settings()).start(

@@ -13,7 +13,16 @@ import torch
 import feduhb
 from feduhb.core.flat import count_statistics, flatten
 from feduhb.runs.loop import carry_statistics, run
-from flower.simulated import ACCELERATORS, CULPRITS, LEAVERS, LOCAL, ROUNDS, load_federation, make_normed
+from flower.simulated import (
+    ACCELERATORS,
+    CULPRITS,
+    LEAVERS,
+    LOCAL,
+    ROUNDS,
+    load_federation,
+    make_normed,
+    make_plain,
+)
 from golden import slow
 
 pytestmark = pytest.mark.deployment
@@ -96,6 +105,17 @@ def test_accelerators_give_what_the_loop_gives_in_process(simulated, name):
     )
     assert (wanted - start).abs().max() > 1e-3
     assert (found - wanted).abs().max() < 1e-5
+
+
+def test_preconditioned_steps_are_those_of_the_loop(simulated):
+    remaining, method = (
+        load_federation().replace(model=make_plain).without(list(LEAVERS)),
+        feduhb.RapidRetrain(epochs=1),
+    )
+    start = method.init(flatten(remaining.fresh_model()))
+    *_, (state, _) = run(method, feduhb.Loop(remaining), list(remaining.clients), start, rounds=2)
+    assert (state.params - start.params).abs().max() > 1e-3
+    assert (torch.load(simulated / "RapidRetrain.pt") - state.params).abs().max() < 1e-5
 
 
 def test_everything_is_as_it_was(simulated):

@@ -219,6 +219,8 @@ def test_an_unknown_array_is_malformed():
 def test_the_package_lists_its_public_names():
     assert set(dir(flower)) == set(flower.__all__)
     assert all(getattr(flower, name).__doc__ for name in flower.__all__)
-    with pytest.raises(AttributeError, match=r"feduhb\.flower has no 'FedHUB'; it has ExtraError, FedAdam, "):
+    with pytest.raises(
+        AttributeError, match=r"feduhb\.flower has no 'FedHUB'; it has PGA, ExtraError, FedAF, "
+    ):
         _ = flower.FedHUB
     assert feduhb.flower is flower

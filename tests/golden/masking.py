@@ -20,8 +20,10 @@ everything else        as it is
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,8 @@ WORDS = {"on", "word", "verdict", "attack"}  # the values of these keys are enum
 CONFIG_DIGESTS = {"came_from", "config", "run", "sha256"}
 DIGITS = 9
 DIGEST = re.compile(r"[0-9a-f]{64}")
+# A digest, or a name that ends with one.
+INEXACT = re.compile(r"(\w+-)?([0-9a-f]{64}|[0-9a-f]{32}|[0-9a-f]{8})")
 
 
 def mask(value: Any, key: str = "") -> Any:
@@ -102,8 +106,21 @@ def list_differences(old: Any, new: Any, where: str = "", *, exact: bool = True)
     return [] if same else [f"{where}: {shorten(old)} became {shorten(new)}"]
 
 
+def digest_bits(old: Any, new: Any) -> str:
+    """Return a digest of those values of ``new`` that ``old`` has, with all their bits."""
+    return sha256(json.dumps(_select(old, new), sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _select(old: Any, new: Any) -> Any:
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        return {key: _select(value, new[key]) for key, value in old.items() if key in new}
+    if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        return [_select(a, b) for a, b in zip(old, new, strict=True)]
+    return new
+
+
 def _is_inexact(value: object) -> bool:
-    return isinstance(value, float) or is_digest(value)
+    return isinstance(value, float) or (isinstance(value, str) and INEXACT.fullmatch(value) is not None)
 
 
 def shorten(value: Any, most: int = 120) -> str:

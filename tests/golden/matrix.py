@@ -5,7 +5,11 @@ that the same program runs on the code before and after a restructuring:
 
     PYTHONPATH=src:tests python -m golden.matrix tests/golden/golden.json
 
-The value has a header, which says what the numbers depend on, and cases by name. ``masking.py`` holds the rules for what
+Weights and floats depend on the processor. On another one than that of the file,
+
+    PYTHONPATH=src:tests python -m golden.matrix tests/golden/golden.json --bits tests/golden/bits.json
+
+adds a digest of each case there, which holds as long as the case in golden.json stays as it is. The value has a header, which says what the numbers depend on, and cases by name. ``masking.py`` holds the rules for what
 is pinned of a case; ``library.py``, ``variations.py``, ``commands.py`` and ``over_flower.py`` hold the cases.
 """
 
@@ -33,6 +37,7 @@ from threadpoolctl import threadpool_limits
 import feduhb
 from golden import commands, library, over_flower, variations
 from golden.library import Cases
+from golden.masking import digest_bits
 from quiet import save_blank_figures
 
 
@@ -127,6 +132,20 @@ def describe_machine() -> dict[str, str]:
 BITS = ("torch", "cpu_capability", "cuda", "numpy", "scikit-learn", "arithmetic")  # weights depend on these
 
 
+def describe_bits(header: Mapping[str, str]) -> str:
+    """Return the part of a header that weights and floats depend on, as one text."""
+    return ", ".join(header[name] for name in BITS)
+
+
+def digest_cases(golden: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, str]:
+    """Return a digest of each golden case, and after it of the same case with the bits of this machine."""
+    return {
+        name: f"{digest_bits(case, case)} {digest_bits(case, found[name])}"
+        for name, case in golden.items()
+        if name in found
+    }
+
+
 def list_changed_bits(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
     """Return in what two headers differ, of what weights and floats depend on."""
     return [f"{name} is {new[name]}, not {old[name]}" for name in BITS if new[name] != old[name]]
@@ -156,10 +175,16 @@ def read_commit(folder: Path) -> str:
 
 
 def main() -> None:
-    """Write the matrix into the file that is named; say on stderr how long that took."""
+    """Write the matrix into the file that is named, or its bits into another; say on stderr how long that took."""
     clock: dict[str, float] = {}
     with make_place() as place:
         found = compute_matrix(place, clock)
+    if "--bits" in sys.argv:
+        path, golden = Path(sys.argv[3]), json.loads(Path(sys.argv[1]).read_text())
+        known = json.loads(path.read_text()) if path.exists() else {}
+        known[describe_bits(found["header"])] = digest_cases(golden["cases"], found["cases"])
+        path.write_text(json.dumps(known, indent=0) + "\n")
+        return
     tight = (",", ":")
     cases = (f"{json.dumps(name)}: {json.dumps(v, separators=tight)}" for name, v in found["cases"].items())
     text = (

@@ -63,9 +63,8 @@ OWN = (STATE, f"{STATE}/audits")  # FEDUHB_STATE names it, and only the auditor 
 TABLES = {".toml"}
 TREES = {".json", ".jsonl"}
 TENSORS = {".safetensors"}
-TOLD = (
-    "delete its history yourself"  # a run that is not the one it was is not erased, and the command says so
-)
+# A run that is not the one it was is not erased, and the command says so.
+TOLD = "delete its history and its kept models yourself"
 Do = Callable[[Path, Path], object]  # of the damaged path and a folder outside the tree
 
 
@@ -371,6 +370,8 @@ def refers_to(command: Command, damage: Damage) -> bool:
     top = damage.path.parts[0]
     if str(damage.path) in (*command.arguments, *OWN) and damage.is_given:
         return False  # a person who names a pipe or a link means it
+    if str(damage.path) in OWN and damage.name == "a link to nothing":
+        return False  # what an auditor's own link leads to is made
     named = {Path(word).parts[0] for word in command.arguments[1:] if word not in {"", "."}}
     if command.arguments[0] in ALONE and "." not in command.arguments and top not in named:
         return False

@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+import pickle
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +19,28 @@ from feduhb.core.types import Method, Updates
 from feduhb.errors import AggregationError
 from feduhb.methods import (
     METHODS,
+    PGA,
+    Crab,
     FedAdam,
+    FedAF,
     FedEraser,
     FedExP,
     FedNadam,
     FedRecover,
+    FedRecovery,
     FedUHB,
     FedYogi,
+    FineTune,
     Nesterov,
+    NoT,
+    RapidRetrain,
     Retrain,
+    Rollback,
+    WuDistillation,
 )
+from feduhb.methods.binding import bind, get_leavers, unbind
 from feduhb.runs.checkpoint import load_state, save_state
+from feduhb.runs.folder import Round
 from feduhb.runs.loop import run
 from runs.remembering import Remembered, remember
 from toys import quadratics
@@ -36,7 +48,10 @@ from toys import quadratics
 Make = Callable[[], Method[Any]]
 
 CLIENTS = ("a", "b", "c", "d", "e")
+EVERYONE = (*CLIENTS, "leaver")
 ROUNDS = 6
+LAYOUT = (("weight", (1, 2)), ("bias", (1,)))
+LOSSES = (9.0, 8.5, 6.0, 5.9, 5.8, 5.7, 5.6, 5.5)  # two windows: rounds 0 to 2, then 3 to 7
 
 
 def start(dtype: torch.dtype = torch.float64) -> Tensor:
@@ -45,17 +60,25 @@ def start(dtype: torch.dtype = torch.float64) -> Tensor:
 
 @functools.cache
 def history_in(dtype: torch.dtype) -> Remembered:
-    """A training of everyone and one who left, with rounds to spare, for methods that replay one."""
-    return remember(quadratics((*CLIENTS, "leaver")), (*CLIENTS, "leaver"), start(dtype), rounds=ROUNDS + 2)
+    """A training of everyone and one who left, with rounds to spare, for methods that use one."""
+    return remember(quadratics(EVERYONE), EVERYONE, start(dtype), rounds=ROUNDS + 2)
+
+
+def halve(student: Tensor, teacher: Tensor, epoch: int, **_: object) -> Tensor:  # noqa: ARG001
+    """A distillation that brings the student half of the way to its teacher."""
+    return (student + teacher) / 2
 
 
 def given(
     method: Method[Any], clients: Sequence[str] = CLIENTS, dtype: torch.dtype = torch.float64
 ) -> Method[Any]:
-    """Return a replaying method with a history of this precision and the remaining clients."""
-    if not method.needs_history:
-        return method
-    return dataclasses.replace(method, history=history_in(dtype), clients=tuple(clients))  # pyright: ignore[reportArgumentType]
+    """Return a method bound to an old training of this precision, its leaver and the remaining clients, as it uses them."""
+    history = history_in(dtype)
+    old = {
+        "history": history, "clients": tuple(clients), "leavers": ("leaver",), "model": history.final, "layout": LAYOUT,
+        "losses": LOSSES, "seed": 5, "distil": halve,
+    }  # fmt: skip
+    return bind(pickle.loads(pickle.dumps(unbind(method))), old)  # noqa: S301 (as in a worker process)
 
 
 SIGNED = [
@@ -79,6 +102,19 @@ SIGNED = [
     pytest.param(lambda: FedYogi(lr=0.1, b2=0.9, tau=0.1, epochs=2), id="fedyogi"),
     pytest.param(lambda: FedNadam(lr=0.1, epochs=2), id="fednadam"),
     pytest.param(lambda: FedExP(eps=1e-6, epochs=2), id="fedexp"),
+    pytest.param(lambda: Rollback(epochs=2), id="rollback"),
+    pytest.param(lambda: given(FineTune(epochs=2)), id="finetune"),
+    pytest.param(lambda: given(FineTune(epochs=0, step_size=0.5, aggregate=median)), id="finetune-median"),
+    pytest.param(lambda: given(NoT(epochs=2)), id="not"),
+    pytest.param(lambda: given(FedRecovery(distance=0.01)), id="fedrecovery"),
+    pytest.param(lambda: given(WuDistillation(passes=2, after=3, epochs=2)), id="wu"),
+    pytest.param(lambda: given(Crab(epochs=2)), id="crab"),
+    pytest.param(
+        lambda: given(Crab(rounds_kept=1.0, clients_kept=1.0, tolerance=0.0, epochs=2)), id="crab-whole"
+    ),
+    pytest.param(lambda: RapidRetrain(epochs=2), id="rapidretrain"),
+    pytest.param(lambda: given(PGA(epochs=2, after=4)), id="pga"),
+    pytest.param(lambda: given(FedAF(epochs=2, overwriting=2, after=4)), id="fedaf"),
 ]
 
 every_method = pytest.mark.parametrize("make", SIGNED)
@@ -90,12 +126,18 @@ def states_of(
     """Return the state before each round and after the last one."""
     method = given(make(), clients, dtype)
     first = method.init(start(dtype))
-    return [first, *(state for state, _ in run(method, quadratics(), clients, first, rounds=ROUNDS))]
+    return [first, *(state for state, _ in run_all(method, quadratics(EVERYONE), clients, first))]
+
+
+def run_all(
+    method: Method[Any], engine: Any, clients: Sequence[str], state: Any, **more: Any
+) -> Iterator[tuple[Any, Round]]:
+    return run(method, engine, clients, state, **{"rounds": ROUNDS, "leavers": get_leavers(method), **more})
 
 
 def answers_to(method: Method[Any], state: Any, round: int) -> list[Updates]:
     work = method.ask(state)
-    return [] if work is None else list(quadratics().train(work, work.clients or CLIENTS, round))
+    return [] if work is None else list(quadratics(EVERYONE).train(work, work.clients or CLIENTS, round))
 
 
 def same(one: Any, other: Any) -> bool:
@@ -133,9 +175,11 @@ def test_it_is_a_frozen_value(make: Make):
 
 @every_method
 def test_init_keeps_the_parameters(make: Make):
-    params = start()
-    state = make().init(params)
-    assert torch.equal(state.params, params)
+    """Methods that start from the old training begin where that says, whatever fresh model they are given."""
+    method, params = make(), start()
+    state = method.init(params)
+    begins = not method.needs_model and method.name != "crab"
+    assert torch.equal(state.params, params if begins else method.init(params + 1).params)
     assert isinstance(state, tuple)
     assert "params" in type(state)._fields  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -218,14 +262,15 @@ def test_a_state_survives_the_disk_bit_for_bit(make: Make, dtype: torch.dtype, t
 @pytest.mark.parametrize("stop_after", range(1, ROUNDS))
 def test_stopped_and_resumed_is_never_stopped_bit_for_bit(make: Make, stop_after: int, tmp_path: Path):
     method = make()
-    whole = list(run(method, quadratics(), CLIENTS, method.init(start()), rounds=ROUNDS))
-    half = list(run(method, quadratics(), CLIENTS, method.init(start()), rounds=stop_after))
+    engine = quadratics(EVERYONE)
+    whole = list(run_all(method, engine, CLIENTS, method.init(start())))
+    half = list(run_all(method, engine, CLIENTS, method.init(start()), rounds=stop_after))
     save_state(tmp_path / "state.safetensors", half[-1][0], stop_after)
 
     again = make()
     state, first = load_state(tmp_path / "state.safetensors", again.init(torch.zeros(3, dtype=torch.float64)))
     moved = [record.moved for _, record in half]
-    rest = list(run(again, quadratics(), CLIENTS, state, rounds=ROUNDS, first=first, moved=moved))
+    rest = list(run_all(again, quadratics(EVERYONE), CLIENTS, state, first=first, moved=moved))
     assert [record.round for _, record in rest] == list(range(stop_after, ROUNDS))
     for (resumed, one), (straight, other) in zip(rest, whole[stop_after:], strict=True):
         assert same(resumed, straight)
@@ -234,19 +279,34 @@ def test_stopped_and_resumed_is_never_stopped_bit_for_bit(make: Make, stop_after
 
 @every_method
 def test_nobody_outside_those_who_remain_is_asked(make: Make):
+    """Leavers are asked only by methods that declare it, and the records say in which rounds."""
     remaining = ("b", "d", "e")
-    engine, method = quadratics(), given(make(), remaining)
-    records = [record for _, record in run(method, engine, remaining, method.init(start()), rounds=ROUNDS)]
-    assert {client for _, asked in engine.asked for client in asked} <= set(remaining)
-    assert {client for record in records for client in (*record.asked, *record.answered)} <= set(remaining)
+    engine, method = quadratics(EVERYONE), given(make(), remaining)
+    records = [record for _, record in run_all(method, engine, remaining, method.init(start()))]
+    may = {*remaining, "leaver"} if method.asks_leaver else {*remaining}
+    assert {client for _, asked in engine.asked for client in asked} <= may
+    assert {client for record in records for client in (*record.asked, *record.answered)} <= may
+    assert any(record.leavers for record in records) == method.asks_leaver
+    for record in records:
+        assert record.leavers == (record.asked if "leaver" in record.asked else ())
+
+
+@every_method
+def test_the_tasks_that_it_asks_are_those_that_it_declares(make: Make):
+    method = make()
+    asked = [work.task for state in states_of(make) if (work := method.ask(state)) is not None]
+    assert {type(task) for task in asked if task is not None} == set(method.tasks)
 
 
 @every_method
 def test_needs_says_whether_a_sum_is_enough(make: Make):
     """What secure aggregation tells a "sum" method leads, to rounding, to the same model; others refuse."""
     method = make()
-    alone = run(method, quadratics(presummed=True), CLIENTS, method.init(start()), rounds=ROUNDS)
-    if method.needs == "each":
+    alone = run_all(method, quadratics(EVERYONE, presummed=True), CLIENTS, method.init(start()))
+    if method.needs == "each" and method.name not in (
+        "fedrecovery",
+        "wu",
+    ):  # which read each update from disk
         with pytest.raises(
             AggregationError, match=r"needs every client's update, but received only their sum"
         ):
@@ -261,6 +321,6 @@ def test_needs_says_whether_a_sum_is_enough(make: Make):
 @pytest.mark.parametrize("block", [1, 3, 5])
 def test_blocks_do_not_change_a_bit(make: Make, block: int):
     method = make()
-    ours = run(method, quadratics(block=block), CLIENTS, method.init(start()), rounds=ROUNDS)
+    ours = run_all(method, quadratics(EVERYONE, block=block), CLIENTS, method.init(start()))
     for (state, _), other in zip(ours, states_of(make)[1:], strict=True):
         assert same(state, other)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from feduhb.core.types import Work
 from feduhb.errors import ConfigError
 from feduhb.methods import FedEraser
+from feduhb.methods.replay import calibrate
 from feduhb.runs.loop import run
 from runs.remembering import Remembered, remember
 from toys import Quadratics, Scripted, block_of, quadratics, quick
@@ -72,7 +73,7 @@ def test_each_answer_gets_the_stored_length_and_keeps_its_direction(rows, seed):
         step = START - method.tell(state, [block_of({client: row}, [7.0])]).params
         v, u = torch.tensor(row, dtype=torch.float64), history.update(2, client)
         torch.testing.assert_close(step, v * (u.norm() / v.norm()), rtol=1e-12, atol=1e-14)
-        (calibrated,) = method._calibrate(2, [block_of({client: row})])
+        (calibrated,) = calibrate(history, 2, [block_of({client: row})], "federaser")
         assert float(calibrated.values.norm()) == pytest.approx(float(u.norm()), rel=1e-12)
         cosine = float(calibrated.values[0] @ v / (calibrated.values[0].norm() * v.norm()))
         assert cosine == pytest.approx(1, abs=1e-12)

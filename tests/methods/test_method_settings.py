@@ -11,14 +11,17 @@ from typing import Any, ClassVar
 import pytest
 from torch import Tensor
 
+import feduhb
 from federations import ragged
-from feduhb.api import run_method
 from feduhb.core.aggregate import krum, median, weighted_mean
 from feduhb.core.types import Method, Updates, Work
 from feduhb.errors import ConfigError
 from feduhb.methods import METHODS, FedEraser, FedRecover, FedUHB, Retrain, check_method, make_method
 from feduhb.methods.retrain import Plain
 from feduhb.runs.config import TrainSettings
+from feduhb.runs.folder import RunFolder
+from feduhb.runs.prepare import run_method
+from feduhb.runs.run import choose_method
 from feduhb.stopping import never
 
 MOMENTUM = "give at least 0 and below 1, such as 0.9"
@@ -178,3 +181,17 @@ def test_a_method_registered_under_another_name_than_its_own_is_refused(monkeypa
     monkeypatch.setitem(METHODS, "odd", Retrain)
     with pytest.raises(ConfigError, match="the method registered as 'odd' has the name 'retrain'"):
         make_method("odd")
+
+
+def test_fast_is_the_recommended_method_with_the_settings_of_a_run(tmp_path):
+    trained = feduhb.train(ragged(), 1, epochs=2, aggregate="median")
+    run = feduhb.unlearn(trained, ["bee"], method="fast", rounds=1, out=tmp_path / "new")
+    assert run.method == FedUHB(momentum=0.8, step_size=1.5, epochs=2, aggregate=median)
+    written = RunFolder(tmp_path / "new")
+    assert written.config()["unlearn"]["method"] == written.result()["method"] == "feduhb"
+    assert written.result()["settings"] == {
+        "momentum": 0.8, "step_size": 1.5, "epochs": 2, "aggregate": "median",
+    }  # fmt: skip
+    other = choose_method("fast", trained.settings, momentum=0.5).method
+    assert other == FedUHB(momentum=0.5, step_size=1.5, epochs=2, aggregate=median)
+    assert list(feduhb.compare(trained, ["bee"], ["feduhb", "fast"], rounds=1)) == ["feduhb", "feduhb-2"]

@@ -1,6 +1,7 @@
 """The benchmarks run on tiny sizes, count correctly, and their pages hold the measured numbers."""
 
 import importlib
+import itertools
 import json
 import os
 import signal
@@ -16,7 +17,7 @@ import pytest
 import torch
 
 from feduhb.audit.result import Interval
-from feduhb.audit.statistics import compute_auc, compute_roc
+from feduhb.audit.statistics import compute_roc
 from feduhb.audit.verdict import judge_membership
 from feduhb.report.drawing import new_figure
 from feduhb.runs.folder import Round
@@ -204,7 +205,7 @@ def test_for_good_is_after_the_last_round_below(bench):
 
 
 def test_accelerators_are_compared_with_retrain(bench):
-    found = bench("accelerators").measure_rules("dirichlet:0.5", 1, 2)
+    found = bench("accelerators").measure_rules("breast cancer, logistic, iid", 1, 2)
     assert list(found) == list(bench("accelerators").list_rules())
     assert all(len(one["accuracies"]) == 2 for one in found.values())
     assert found["Retrain"]["for_good"] in (1, 2)
@@ -250,13 +251,15 @@ def make_results():
         name: {"FedX": {"for_good": when, "accuracies": [0.1, 0.9]}} for name, when in (("1", 9), ("2", 12))
     }
     never_good = {"1": rules["1"], "2": {"FedX": {"for_good": None, "accuracies": [0.9, 0.7]}}}
+    models = {"resnet18": {"parameters": 11000, "milliseconds": {"loop": 2500.0, "stacked:float32": 1250.0, "stacked:tf32": 250.0, "stacked:bf16": 125.0}, "times_faster": {"loop": 1.0, "stacked:float32": 2.0, "stacked:tf32": 10.0, "stacked:bf16": 20.0}}}  # fmt: skip
     far = {"loop float32": 1e-4, "float32": 2e-4, "tf32": 0.02, "bf16": 0.04}
     return {
-        "accelerators": {**top, "rounds": 40, "partitions": {"dirichlet:9": rules, "dirichlet:1": never_good}},
+        "accelerators": {**top, "rounds": 40, "places": {"dirichlet:9": rules, "dirichlet:1": never_good}},
         "growth": {**top, "cases": cases},
         "side-by-side": {**top, "implementations": sides, "task": task, "flop_an_image": 1000, "matrix_gflops": 0.001},
         "to-target": {**top, "targets": ["80%"], "seeds": {"1": methods, "2": methods, "3": {**methods, "feduhb": never}}},
         "stacked-h200": {**on_gpu, "clients": 18, "images": {"mnist": 3000, "cifar10": 2500, "ragged": 3000}, "ms_a_round": rounds, "loop_ms_a_round": {"mnist": 8000, "cifar10": 9000, "ragged": 7000}, "ragged": {"least": 8, "most": 800, "masked": 0.051}, "distance_from_float64": {"mnist": far, "cifar10": far}},
+        "architectures-h200": {**on_gpu, "models": models},
         "precision-h200": {**on_gpu, "rounds": 2, "accuracy": {"float32": [[0.5, 0.9], [0.52, 0.92]], "tf32": [[0.51, 0.9], [0.52, 0.94]]}, "seconds": {"float32": [4.0, 4.2], "tf32": [2.0, 9.0]}},
     }  # fmt: skip
 
@@ -272,7 +275,7 @@ def test_tables_hold_the_measured_numbers(bench):
     assert "| 9 | 500 ms | 7 MiB |" in made["rounds"]
     assert "| feduhb | 3 rounds, 1.5 s (2 of 3) | 90.0% | 5 MB |" in made["targets"]
     assert "| federaser | never | 50.0% | 5 MB |" in made["targets"]
-    assert "| FedX | **10** (9, 12) | 90.0% | (9, never) | 80.0% |" in made["accelerators"]
+    assert "| FedX | **10** (9-12), 90.0% | never in 1, 80.0% |" in made["accelerators"]
 
 
 def test_a_command_is_recorded_without_paths(bench):
@@ -293,6 +296,10 @@ def test_gpu_tables_hold_the_measured_numbers(bench):
     assert row in made["gpu rounds"]
     assert "5.1% of the places in batches are masked" in made["gpu rounds"]
     assert "one GPU 9, " in made["gpu rounds"]
+    row = (
+        "| resnet18 | 11,000 | 2,500 ms | 1,250 ms (2.0 times) | 250 ms (10.0 times) | 125 ms (20.0 times) |"
+    )
+    assert row in made["gpu models"]
     assert "| MNIST's shapes | 1.0e-04 | 2.0e-04 | 2.0e-02 | 4.0e-02 |" in made["gpu distances"]
     assert "in 270 ms in tf32 and 270 ms in float32" in made["gpu in short"]
     assert "takes 8.0 and 9.0 s" in made["gpu in short"]
@@ -390,10 +397,10 @@ def test_the_truth_of_simulated_attacks_is_known(bench):
     case = intervals.Case(((4000, 4000),) * 2, 0.5, apart=0.6, alike=0.5, wide=2.0)
     (first, second), truth = intervals.attack_models(case, 2, [case.known, 0.0])
     found, mean = compute_roc(first), intervals.average_truth(case, truth)
-    assert [compute_auc([one]) for one in first] == pytest.approx(truth, abs=0.03)
+    assert [compute_roc([one]).auc for one in first] == pytest.approx(truth, abs=0.03)
     assert abs(truth[0] - truth[1]) > 0.01
     assert found.auc == pytest.approx(mean, abs=0.02)
-    assert compute_auc(second) == pytest.approx(0.5, abs=0.02)
+    assert compute_roc(second).auc == pytest.approx(0.5, abs=0.02)
     both = torch.stack([first[0].others, second[0].others])
     assert float(torch.corrcoef(both)[0, 1]) == pytest.approx(0.5, abs=0.05)
     assert intervals.holds(found.interval, mean)
@@ -421,6 +428,32 @@ def test_the_memory_on_the_speed_page_is_the_measured_one():
     ]
     told = f"10,000 clients with the paper's {found['parameters']:,} parameters take {found['beyond_mib']:.0f} MiB"
     assert told in " ".join((ROOT / "docs" / "speed.md").read_text().split())
+
+
+def test_the_memory_on_the_tables_page_is_the_measured_one():
+    path = ROOT / "results" / "benchmarks" / "large-table.json"
+    found = json.loads(path.read_text())
+    page = " ".join((ROOT / "docs" / "tables.md").read_text().split())
+    told = f"{found['bytes'] / 1e9:.2f} GB with {found['rows'] / 1e6:.0f} million rows, {found['columns']} columns of numbers and {found['clients']} clients"
+    assert told in page
+    assert found["command"] in page
+    assert [(one["train"], one["standardize"]) for one in found["reading"]] == [
+        *itertools.product((False, True), repeat=2)
+    ]
+    for one in found["reading"]:
+        assert one["limit bytes"] == 1e9 < found["bytes"] / 2
+        done = "read, trained, unlearned" if one["train"] else "read"
+        assert f"| {done} | `{one['standardize']}` | {one['peak MiB']} MiB | {one['seconds']:.0f} |" in page
+
+
+def test_a_large_table_is_measured_as_it_is_read(bench, tmp_path, monkeypatch):
+    large = bench("large_table")
+    monkeypatch.setattr(large, "BLOCK", 50)
+    rows = large.write_table(tmp_path / "table.csv", 1000)
+    found = large.measure(tmp_path / "table.csv", standardize=True, limit=None, train=True)
+    assert rows == 500
+    assert 0 < found["test rows"] < found["training rows"] < rows  # others are held out
+    assert 50 < found["peak MiB"] < found["peak with files MiB"]
 
 
 def test_stop_rules_are_replayed_on_one_run(bench):

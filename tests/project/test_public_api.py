@@ -11,20 +11,27 @@ NAMES = {
         "Audit",
         "Backdoor",
         "Canaries",
+        "Crab",
+        "FedAF",
         "FedAdam",
         "FedEraser",
         "FedExP",
         "FedNadam",
         "FedRecover",
+        "FedRecovery",
         "FedUHB",
         "FedYogi",
         "Federation",
         "FeduhbError",
+        "FineTune",
         "Local",
         "Loop",
         "Method",
         "Nesterov",
+        "NoT",
+        "PGA",
         "Pool",
+        "RapidRetrain",
         "Request",
         "Retrain",
         "Round",
@@ -36,6 +43,7 @@ NAMES = {
     *(
         "Updates",
         "Work",
+        "WuDistillation",
         "audit",
         "compare",
         "describe_table",
@@ -63,7 +71,7 @@ def test_every_name_is_there_and_documented(name):
 
 
 def test_an_unknown_name_is_told_what_there_is():
-    with pytest.raises(AttributeError, match=r"feduhb has no 'unlern'; it has Audit, Backdoor, "):
+    with pytest.raises(AttributeError, match=r"feduhb has no 'unlern'; it has PGA, Audit, Backdoor, "):
         _ = feduhb.unlern
 
 

@@ -136,3 +136,14 @@ def test_other_rules_than_the_mean_serve_training_and_unlearning(digits, rule):
     run = feduhb.unlearn(trained, ["c00"], rounds=2)
     assert run.method.needs == "each"
     assert torch.isfinite(run.params).all()
+
+
+def test_of_a_thousand_clients_ten_are_asked_in_a_round():
+    x = torch.randn(1000, 4, 3, generator=torch.Generator().manual_seed(0))
+    clients = {f"c{number:03d}": (part, (part.sum(1) > 0).long()) for number, part in enumerate(x)}
+    federation = feduhb.Federation(clients, clients["c000"], torch.nn.Linear(3, 2), seed=1)
+    trained = feduhb.train(federation, 3, epochs=1, clients_per_round=10, show=None)
+    leaver = trained.rounds[0].asked[0]
+    run = feduhb.unlearn(trained, [leaver], rounds=3, show=None)
+    assert {len(record.asked) for record in (*trained.rounds, *run.rounds)} == {10}
+    assert all(leaver not in record.asked for record in run.rounds)

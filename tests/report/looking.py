@@ -21,7 +21,7 @@ def boxes(figure: Figure | None) -> list[tuple[str, Bbox]]:
     beyond = {label for axes in figure.axes for axis in (axes.xaxis, axes.yaxis) for label in undrawn(axis)}
     texts = [text for text in figure.findobj(Text) if isinstance(text, Text) and text not in beyond]
     return [
-        (text.get_text(), text.get_window_extent())
+        (text.get_text(), Text.get_window_extent(text))  # of an annotation, without its line
         for text in texts
         if text.get_visible() and text.get_text().strip()
     ]

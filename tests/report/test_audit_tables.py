@@ -8,7 +8,8 @@ import pytest
 
 from feduhb.report.audit_tables import make_grids, to_latex, to_markdown
 from feduhb.report.runs import RunView, read_runs
-from feduhb.report.tables import list_json_rows, make_rows
+from feduhb.report.tables import list_json_rows
+from feduhb.report.tables import make_grids as make_run_grids
 from feduhb.report.words import NOTHING, list_notes
 from report.audits import attack, audit, bare, comparison, make_checks, put
 from report.folders import rivals, series, write
@@ -108,7 +109,7 @@ def test_models_without_labels_have_no_distances(tmp_path: Path):
 def test_no_audit_no_make_rows(views):
     assert make_grids(views) == {}
     assert to_markdown(views) == to_latex(views) == ""
-    assert "audit" not in make_rows(views)[0]
+    assert "audit" not in make_run_grids(views)[0].headers
     assert all("audit" not in row for row in list_json_rows(views))
 
 
@@ -233,15 +234,15 @@ def test_marks_in_sentences_stay_text(tmp_path: Path):
 
 
 def test_the_main_table_has_the_word(two):
-    headers, rows = make_rows(two)
-    assert headers[-1] == "audit"
-    assert [row[-1] for row in rows] == [NOTHING, "forgotten", NOTHING, "not forgotten", NOTHING]
+    results, _ = make_run_grids(two)
+    assert results.headers[-1] == "audit"
+    assert [row[-1] for row in results.rows] == [NOTHING, "forgotten", NOTHING, "not forgotten", NOTHING]
     assert [row["audit"] for row in list_json_rows(two)] == [None, "forgotten", None, "not forgotten", None]
 
 
 def test_an_audit_of_other_weights_is_never_a_verdict_alone(tmp_path: Path):
     views = one(tmp_path, weights_sha256="cd" * 32)
-    assert make_rows(views)[1][0][-1] == "forgotten (of other weights)"
+    assert make_run_grids(views)[0].rows[0][-1] == "forgotten (of other weights)"
     assert list_json_rows(views)[0]["audit"] == "forgotten (of other weights)"
     assert make_grids(views)["verdicts"].rows[0][1] == "forgotten (of other weights)"
     (said,) = list_notes(views)

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 DESKTOP, TELEPHONE = (1400, 900), (390, 844)  # CSS pixels
 PAPER = 703  # CSS pixels: A4 less 12 mm on either side
 CHARTS = [
-    "accuracy", "movement", "backdoor", "auc-0", "clients-0", "auc-1", "clients-1", "loss", "stop-map-0",
+    "accuracy", "movement", "backdoor", "auc-0", "clients-0", "auc-1", "clients-1", "loss", "work", "stop-map-0",
     "lambda-rounds", "lambda-accuracy",
 ]  # fmt: skip
 

@@ -212,7 +212,7 @@ def test_the_signs_of_checks_are_read_aloud_as_what_they_mean(tmp_path: Path):
 
 def test_the_limits_are_stated(document: str):
     said = words(document)
-    for limit in ("A failed control is inconclusive", "Copies of the old model", "not evidence that the data is gone",
+    for limit in ("If a control fails, the attack is inconclusive", "copies of the old one", "not evidence that the data is gone",
                   "It is not the model that FedAvg gives", "keep this page with the same care"):  # fmt: skip
         assert limit in said, limit
     for claim in ("gdpr", "proof", "guarantee", "compliant"):

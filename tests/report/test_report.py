@@ -21,7 +21,17 @@ pytestmark = pytest.mark.slow
 TEXTS = ["report.html", "table.md", "table.tex", "audit.md", "audit.tex"]
 FIGURES = [
     f"{name}.{kind}"
-    for name in ("overview", "curves", "movement", "backdoor", "stop-map", "lambda", "audit", "clients")
+    for name in (
+        "overview",
+        "curves",
+        "movement",
+        "backdoor",
+        "work",
+        "stop-map",
+        "lambda",
+        "audit",
+        "clients",
+    )
     for kind in ("png", "pdf")
 ]
 ALLOWED = tuple(
@@ -29,6 +39,7 @@ ALLOWED = tuple(
     for name in (
         "audit.pooling",
         "audit.result",
+        "batching",
         "runs.files",
         "runs.folder",
         "runs.scores",

@@ -84,7 +84,7 @@ def test_no_folder_is_refused():
 
 
 def test_what_is_no_run_folder_is_refused(tmp_path: Path):
-    with pytest.raises(RunFolderError, match=r"not a run folder: it has no config\.toml"):
+    with pytest.raises(RunFolderError, match="not a run folder: there is no such folder; check the path"):
         read_runs([tmp_path / "nowhere"])
 
 

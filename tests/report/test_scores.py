@@ -14,7 +14,7 @@ from feduhb.report.drawing import choose_strokes
 from feduhb.report.page import render_report
 from feduhb.report.runs import RunView, read_runs, retrain_of
 from feduhb.report.stop_map import chart_map, chart_scales, replay_rules
-from feduhb.report.tables import find_reaching_round, list_json_rows, make_rows
+from feduhb.report.tables import find_reaching_round, list_json_rows, make_grids
 from feduhb.report.words import choose_score, format_final, headline, is_low_best, list_notes, list_scores
 from feduhb.runs.folder import Round
 from feduhb.runs.scores import format_change, format_score, name_score
@@ -62,7 +62,8 @@ def test_names_and_formats():
 
 
 def test_less_is_better_in_the_table(regression):
-    headers, rows = make_rows(regression)
+    results, _ = make_grids(regression)
+    headers, rows = [*results.headers], results.rows
     column = headers.index("reaches Retrain's final RMSE at round")
     _, new, retrain = regression
     goal = retrain.final("test_rmse") or 0.0

@@ -179,7 +179,7 @@ def test_a_required_setting_that_is_missing_is_named_without_a_value(text, place
         ("[federation]\nheld_out = nan", "held_out is nan; give at least 0"),
         ("[train]\nrounds = 0", "rounds is 0; give 1 or more"),
         ("[train]\nrounds = -4", "rounds is -4; give 1 or more"),
-        ("[unlearn]\nforget = 'c00'\nrounds = 0", "rounds is 0; give 1 or more"),
+        ("[unlearn]\nforget = 'c00'\nrounds = -1", "rounds is -1; give 0 or more"),
         (
             "[federation.backdoor]\nclients = []",
             "a backdoor needs clients that carry it; name some, such as c00,c01",

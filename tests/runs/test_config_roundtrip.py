@@ -7,6 +7,7 @@ import tomllib
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from feduhb.core.own_code import is_code
 from feduhb.data.backdoor import Backdoor
 from feduhb.data.load import FederationSettings
 from feduhb.data.table import TableSettings
@@ -38,7 +39,7 @@ backdoors = st.builds(
 )  # fmt: skip
 scores = maybe(st.lists(st.sampled_from(["accuracy", "auroc", "rmse"]), min_size=1, unique=True).map(tuple))
 named = st.builds(
-    FederationSettings, data=words.filter(lambda name: ":" not in name), clients=positive, partition=words,
+    FederationSettings, data=words.filter(lambda name: not is_code(name)), clients=positive, partition=words,
     per_client=maybe(positive), held_out=shares, model=maybe(words), backdoor=maybe(backdoors), scores=scores,
 )  # fmt: skip
 columns = st.lists(words, max_size=3, unique=True).map(tuple)

@@ -10,8 +10,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import feduhb
+from federations import ragged
 from feduhb.core.types import Updates
 from feduhb.errors import ConfigError, HistoryError
+from feduhb.methods import list_needs
+from feduhb.runs.folder import RunFolder
 from feduhb.runs.history import DiskHistory
 from runs.remembering import drawn, files, written
 from toys import block_of, quick, summed
@@ -100,6 +104,22 @@ def test_bytes_are_those_of_the_files(tmp_path, half):
     assert history.bytes == sum(len(content) for content in files(tmp_path).values()) > 0
 
 
+def test_large_updates_are_hashed_on_threads_with_the_same_digests(tmp_path, monkeypatch):
+    block = drawn("abcde", 50)
+    one = written(tmp_path / "one", {0: [block]}, block.values[0])
+    monkeypatch.setattr("feduhb.runs.history.LARGE", 1)
+    other = written(tmp_path / "other", {0: [block]}, block.values[0])
+    assert files(one.folder) == files(other.folder)
+    assert torch.equal(next(one.read(0, "abcde")).values, block.values)
+    file = one.folder / "00000" / "block-00000.safetensors"
+    whole = bytearray(file.read_bytes())
+    whole[-1] ^= 1  # in the update of e
+    file.write_bytes(bytes(whole))
+    assert torch.equal(next(one.read(0, "abcd")).values, block.values[:4])
+    with pytest.raises(HistoryError, match=r"is damaged: its values are not those that were stored"):
+        next(one.read(0, "abcde"))
+
+
 def test_nothing_kept_is_an_empty_history(tmp_path):
     history = DiskHistory(tmp_path / "nowhere")
     assert history.rounds == []
@@ -147,9 +167,23 @@ def test_summed_answers_are_refused(tmp_path):
 
 
 def test_a_history_without_a_folder_is_refused(tmp_path: Path):
-    import feduhb
-    from federations import ragged
-
     with pytest.raises(ConfigError, match="name a folder: out="):
         feduhb.train(ragged(), 1, epochs=1, keep_history=True)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("method", "needs"),
+    [
+        (feduhb.FedEraser(interval=1, epochs=1), ["each update", "stored updates"]),
+        (feduhb.FedRecover(epochs=1), ["each update", "stored updates"]),
+        (feduhb.Crab(epochs=1), ["each update", "stored updates", "recorded losses"]),
+    ],
+    ids=["federaser", "fedrecover", "crab"],
+)
+def test_a_replay_records_what_it_needs(tmp_path: Path, method, needs):
+    trained = feduhb.train(
+        ragged(), 2, epochs=1, batch_size=8, out=tmp_path / "old", keep_history=True, show=None
+    )
+    feduhb.unlearn(trained, ["dog"], method=method, out=tmp_path / "new", show=None)
+    assert RunFolder(tmp_path / "new").result().get("requires") == needs == list_needs(method)

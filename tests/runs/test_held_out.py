@@ -12,7 +12,6 @@ from safetensors.torch import load_file
 
 import feduhb
 from federations import SIZES, ragged, tensors
-from feduhb.api import run_method
 from feduhb.core.flat import flatten
 from feduhb.engines.scoring import score_model
 from feduhb.errors import ConfigError, RunFolderError
@@ -20,6 +19,7 @@ from feduhb.report.runs import read_runs
 from feduhb.report.words import describe_end
 from feduhb.runs.checkpoint import BEST
 from feduhb.runs.folder import RunFolder
+from feduhb.runs.prepare import run_method
 
 HOW: dict[str, Any] = {"epochs": 1, "batch_size": 6, "lr": 0.05, "engine": "loop", "show": None}
 PATIENCE = feduhb.patience("held_out_score", rounds=2, gain=0.0, smooth=2, first=2)
@@ -319,7 +319,9 @@ def test_a_report_shows_the_held_out_score_and_where_rules_would_have_stopped(tm
     assert "the held-out loss: not within 14 rounds; by the distance: not within 14 rounds" in page
     assert "the stop rule did not fire within 14 rounds; kept: the model after round " in page
     assert "held-out.png" in {path.name for path in written}
-    card = feduhb.open_run(tmp_path / "run", make()).card()
+    run = feduhb.open_run(tmp_path / "run", make())
+    card = run.card()
+    assert f"## Scores\n\nAfter round {run.kept_round}, whose model was kept:\n" in card
     assert (
         f"the one after round {feduhb.open_run(tmp_path / 'run', make()).kept_round}, with the best score"
         in card

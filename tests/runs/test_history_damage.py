@@ -291,7 +291,9 @@ def test_what_was_erased_is_recorded(copied, tmp_path):
     assert (erased.first_round, erased.last_round, erased.bytes) == (0, ROUNDS - 1, size)
     assert (erased.run, bool(erased.finished)) == ("../new", True)
     assert read_erased(copied) == [erased]
-    assert str(erased).startswith(f"erased {size} bytes of history in {copied / 'history'}: rounds 0 to 4; ")
+    assert str(erased).startswith(
+        f"erased {size:,} bytes of history in {copied / 'history'}: rounds 0 to 4; "
+    )
 
 
 def test_an_erasure_that_was_killed_is_recorded_once_and_as_a_whole(copied, monkeypatch):

@@ -155,6 +155,19 @@ def test_a_folder_knows_how_far_it_is(tmp_path: Path):
     assert folder.result() == RESULT
 
 
+def test_a_path_that_is_no_run_is_reported_as_what_it_is(tmp_path: Path):
+    (tmp_path / "runs" / "first").mkdir(parents=True)
+    (tmp_path / "runs" / "first" / "config.toml").touch()
+    for path, words in (
+        (tmp_path / "runs", f"it holds runs; name one of them, such as {tmp_path / 'runs' / 'first'}"),
+        (tmp_path / "nowhere", "there is no such folder; check the path, or make one with feduhb train"),
+        (tmp_path / "runs" / "first" / "config.toml", "it is a file; give the folder of a run"),
+    ):
+        with pytest.raises(RunFolderError) as error:
+            RunFolder(path).config()
+        assert str(error.value).startswith(f"{path} is not a run folder: {words}")
+
+
 def test_a_folder_that_is_none_unfinished_or_damaged(tmp_path: Path):
     folder = RunFolder(tmp_path)
     make = f"make one with feduhb train CONFIG.toml --out {tmp_path}"

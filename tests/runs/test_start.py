@@ -157,7 +157,9 @@ def test_verify_knows_statistics_counters_and_what_is_carried(tmp_path, frozen):
         f", and what the run carries: {carried}; not compared: norm.num_batches_tracked"
     )
     torch.save({**state, "norm.running_mean": state["norm.running_mean"] + 1}, tmp_path / "other.pt")
-    assert "their SHA-256 is" in verify_weights(tmp_path / "other.pt", tmp_path / "a").says
+    assert (
+        "the SHA-256 of the file's weights is" in verify_weights(tmp_path / "other.pt", tmp_path / "a").says
+    )
     torch.save({**state, "table": state["table"] + 1}, tmp_path / "other.pt")
     found = verify_weights(tmp_path / "other.pt", tmp_path / "a")
     assert f"its frozen parameters or constant buffers ({carried}) are others" in found.says

@@ -16,6 +16,7 @@ import feduhb
 from feduhb.core.aggregate import median, weighted_mean
 from feduhb.core.types import Method, Updates, Work
 from feduhb.methods import (
+    Crab,
     FedAdam,
     FedEraser,
     FedExP,
@@ -23,10 +24,12 @@ from feduhb.methods import (
     FedRecover,
     FedUHB,
     FedYogi,
+    FineTune,
     Nesterov,
+    NoT,
     Retrain,
 )
-from feduhb.methods.replay import bind_history
+from feduhb.methods.binding import bind, uses_old_run
 from feduhb.runs.checkpoint import load_state, save_state
 from feduhb.runs.history import HistoryOnDevice
 from feduhb.runs.loop import carry_statistics, run
@@ -176,12 +179,13 @@ def apart(size: int = 3, **how: Any) -> Quadratics:
 
 def with_history(method: Method[Any], size: int = 3) -> Method[Any]:
     """Return a replaying method with the history of everyone, whose statistics it does not see."""
-    if not method.needs_history:
+    if not uses_old_run(method):
         return method
     stored = remember(apart(size), (*CLIENTS, "leaver"), BEGIN[:size], rounds=6)
-    return bind_history(
-        method, HistoryOnDevice(stored, torch.device("cpu"), stored.rounds, size - 2), CLIENTS
-    )
+    history = HistoryOnDevice(stored, torch.device("cpu"), stored.rounds, size - 2)
+    assert stored.final is not None
+    old = {"history": history, "clients": CLIENTS, "model": stored.final[:2], "layout": (("weight", (1, 2)),)}
+    return bind(method, {**old, "losses": (6.0, 5.0, 4.0, 3.0, 2.0, 1.0)})
 
 
 SIGNED: list[Callable[[], Method[Any]]] = [
@@ -195,9 +199,13 @@ SIGNED: list[Callable[[], Method[Any]]] = [
     lambda: FedYogi(lr=0.1, epochs=2),
     lambda: FedNadam(lr=0.1, epochs=2),
     lambda: FedExP(eps=1e-6, epochs=2),
+    lambda: FineTune(epochs=2),
+    lambda: NoT(epochs=2),
+    lambda: Crab(epochs=2),
 ]
 NAMES = [
     "retrain", "feduhb", "feduhb-median", "federaser", "fedrecover", "nesterov", "fedadam", "fedyogi", "fednadam", "fedexp",
+    "finetune", "not", "crab",
 ]  # fmt: skip
 every_method = pytest.mark.parametrize("make", SIGNED, ids=NAMES)
 
@@ -230,7 +238,8 @@ def test_a_method_sees_the_parameters_alone(make):
 def test_the_contract_beside_statistics(make):
     """Nothing that is given to tell changes, nothing is shared, and it says the same again."""
     method = WithStatistics(with_history(make()), 1)
-    assert torch.equal(method.init(BEGIN).params, BEGIN)
+    if not uses_old_run(method.method) or method.method.name in ("federaser", "fedrecover"):
+        assert torch.equal(method.init(BEGIN).params, BEGIN)
     for t, state in enumerate(follow(method.method, apart())[:-1]):
         work = method.ask(state)
         assert work is None or torch.equal(work.params, state.params)
@@ -257,6 +266,17 @@ def test_stopped_and_resumed_is_never_stopped_bit_for_bit(make, stop_after, tmp_
     assert same(state, whole[stop_after])
     rest = follow(method, apart(block=3), state=state, first=first, moved=[1.0] * first)
     assert all(map(same, rest, whole[stop_after:]))
+
+
+@pytest.mark.parametrize("method", ["finetune", "not"])
+def test_a_method_that_starts_from_the_old_model_starts_from_its_statistics(method, tmp_path: Path):
+    data = {c: (torch.randn(6, 2).double() * 3 + 1, torch.arange(6) % 2) for c in ("ant", "bee")}
+    federation = feduhb.Federation(data, data["ant"], norm_first)
+    old = feduhb.train(federation, 2, epochs=1, batch_size=6, show=None)
+    new = feduhb.unlearn(old, "ant", method=method, rounds=0, out=tmp_path / "new", show=None)
+    assert torch.equal(new.params[-4:], old.params[-4:])
+    assert torch.equal(new.params, old.params) is (method == "finetune")
+    assert torch.equal(feduhb.open_run(tmp_path / "new", federation).params, new.params)
 
 
 def norm_first() -> nn.Module:

@@ -64,7 +64,7 @@ def test_the_run_that_came_out_takes_the_next_request(runs):
 def test_in_python_it_is_refused_too_unless_it_is_asked_for(runs, tmp_path, capsys):
     first = runs[0]
     with pytest.raises(
-        RequestError, match=r"would bring elk back: .*To bring it back all the same: --allow-revival"
+        RequestError, match=r"would bring elk back: .*To serve the request all the same: --allow-revival"
     ):
         feduhb.unlearn(first, ["cat"], rounds=1, out=tmp_path / "third", show=None)
     assert not (tmp_path / "third").exists()

@@ -81,6 +81,16 @@ def test_no_command_imports_code_of_a_foreign_run(project, name, monkeypatch):
     assert "wards" not in sys.modules
 
 
+@pytest.mark.usefixtures("foreign")
+def test_weights_and_card_of_a_foreign_run_are_written_without_its_code(project, monkeypatch):
+    monkeypatch.syspath_prepend(project)
+    for name in ("model.safetensors", "card.md"):
+        assert invoke("export", "runs/first-lookahead", "--out", name).stdout == f"{name}\n"
+    assert "ONNX needs the module" in refuse("export", "runs/first", "--out", "model.onnx")
+    assert not was_imported(project)
+    assert "wards" not in sys.modules
+
+
 def test_python_imports_no_code_of_a_foreign_run_either(foreign, project):
     with pytest.raises(RunFolderError, match=r"comes from code, 'wards\.py:make', which is not run unless"):
         feduhb.open_run(foreign / "first")
@@ -230,7 +240,7 @@ def test_a_run_that_names_no_code_cannot_be_trusted(tmp_path):
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
-        ('"lookahead"', '"polyak"', "was made by the method 'lookahead', but its code defines 'polyak' now; name that method by --method"),
+        ('"lookahead"', '"polyak"', "was made by the method 'lookahead', but its code defines 'polyak' now; name that method with --method"),
         ("momentum", "beta", "was made by another version of its method: Lookahead has no setting momentum; it knows beta, epochs"),
     ],
 )  # fmt: skip

@@ -321,27 +321,55 @@ def test_with_sampled_clients(tmp_path, name):
 
 
 def test_compare_takes_only_methods_that_can_serve(tmp_path):
-    """A request for rows, or full-batch gradients, leaves out those that replay; named, they are refused before any trains."""
+    """A request for rows leaves out those that replay, gradients FedEraser; named, they are refused before any trains."""
     run = feduhb.train(ragged(), 3, epochs=1, out=tmp_path / "run", keep_history=True)
     assert list(feduhb.compare(run, {"dog": [0]}, rounds=1)) == ["feduhb", "retrain"]
     with pytest.raises(RequestError, match="cannot forget rows or a class"):
         feduhb.compare(run, {"dog": [0]}, ["feduhb", "federaser"], rounds=1, out=tmp_path / "both")
     assert not (tmp_path / "both").exists()
     gradients = feduhb.train(ragged(), 3, epochs=0, out=tmp_path / "gradients", keep_history=True)
-    assert list(feduhb.compare(gradients, ["bee"], rounds=1)) == ["feduhb", "retrain"]
+    assert list(feduhb.compare(gradients, ["bee"], rounds=1)) == ["feduhb", "retrain", "fedrecover"]
+
+
+def test_a_line_says_why_compare_leaves_a_method_out(tmp_path, capsys):
+    run = feduhb.train(ragged(), 1, epochs=1, out=tmp_path / "run", show=None)
+    _, left_out = feduhb.api.expand_methods(run, ["bee"], "all")
+    said = {
+        "federaser": "federaser replays stored updates, but this run kept none",
+        "fedrecover": "fedrecover replays stored updates, but this run kept none",
+        "rollback": "rollback continues from a model that training kept, but this run kept none; train with --keep-models",
+        "fedaf": "fedaf cannot forget clients, only rows or classes",
+        "fedrecovery": "fedrecovery replays stored updates, but this run kept none",
+        "crab": "crab replays stored updates, but this run kept none",
+        "wu": "wu replays stored updates, but this run kept none",
+    }
+    assert list(left_out) == list(said)
+    for name, reason in said.items():
+        assert left_out[name].startswith(reason)
+    lines = [f"feduhb: {name} is left out: {reason}" for name, reason in left_out.items()]
+    assert capsys.readouterr().err.splitlines() == lines
+    for name in said.keys() - {"rollback"}:
+        with pytest.raises(FeduhbError) as refused:
+            feduhb.compare(run, ["bee"], ["feduhb", name], rounds=1, out=tmp_path / "new", show=None)
+        assert str(refused.value) == left_out[name]
+        assert not (tmp_path / "new").exists()
+    assert list(feduhb.compare(run, ["bee"], ["rollback"], show=None)) == ["rollback"], "it is Retrain"
 
 
 def test_compare_all_takes_every_built_in_method_that_can_serve(tmp_path):
     run = feduhb.train(ragged(), 3, epochs=1, out=tmp_path / "run", keep_history=True)
-    exact = ["nesterov", "fedadam", "fedyogi", "fednadam", "fedexp"]
+    first, replays = ["feduhb", "retrain"], ["federaser", "fedrecover"]
+    exact, tuned = ["nesterov", "fedadam", "fedyogi", "fednadam"], ["finetune", "not"]
     for wanted in ("all", ["all"]):
         found = feduhb.compare(run, ["bee"], wanted, rounds=1)
-        assert list(found) == ["feduhb", "retrain", "federaser", "fedrecover", *exact]
+        assert list(found) == [
+            *first, *replays, *exact, "fedexp", "rapidretrain", *tuned, "pga", "fedrecovery", "crab",
+        ]  # fmt: skip
     assert list(feduhb.compare(run, {"dog": [0]}, ["all", "retrain"], rounds=1)) == [
-        "feduhb", "retrain", *exact, "retrain-2",
+        *first, *exact, "fedexp", "rapidretrain", *tuned, "fedaf", "retrain-2",
     ]  # fmt: skip
     robust = feduhb.train(ragged(), 1, epochs=1, aggregate="median")
-    assert list(feduhb.compare(robust, ["bee"], "all", rounds=1)) == ["feduhb", "retrain", *exact[:-1]]
+    assert list(feduhb.compare(robust, ["bee"], "all", rounds=1)) == [*first, *exact, "rapidretrain", *tuned]
     assert list(feduhb.compare(robust, ["bee"], "retrain", rounds=1)) == ["retrain"]
 
 

@@ -22,14 +22,7 @@ from feduhb.data import Examples
 from feduhb.engines import compute_accuracy, compute_outputs
 from feduhb.errors import AnswerError
 from feduhb.methods import settings_of
-from feduhb.runs import (
-    BeginStep,
-    RunFolder,
-    TrainSettings,
-    explain_end,
-    hold_lock,
-    versions,
-)
+from feduhb.runs import BeginStep, RunFolder, TrainSettings, explain_end, hold_lock, versions
 from feduhb_reproduction.cell_plan import ON, RULED, Job, Planned, list_lacking, merge_places, plan_runs
 from feduhb_reproduction.cells import ORIGINAL, RETRAIN, SERIES, Cell, Place, Track, round_series
 
@@ -37,9 +30,8 @@ SUMS = (
     "client_epochs", "client_rounds", "client_rounds_saved", "bytes_up", "bytes_down",
     "history_bytes_read", "history_bytes_kept", "parameters",
 )  # fmt: skip
-PATIENCE = (
-    10.0  # seconds of work that an interruption may cost: FedRecover's checkpoints are hundreds of megabytes
-)
+# Seconds of work that an interruption may cost: FedRecover's checkpoints are hundreds of megabytes.
+PATIENCE = 10.0
 ATTACKED = (ORIGINAL, RETRAIN, "federaser", "fedrecover", "fedrecover-corrected", RULED, ON)
 
 
@@ -80,20 +72,26 @@ def _make(job: Job, show: BeginStep) -> Cell:
     began = time.perf_counter()
     place = merge_places(job.place, Cell.read(job.file).place) if job.file.exists() else job.place
     federation = load_federation(place, job.data)
-    original = feduhb.train(
-        federation, place.rounds, epochs=place.epochs, batch_size=place.batch_size, lr=place.lr, engine=job.engine,
-        keep_history=True, out=job.work / ORIGINAL, resume=True, checkpoint_every=PATIENCE, show=show(ORIGINAL, place.rounds),
-    )  # fmt: skip
+    original = train_original(job, federation, show)
     about = dict(RunFolder(job.work / ORIGINAL).result()["engine"])
-    scorer = _Scorer(federation, place.forget, about["device"])
+    scorer = Scorer(federation, place.forget, about["device"])
     models, broken = _unlearn(job, original, plan_runs(place), show)
     models = {ORIGINAL: original, **models}
     return Cell(
         place=place,
         runs=_sort_tracks(place, broken, models, scorer),
         misr=_attack({name: models[name] for name in ATTACKED if name in models}, scorer, place.seed),
-        made=_describe_origin(job, about, began),
+        made=describe_origin(job, about, began),
     )
+
+
+def train_original(job: Job, federation: Federation, show: BeginStep = show_nothing) -> Run:
+    """Train a cell's federation with a history, or continue that training."""
+    place = job.place
+    return feduhb.train(
+        federation, place.rounds, epochs=place.epochs, batch_size=place.batch_size, lr=place.lr, engine=job.engine,
+        keep_history=True, out=job.work / ORIGINAL, resume=True, checkpoint_every=PATIENCE, show=show(ORIGINAL, place.rounds),
+    )  # fmt: skip
 
 
 def _extend(job: Job, wanted: Sequence[str], show: BeginStep) -> Cell:
@@ -104,9 +102,9 @@ def _extend(job: Job, wanted: Sequence[str], show: BeginStep) -> Cell:
     federation = load_federation(place, job.data)
     untrained = describe_training(job, federation)
     about = untrained.make_engine().about
-    scorer = _Scorer(federation, place.forget, about["device"])
+    scorer = Scorer(federation, place.forget, about["device"])
     models, broken = _unlearn(job, untrained, {name: plan_runs(place)[name] for name in wanted}, show)
-    added = {"runs": list(wanted), **_describe_origin(job, about, began)}
+    added = {"runs": list(wanted), **describe_origin(job, about, began)}
     return replace(
         before,
         place=place,
@@ -131,30 +129,35 @@ def _unlearn(
     job: Job, trained: Run, planned: Mapping[str, Planned], show: BeginStep
 ) -> tuple[dict[str, Run], dict[str, Track]]:
     """Serve the request with each planned method; return the runs that ended, and the records of those that diverged."""
-    place = job.place
-    rule = feduhb.dynamic_stop(place.scale, momentum=place.momentum)
-    models: dict[str, Run] = {}
-    broken: dict[str, Track] = {}
-    for name, plan in planned.items():
-        try:
-            models[name] = feduhb.unlearn(
-                trained, place.forget, method=plan.method, rounds=place.rounds, stop=rule if plan.ruled else never,
-                out=job.work / name, keep_history=False, erase_history=False, resume=True, checkpoint_every=PATIENCE,
-                show=show(name, place.rounds),
-            )  # fmt: skip
-        except AnswerError as error:  # it diverged: that is a result too
-            broken[name] = _make_broken_track(job.work / name, plan.method, str(error))
-    return models, broken
+    ended = {name: serve_request(job, trained, name, plan, show) for name, plan in planned.items()}
+    models = {name: one for name, one in ended.items() if isinstance(one, Run)}
+    return models, {name: one for name, one in ended.items() if isinstance(one, Track)}
+
+
+def serve_request(
+    job: Job, trained: Run, name: str, plan: Planned, show: BeginStep = show_nothing
+) -> Run | Track:
+    """Serve a cell's request with a planned method; return the run, or its record if it diverged."""
+    place, rounds = job.place, plan.rounds or job.place.rounds
+    rule = feduhb.dynamic_stop(place.scale, momentum=place.momentum) if plan.ruled else never
+    try:
+        return feduhb.unlearn(
+            trained, place.forget, method=plan.method, rounds=rounds, stop=rule, record=plan.record, out=job.work / name,
+            keep_history=False, erase_history=False, resume=True, checkpoint_every=PATIENCE, show=show(name, rounds),
+        )  # fmt: skip
+    except AnswerError as error:  # it diverged: that is a result too
+        return make_broken_track(job.work / name, plan.method, str(error))
 
 
 def _sort_tracks(
-    place: Place, known: Mapping[str, Track], models: Mapping[str, Run], scorer: _Scorer
+    place: Place, known: Mapping[str, Track], models: Mapping[str, Run], scorer: Scorer
 ) -> dict[str, Track]:
-    tracks = {**known, **{name: _make_track(run, scorer) for name, run in models.items()}}
+    tracks = {**known, **{name: make_track(run, scorer) for name, run in models.items()}}
     return {name: tracks[name] for name in (ORIGINAL, *plan_runs(place))}
 
 
-def _describe_origin(job: Job, about: Mapping[str, Any], began: float) -> dict[str, Any]:
+def describe_origin(job: Job, about: Mapping[str, Any], began: float) -> dict[str, Any]:
+    """Return a record of who made a cell: command, commit, engine, device, versions, date and seconds."""
     return {
         "command": job.command, "commit": find_commit(), "engine": dict(about), "device": name_device(about["device"]),
         "versions": versions(), "finished": datetime.now(UTC).isoformat(timespec="seconds"), "alone": job.alone,
@@ -163,15 +166,16 @@ def _describe_origin(job: Job, about: Mapping[str, Any], began: float) -> dict[s
 
 
 def load_federation(place: Place, data: Path | None = None) -> Federation:
-    """Return a cell's federation, with nothing held out, as in the paper."""
+    """Return a cell's federation. Nothing is held out in the paper's grids."""
     leavers = tuple(Request.parse(place.forget).clients)
     return feduhb.load(
-        place.data, clients=place.clients, partition=place.partition, per_client=place.per_client, held_out=0.0,
-        backdoor=Backdoor(leavers) if place.backdoor else None, model=place.model, seed=place.seed, data=data,
+        place.data, clients=place.clients, partition=place.partition, per_client=place.per_client, held_out=place.held_out,
+        backdoor=Backdoor(leavers) if place.backdoor else None, canaries=leavers if place.canaries else None,
+        public=place.public, model=place.model, seed=place.seed, data=data,
     )  # fmt: skip
 
 
-class _Scorer:
+class Scorer:
     """Scores the models of a cell on its forgotten, retained and test data."""
 
     def __init__(self, federation: Federation, forget: str, device: str) -> None:
@@ -191,20 +195,21 @@ class _Scorer:
         return compute_accuracy(torch.cat(list(self.logits(run, parts))), labels)
 
 
-def _make_track(run: Run, scorer: _Scorer) -> Track:
+def make_track(run: Run, scorer: Scorer | None = None) -> Track:
+    """Return the record of a run that ended; without a scorer, without its accuracy on forgotten and retained data."""
     assert run.folder is not None  # noqa: S101 (every run of a cell has one)
     result = RunFolder(run.folder).result()
-    scores = {
-        "forgotten": scorer.compute_accuracy(run, scorer.forgotten),
-        "retained": scorer.compute_accuracy(run, scorer.retained),
-    }
+    scores = {}
+    if scorer is not None:
+        parts = {"forgotten": scorer.forgotten, "retained": scorer.retained}
+        scores = {name: scorer.compute_accuracy(run, part) for name, part in parts.items()}
     return Track(
         series=list_series(run.rounds), settings=result["settings"], exact=result["exact"], stopped=result["stopped"],
         sums={name: result[name] for name in SUMS}, weights=result["weights_sha256"], scores=scores,
     )  # fmt: skip
 
 
-def _make_broken_track(folder: Path, method: Method[Any], why: str) -> Track:
+def make_broken_track(folder: Path, method: Method[Any], why: str) -> Track:
     """Return the track of a run that diverged."""
     records = RunFolder(folder).rounds()
     sums = {
@@ -221,7 +226,7 @@ def list_series(records: Sequence[Round]) -> dict[str, tuple[float, ...]]:
     """Return the rounds as columns, without the scores that a round lacks."""
     found: dict[str, tuple[float, ...]] = {}
     for name in SERIES:
-        scored = [record.scores.get(name) for record in records]
+        scored = [_list_scores(record).get(name) for record in records]
         values = [getattr(record, name, score) for record, score in zip(records, scored, strict=True)]
         present = [value for value in values if value is not None]
         if present or name == "moved":
@@ -229,8 +234,12 @@ def list_series(records: Sequence[Round]) -> dict[str, tuple[float, ...]]:
     return found
 
 
+def _list_scores(record: Round) -> dict[str, float]:
+    return {**record.scores, **{f"held_out_{name}": value for name, value in record.held_out.items()}}
+
+
 def _attack(
-    models: Mapping[str, Run], scorer: _Scorer, seed: int
+    models: Mapping[str, Run], scorer: Scorer, seed: int
 ) -> dict[str, dict[str, tuple[float, float]]]:
     """Return the MISR of every model that has finite outputs, by attackers that were fitted on the original."""
     said = {

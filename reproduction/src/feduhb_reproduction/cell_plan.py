@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from feduhb import Method
 from feduhb.errors import RunFolderError
 from feduhb.methods import make_method
 from feduhb.runs import find_difference
-from feduhb_reproduction.cells import ORIGINAL, RETRAIN, Cell, Place, read_cells
+from feduhb_reproduction.cells import ORIGINAL, RETRAIN, Cell, Place, cell_file, read_cells
 
 RULED, ON = "feduhb", "feduhb-on"
+Recorded = Literal["held_out", "distance"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,11 +54,8 @@ class Planned(NamedTuple):
 
     method: Method[Any]
     ruled: bool = False  # whether FedUHB's stop rule may end it
-
-
-def cell_file(out: Path, place: Place) -> Path:
-    """Return the file of a cell in a grid's folder."""
-    return out / "cells" / f"{place.name}.json"
+    rounds: int | None = None  # scheduled; None: as many as the training had
+    record: tuple[Recorded, ...] = ()  # what stop rules need besides movements
 
 
 def refuse_other_grid(out: Path, place: Place) -> None:
@@ -77,7 +75,7 @@ def refuse_other_grid(out: Path, place: Place) -> None:
     for cell in read_cells(out / "cells"):
         there = replace(
             place, partition=cell.place.partition, per_client=cell.place.per_client,
-            backdoor=cell.place.backdoor, seed=cell.place.seed,
+            backdoor=cell.place.backdoor, seed=cell.place.seed, shadows=cell.place.shadows,
         )  # fmt: skip
         _refuse_other(cell_file(out, cell.place), cell.place, there)
 

@@ -17,16 +17,11 @@ from feduhb.runs import write_atomically
 
 ORIGINAL, RETRAIN = "original", "retrain"
 SERIES = (
-    "test_accuracy", "test_loss", "backdoor", "moved", "client_seconds", "server_seconds", "evaluate_seconds",
+    "test_accuracy", "test_loss", "backdoor", "moved", "distance", "held_out_loss", "held_out_accuracy",
+    "client_seconds", "server_seconds", "evaluate_seconds",
 )  # fmt: skip
-MADE = (
-    "command",
-    "commit",
-    "engine",
-    "device",
-    "finished",
-    "alone",
-)  # what a report tells of who made a cell
+# What a report tells of who made a cell.
+MADE = ("command", "commit", "engine", "device", "finished", "alone")
 DIGITS = 6  # that a number of a series is kept with
 
 
@@ -52,6 +47,11 @@ class Place:
     model: str | None = None
     fedrecover: Mapping[str, float] = field(default_factory=dict)  # settings other than the method's own
     timed: bool = False  # runs alone on its machine, so that its seconds mean something
+    held_out: float = 0.0  # the share of each client's images that is never trained on
+    canaries: bool = False  # a quarter of the leavers' labels is wrong
+    public: int | None = None  # unlabelled examples of the server
+    relearn: int = 0  # rounds, at most, in which an audit trains the forgotten data back in
+    shadows: int = 0  # shadow federations of an audit
 
     @property
     def name(self) -> str:
@@ -82,12 +82,15 @@ class Track:
     settings: Mapping[str, Any]
     exact: bool
     stopped: str  # why it ended, in words
-    sums: Mapping[
-        str, float
-    ]  # client_epochs, client_rounds, client_rounds_saved, bytes_up, bytes_down, history bytes
+    # Of client_epochs, client_rounds, client_rounds_saved, bytes_up, bytes_down, history bytes.
+    sums: Mapping[str, float]
     weights: str  # SHA-256 of the final weights
-    scores: Mapping[str, float]  # of the final model: accuracy on "forgotten" and "retained" data
+    scores: Mapping[
+        str, float
+    ]  # of the final model: accuracy on "forgotten" and "retained" data; not in a study's cells
     failed: str | None = None
+    audit: Mapping[str, Any] = field(default_factory=dict)  # what an audit found; only in a benchmark's cells
+    code: str = ""  # SHA-256 of the file of a method of the user's own
 
     @property
     def rounds(self) -> int:
@@ -112,9 +115,8 @@ class Cell:
     place: Place
     runs: Mapping[str, Track]
     misr: Mapping[str, Mapping[str, tuple[float, float]]]
-    made: Mapping[
-        str, Any
-    ]  # command, commit, engine (with its precision), device, versions, finished, seconds of the last try, alone; added
+    # The command, commit, engine (with its precision), device, versions, finished, seconds of the last try, alone, added.
+    made: Mapping[str, Any]
 
     @property
     def origins(self) -> tuple[Mapping[str, Any], ...]:
@@ -154,6 +156,11 @@ class Cell:
             raise RunFolderError(
                 f"{path} is damaged ({error}); delete it, and feduhb reproduce makes the cell again"
             ) from None
+
+
+def cell_file(out: Path, place: Place) -> Path:
+    """Return the file of a cell in a grid's folder."""
+    return out / "cells" / f"{place.name}.json"
 
 
 def read_cells(folder: Path) -> list[Cell]:

@@ -11,15 +11,8 @@ from feduhb_reproduction.cells import Cell, Place, Track
 
 ORDER = ("iid", "dirichlet:0.5", "dirichlet:0.1", "shards:2")
 KINDS = {"iid": "iid", "dirichlet": "Dirichlet {}", "shards": "{} classes a client"}
-APART = {
-    "seed",
-    "partition",
-    "per_client",
-    "backdoor",
-    "timed",
-    "momenta",
-    "steps",
-}  # what cells of a grid differ in
+# What cells of a grid differ in.
+APART = {"seed", "partition", "per_client", "backdoor", "timed", "shadows", "momenta", "steps"}
 
 
 @dataclass(frozen=True, slots=True)

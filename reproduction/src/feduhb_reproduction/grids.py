@@ -20,13 +20,13 @@ FORBID = {"extra": "forbid"}  # pydantic: a key that is not a setting is an erro
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """[[parts]]: some federations, and what is run on them beside the methods."""
+    """[[parts]]: some federations, and what is run on them besides the methods."""
 
     partitions: tuple[str, ...]
     per_client: tuple[int, ...] = ()  # empty: all images, shared out
     backdoor: bool = False  # the leavers plant one
-    momenta: tuple[float, ...] = ()  # FedUHB without its rule with these, beside 0 and the grid's own
-    steps: tuple[float, ...] = ()  # FedAvg with these server steps, beside 1
+    momenta: tuple[float, ...] = ()  # FedUHB without its rule with these, besides 0 and the grid's own
+    steps: tuple[float, ...] = ()  # FedAvg with these server steps, besides 1
     timed: bool = False  # its cells run alone on the machine, for their seconds
 
     __pydantic_config__ = FORBID
@@ -95,14 +95,15 @@ class Grid:
     def places(self) -> Iterator[Place]:
         """Yield every cell: the timed ones first, then seed by seed, so that finished seeds are whole."""
         found = [
-            self._place(part, partition, size, seed)
+            self.make_place(part, partition, size, seed)
             for seed in self.seeds
             for part in self.parts
             for partition, size in product(part.partitions, part.per_client or (None,))
         ]
         yield from sorted(found, key=lambda place: not place.timed)
 
-    def _place(self, part: Part, partition: str, per_client: int | None, seed: int) -> Place:
+    def make_place(self, part: Part, partition: str, per_client: int | None, seed: int) -> Place:
+        """Return a cell of one of the parts."""
         return Place(
             data=self.data, partition=partition, per_client=per_client, backdoor=part.backdoor, seed=seed,
             clients=self.clients, forget=self.forget, rounds=self.rounds, epochs=self.epochs, batch_size=self.batch_size,

@@ -12,10 +12,12 @@ from feduhb.errors import FeduhbError
 from feduhb.report.grids import Grid
 from feduhb.report.words import join_names
 from feduhb_reproduction import claims
+from feduhb_reproduction.benchmark import page as benchmark
 from feduhb_reproduction.cells import Cell
 from feduhb_reproduction.claims.membership import PRINTED
 from feduhb_reproduction.claims.noticed import tabulate_methods, tabulate_notes
 from feduhb_reproduction.claims.parts import DATA, NEITHER, OURS, Claim, Evidence, Judged
+from feduhb_reproduction.study import page as study
 from feduhb_reproduction.tables import make_tables
 from feduhb_reproduction.words import CORRECTED
 
@@ -96,6 +98,8 @@ def make_pages(root: Path = ROOT) -> dict[str, str]:
         "index.md": _index(root, evidence, found, list(there)),
         "criteria.md": _criteria(found, there),
         **{f"{data}.md": _appendix(root, data, cells) for data, cells in there.items()},
+        "study.md": study.make_page(root / "results", _find_study_figures(root)),
+        "methods.md": benchmark.make_page(root / "results", _find_benchmark_figures(root)),
     }
     return {name: "\n\n".join([MADE, *each]) + "\n" for name, each in parts.items()}
 
@@ -241,9 +245,42 @@ def _versions(cells: Sequence[Cell]) -> list[str]:
     return sorted(found)
 
 
+def _find_study_figures(root: Path) -> dict[str, dict[str, str]]:
+    """Return the paths of a study's figures on its page, by study and name."""
+    there = {copy.name for copy in find_pictures(root)}
+    return {
+        tier: {
+            name: f"../images/paper/{tier}-{name}.png"
+            for name in study.FIGURES
+            if f"{tier}-{name}.png" in there
+        }
+        for tier in study.STUDIES
+    }
+
+
+def _find_benchmark_figures(root: Path) -> dict[str, str]:
+    """Return the paths of the benchmarks' figures on their page, by name."""
+    there = {copy.name for copy in find_pictures(root)}
+    names = {name: f"benchmark-{name}.png" for name in benchmark.BENCHMARKS}
+    return {name: f"../images/paper/{file}" for name, file in names.items() if file in there}
+
+
 def find_pictures(root: Path = ROOT) -> dict[Path, Path]:
     """Return the figures of the pages: a dict from the copy in docs/ to the file in results/."""
-    return {
+    studied = {
+        root / IMAGES / f"{tier}-{name}.png": root / "results" / tier / f"{name}.png"
+        for tier in study.STUDIES
+        for name in study.FIGURES
+    }
+    studied |= {
+        root / IMAGES / f"benchmark-{name}.png": root
+        / "results"
+        / benchmark.FOLDER
+        / name
+        / f"{benchmark.FIGURE}.png"
+        for name in benchmark.BENCHMARKS
+    }
+    return {copy: figure for copy, figure in studied.items() if figure.exists()} | {
         root / IMAGES / f"{data}-{path.name}": path
         for data in DATA
         for kind in FIGURES

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 import torch
 
@@ -16,10 +18,12 @@ from feduhb.engines import check_engine
 from feduhb.errors import ConfigError, FeduhbError, RunFolderError
 from feduhb.runs import BeginStep, Show, show_steps, spread
 from feduhb_reproduction.cell import clear_away, make_cell, show_nothing
-from feduhb_reproduction.cell_plan import Job, cell_file, list_lacking, refuse_other_grid
-from feduhb_reproduction.cells import ORIGINAL, Place
+from feduhb_reproduction.cell_plan import Job, list_lacking, refuse_other_grid
+from feduhb_reproduction.cells import ORIGINAL, Place, cell_file
 from feduhb_reproduction.grids import Grid
 
+T = TypeVar("T")
+T_contra = TypeVar("T_contra", contravariant=True)
 Failure = tuple[str, str]  # a cell's name, and why it could not be made
 AT_ONCE = 6  # cells on one GPU: while one's server computes, another's clients train
 
@@ -51,7 +55,7 @@ def check_progress(
     Args:
         seeds, only: look only at the cells with these seeds, and at those whose names begin with one of these words.
     """
-    places = _choose_places(grid, seeds, only)
+    places = choose_places(grid.places(), grid.seeds, seeds, only)
     refuse_other_grid(out, next(grid.places()))
     done, missing, partly = [], [], {}
     for place in places:
@@ -91,9 +95,8 @@ def reproduce(
         CellsError: some cells could not be made; the others are there.
         RunFolderError: the folder belongs to another grid; nothing was made.
     """
-    if workers is not None:
-        check_whole("workers", workers)
     check_engine(engine)
+    at_once = count_workers(workers, engine)
     before = check_progress(grid, out, seeds=seeds, only=only)
     make = partial(Job, out=out, data=data, engine=engine, command=command, keep=keep)
     if before.missing:
@@ -101,66 +104,115 @@ def reproduce(
     for job in () if keep else (make(place=place) for place in before.done):
         if any(folder.exists() for folder in job.leavings):
             clear_away(job)  # killed after its file was written
-    at_once = workers or (AT_ONCE if _uses_gpu(engine) else 1)
-    jobs = [make(place=place) for place in before.missing]
-    alone = [job for job in jobs if job.place.timed or at_once == 1]
-    together = [replace(job, alone=False) for job in jobs if job not in alone]
-    failed: list[Failure] = []
-    with show_steps(
-        show, "reproduce", sum(len(list_lacking(job.place, job.file)) for job in alone) + len(together)
-    ) as step:
-        for job in alone:
-            failed += attempt_cell(job, _prefix_steps(step, job.place.name))
-        for job, why in zip(together, spread(attempt_cell, together, at_once, _explain_failure), strict=True):
-            step(job.place.name, 1)
-            failed += why
+    jobs = [make(place=place, alone=place.timed or at_once == 1) for place in before.missing]
+    failed = attempt_all(
+        attempt_cell, jobs, at_once, show, "reproduce", name=lambda job: job.place.name,
+        count=lambda job: len(list_lacking(job.place, job.file)), is_alone=lambda job: job.alone,
+    )  # fmt: skip
     if failed:
         rest = ", the others are done" if len(failed) < len(jobs) else ""
         raise CellsError(
-            f"{len(failed)} of {len(jobs)} cells could not be made{rest}: {_join_failures(failed)}"
+            f"{len(failed)} of {len(jobs)} cells could not be made{rest}: {join_failures(failed)}"
         )
     return check_progress(grid, out, seeds=seeds, only=only)
 
 
+class Attempt(Protocol[T_contra]):
+    """Makes a cell."""
+
+    def __call__(self, task: T_contra, /, show: BeginStep = ...) -> list[Failure]:
+        """Return why it could not be made, and [] otherwise."""
+        ...
+
+
+def attempt_all(
+    attempt: Attempt[T],
+    tasks: Sequence[T],
+    workers: int,
+    show: Show,
+    what: str,
+    *,
+    name: Callable[[T], str],
+    count: Callable[[T], int],
+    is_alone: Callable[[T], bool] = lambda _: False,
+) -> list[Failure]:
+    """Attempt to make cells, several at once in processes of their own if there are workers; return the failures.
+
+    Args:
+        what: is made, for display.
+        name, count: return a task's name, and how many steps it shows if its cell is made alone.
+        is_alone: whether a cell is made alone, before the others, even if there are workers.
+    """
+    alone = [task for task in tasks if workers == 1 or is_alone(task)]
+    together = [task for task in tasks if task not in alone]
+    failed: list[Failure] = []
+    with show_steps(show, what, sum(map(count, alone)) + len(together)) as step:
+        for task in alone:
+            failed += attempt(task, _prefix_steps(step, name(task)))
+        made = spread(attempt, together, workers, lambda task, error: [(name(task), str(error))])
+        for task, why in zip(together, made, strict=True):
+            step(name(task), 1)
+            failed += why
+    return failed
+
+
 def attempt_cell(job: Job, show: BeginStep = show_nothing) -> list[Failure]:
     """Make a cell; return why if that failed, and [] otherwise."""
+    return catch_failure(job.place.name, lambda: make_cell(job, show))
+
+
+def catch_failure(name: str, make: Callable[[], object]) -> list[Failure]:
+    """Make a cell; return its name and why if that failed, and [] otherwise."""
     try:
-        make_cell(job, show)
+        make()
     except FeduhbError as error:
-        return _explain_failure(job, error)
+        return [(name, str(error))]
     except Exception as error:
         traceback.print_exc()
-        return _explain_failure(job, error)
+        return [(name, f"{type(error).__name__}: {error}")]
     return []
 
 
-def _explain_failure(job: Job, error: Exception) -> list[Failure]:
-    kind = "" if isinstance(error, FeduhbError) else f"{type(error).__name__}: "
-    return [(job.place.name, f"{kind}{error}")]
-
-
-def _join_failures(failed: Sequence[Failure]) -> str:
+def join_failures(failed: Sequence[Failure]) -> str:
     """Return every reason once, after the cells that it holds for."""
     reasons = dict.fromkeys(why for _, why in failed)
     return "; ".join(f"{', '.join(name for name, why in failed if why == each)}: {each}" for each in reasons)
 
 
-def _choose_places(grid: Grid, seeds: Sequence[int] | None, only: Sequence[str]) -> list[Place]:
-    """Return the chosen cells; raise ConfigError for a seed or a word that no cell has."""
-    places = list(grid.places())
-    if odd := sorted(set(seeds or ()) - set(grid.seeds)):
-        raise ConfigError(f"the grid has no seed {odd[0]}; choose from {', '.join(map(str, grid.seeds))}")
-    if odd := [word for word in only if not any(place.name.startswith(word) for place in places)]:
-        raise ConfigError(f"no cell's name begins with {odd[0]!r}; names are like {places[0].name}")
+def choose_places(
+    every: Iterable[Place],
+    known: Sequence[int],
+    seeds: Sequence[int] | None,
+    only: Sequence[str],
+    *,
+    what: str = "grid",
+    name: Callable[[Place], str] = attrgetter("name"),
+) -> list[Place]:
+    """Return the chosen cells; raise ConfigError for a seed or a word that no cell has.
+
+    Args:
+        known: the seeds that there are.
+        what: has these seeds, in words.
+        name: returns the name of a cell.
+    """
+    places = list(every)
+    if odd := sorted({*(seeds or ())} - {*known}):
+        raise ConfigError(f"the {what} has no seed {odd[0]}; choose from {', '.join(map(str, known))}")
+    if odd := [word for word in only if not any(name(place).startswith(word) for place in places)]:
+        raise ConfigError(f"no cell's name begins with {odd[0]!r}; names are like {name(places[0])}")
     return [
         place
         for place in places
-        if (not only or place.name.startswith(tuple(only))) and (seeds is None or place.seed in seeds)
+        if (not only or name(place).startswith(tuple(only))) and (seeds is None or place.seed in seeds)
     ]
 
 
-def _uses_gpu(engine: str) -> bool:
-    return torch.cuda.is_available() and engine not in {"pool", "loop"}
+def count_workers(workers: int | None, engine: str) -> int:
+    """Return how many cells to make at once: as many as were asked for, or by default several on a GPU and one elsewhere."""
+    if workers is not None:
+        check_whole("workers", workers)
+        return workers
+    return AT_ONCE if torch.cuda.is_available() and engine not in {"pool", "loop"} else 1
 
 
 def _prefix_steps(step: BeginStep, cell: str) -> BeginStep:

@@ -7,10 +7,9 @@ from typing import Annotated
 
 import typer
 
-from feduhb.cli import Data, Json, answering, parse_numbers
-from feduhb.errors import ConfigError, FeduhbError
-
-CELLS_KEPT = "finished cells are kept, start again to continue; or delete FOLDER/work, whose models know the forgotten data"
+from feduhb.cli import Data, Json, answering
+from feduhb.errors import FeduhbError
+from feduhb_reproduction.command_options import CELLS_KEPT, Engine, Only, Seeds, Workers, parse_seeds
 
 
 def reproduce(
@@ -36,27 +35,10 @@ def reproduce(
         ),
     ] = None,
     data: Data = None,
-    engine: Annotated[
-        str, typer.Option(help="auto, pool, stacked (also stacked:tf32, stacked:bf16) or loop.")
-    ] = "auto",
-    workers: Annotated[
-        int | None,
-        typer.Option(
-            help="The number of cells to run at once; default: 6 on a GPU, 1 elsewhere.", show_default=False
-        ),
-    ] = None,
-    seeds: Annotated[
-        str | None,
-        typer.Option(help="Run only these seeds of the grid, such as 0,1.", show_default=False),
-    ] = None,
-    only: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="WORD",
-            help="Run only cells whose names begin with this word, such as iid; can be repeated.",
-            show_default=False,
-        ),
-    ] = None,
+    engine: Engine = "auto",
+    workers: Workers = None,
+    seeds: Seeds = None,
+    only: Only = None,
     missing: Annotated[bool, typer.Option("--missing", help="List the missing cells and exit.")] = False,
     keep: Annotated[
         bool, typer.Option("--keep", help="Keep the folder of every run, with gigabytes of history.")
@@ -82,7 +64,7 @@ def reproduce(
         path = find_grid(what, quick=quick)
         grid = read_grid(path)
         folder = out or Path("paper") / path.stem
-        chosen = {"seeds": _parse_integers("--seeds", seeds), "only": only or ()}
+        chosen = {"seeds": parse_seeds(seeds), "only": only or ()}
         failed: CellsError | None = None
         try:
             found = check_progress(grid, folder, **chosen) if missing else run_grid(
@@ -115,14 +97,6 @@ def _write_report(folder: Path, failed: FeduhbError | None) -> list[Path]:
         if failed is None:
             raise
         raise type(failed)(f"{failed}; the report on the others failed too: {error}") from error
-
-
-def _parse_integers(option: str, text: str | None) -> list[int] | None:
-    """Return the whole numbers in a text, separated by commas; None without a text."""
-    found = None if text is None else parse_numbers(option, text, "0,1")
-    if found and any(number != number or number % 1 for number in found):
-        raise ConfigError(f"{option} {text!r} is not a list of whole numbers; write for example {option} 0,1")
-    return None if found is None else [int(number) for number in found]
 
 
 def _format_command(what: str, quick: bool, engine: str, workers: int | None) -> str:

@@ -27,7 +27,7 @@ from feduhb_reproduction.cells import Cell, Place, Track, round_series
 from feduhb_reproduction.federations import ORDER
 from feduhb_reproduction.measures import UHB_ON
 
-SIZES = (50, 100, 150, 200, 300, 400, 750, 1000, 1500, 2000, 2500)  # beside the grid's 525 and 3,000
+SIZES = (50, 100, 150, 200, 300, 400, 750, 1000, 1500, 2000, 2500)  # besides the grid's 525 and 3,000
 KEPT = ("test_accuracy", "moved")  # the series of a run that its file keeps
 COMMAND = "python -m feduhb_reproduction.search --data FOLDER --engine {engine} --out results/search"
 

@@ -172,11 +172,10 @@ def tabulate_times(cells: Sequence[Cell]) -> Grid:
 
 
 def _list_times(found: Times, retrain: Times | None) -> Row:
-    each, whole = (
-        (NOTHING, NOTHING)
-        if retrain is None
-        else (format_ratio(found.per_round, retrain.per_round), format_ratio(found.total, retrain.total))
-    )
+    each = whole = NOTHING
+    if retrain is not None:
+        each = format_ratio(found.per_round, retrain.per_round)
+        whole = format_ratio(found.total, retrain.total)
     return [
         format_numbers(found.per_round), " to ".join(format_number(each.mean or 0.0) for each in found.quartiles), each, format_counts(found.rounds), format_numbers(found.total), whole, format_numbers(found.per_scheduled),
     ]  # fmt: skip

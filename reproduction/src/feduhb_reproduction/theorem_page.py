@@ -251,7 +251,7 @@ def draw(found: Found) -> Figure:
     """Draw a panel for every β."""
     charts = list(describe_charts(found).values())
     across = min(ACROSS, len(charts))
-    figure = compose(charts, width=max(3.1, 5.6 / across), height=2.9, columns=across)
+    figure = compose(charts, width=max(2.55, 5.6 / across), height=2.9, columns=across)
     assert figure is not None  # noqa: S101 (there is a β)
     for place, axes in enumerate(figure.axes):
         if place % across:

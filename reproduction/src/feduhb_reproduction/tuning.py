@@ -68,14 +68,7 @@ def tabulate_betas(cells: Sequence[Cell]) -> Grid:
         for each in select_swept(cells)
         for beta, run in list_momenta(each).items()
     ]  # fmt: skip
-    headers = [
-        "federation",
-        "β",
-        "final test accuracy",
-        "first round with Retrain's final",
-        "paper",
-        "seeds",
-    ]
+    headers = ["federation", "β", "final test accuracy", "first round with Retrain's final", "paper", "seeds"]
     note = (
         "No stop rule, which would end a low β early. β 0 is Retrain. The paper prints a figure and no numbers: “a higher momentum "
         f"parameter β accelerates convergence speed”. {PLUS}"

@@ -63,10 +63,7 @@ MISR: Printed = {
 }
 ASR: Printed = {
     "mnist": {"feduhb": "3.35%"},
-    "cifar10": {
-        RETRAIN: "under the other two",
-        "feduhb": "under the other two",
-    },
+    "cifar10": {RETRAIN: "under the other two", "feduhb": "under the other two"},
 }
 
 

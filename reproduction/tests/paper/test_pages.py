@@ -138,7 +138,7 @@ def test_other_results_make_other_pages(root, tmp_path):
         tmp_path, *(Cell.read(path) for path in (root / "results" / "paper" / "mnist" / "cells").iterdir())
     )
     made = pages.make_pages(tmp_path)
-    assert set(made) == {"index.md", "criteria.md", "mnist.md"}
+    assert set(made) == {"index.md", "criteria.md", "mnist.md", "study.md", "methods.md"}
     assert "**Cannot be judged**: there is no cell of CIFAR-10." in made["criteria.md"]
 
 

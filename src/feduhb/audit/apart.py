@@ -26,21 +26,22 @@ import cloudpickle
 import torch
 
 from feduhb import errors
-from feduhb.api import run_method
 from feduhb.audit.hiding import hide_folders
 from feduhb.audit.recipes import CannotRebuild, Recipe, follow, follow_method, write_method, write_recipe
 from feduhb.core.own_code import Code
-from feduhb.core.types import Method
+from feduhb.core.types import BlockSize, ClientId, Method
 from feduhb.data.federation import Examples, Federation
 from feduhb.data.request import Request
 from feduhb.engines import EngineMaker, check_engine
 from feduhb.errors import FeduhbError
-from feduhb.methods.replay import bind_history
+from feduhb.methods.binding import bind
 from feduhb.runs.config import TrainSettings
 from feduhb.runs.folder import Round
 from feduhb.runs.held_out import Keep
 from feduhb.runs.history import DiskHistory
 from feduhb.runs.lineage import Ancestor
+from feduhb.runs.prepare import run_method
+from feduhb.runs.rollback import Restart
 from feduhb.runs.workers import list_paths, receive, send, start_process
 from feduhb.stopping import StopRule
 
@@ -68,18 +69,22 @@ class Job:
     settings: TrainSettings
     rounds: int
     keep: Keep = "last"
-    block: int | None
+    block: BlockSize | None
     out: Path
-    history: Path | None  # of a method that replays one
+    bound: dict[str, Any]  # what the method is told of the run that is to forget
     forgot: Request | None
     ancestors: tuple[Ancestor, ...]
     models: Path | None  # a folder for the model after every round
+    leaving: Mapping[ClientId, Examples] | None = None  # what the method may ask leavers to work on
+    restart: Restart | None = None  # where a rollback continues
 
 
 def write_job(
     federation: Federation, method: Method[Any], stop: StopRule, engine: str | EngineMaker, **more: Any
 ) -> Job:
     """Return a job; raise CannotRebuild if its method, stop rule or engine cannot be made again elsewhere."""
+    if more.get("leaving") is not None:
+        more["leaving"] = {client: _copy(examples) for client, examples in more["leaving"].items()}
     return Job(
         federation=separate(federation), method=write_method(method), stop=write_recipe(stop, "the stop rule"),
         engine=write_recipe(engine, "the engine"), **more,
@@ -88,17 +93,17 @@ def write_job(
 
 def separate(federation: Federation) -> Federation:
     """Return the federation with copies of its own rows only. The tensors of clients that left may be shared with it."""
-
-    def copy(some: Examples) -> Examples:
-        x, y = some.all()
-        return replace(some, x=x, y=y, rows=torch.arange(len(some)), plain=None)
-
     parts = {
-        name: {client: copy(own) for client, own in getattr(federation, name).items()}
+        name: {client: _copy(own) for client, own in getattr(federation, name).items()}
         for name in ("clients", "held_out")
     }
     about = None if isinstance(federation.about, Code) else federation.about  # these runs need no trust
-    return federation.replace(**parts, test=copy(federation.test), about=about, standardize=False)
+    return federation.replace(**parts, test=_copy(federation.test), about=about, standardize=False)
+
+
+def _copy(some: Examples) -> Examples:
+    x, y = some.all()
+    return replace(some, x=x, y=y, rows=torch.arange(len(some)), plain=None)
 
 
 def run_apart(job: Job, hidden: Sequence[Path], show: Callable[[Round], None] | None) -> str | None:
@@ -117,7 +122,8 @@ def run_apart(job: Job, hidden: Sequence[Path], show: Callable[[Round], None] | 
     except Exception as error:  # whatever a model's own pickling raises
         raise CannotRebuild(f"the model or the loss cannot be sent to another process: {error}") from error
     job.out.mkdir(parents=True, exist_ok=True)
-    kept = [job.out, *([job.history] if job.history else [])]
+    history = job.bound.get("history")
+    kept = [job.out, *([history.folder] if isinstance(history, DiskHistory) else [])]
     open_because = None
     with LOCK:
         answer = _ask(packed, hidden, kept, show)
@@ -188,7 +194,7 @@ SERVERS: list[ForkServer] = []  # at most one
 
 
 def start_server() -> ForkServer:
-    """Return the process that forks children, which is started if there is none."""
+    """Return the process that forks children, and start it if needed."""
     if SERVERS and not SERVERS[0].is_alive():
         stop_server()
     if not SERVERS:
@@ -347,15 +353,10 @@ def _adopt(setting: Mapping[str, Any]) -> None:
 
 
 def _run(
-    job: Job,
-    method: Method[Any],
-    stop: StopRule,
-    engine: str | EngineMaker,
-    show: Callable[[Round], None],
+    job: Job, method: Method[Any], stop: StopRule, engine: str | EngineMaker, show: Callable[[Round], None]
 ) -> None:
-    if job.history is not None:
-        method = bind_history(method, DiskHistory(job.history), list(job.federation.clients))
     run_method(
-        job.federation, method, job.settings, rounds=job.rounds, stop=stop, keep=job.keep, forgot=job.forgot, engine=engine,
+        job.federation, bind(method, job.bound), job.settings, rounds=job.rounds, stop=stop, keep=job.keep, forgot=job.forgot, engine=engine,
         block=job.block, out=job.out, resume=True, models=job.models, show=show, label=job.out.name, ancestors=job.ancestors,
+        restart=job.restart, leaving=job.leaving,
     )  # fmt: skip

@@ -25,9 +25,10 @@ from feduhb.data.request import Request
 from feduhb.engines import EngineMaker
 from feduhb.errors import ConfigError, RequestError, RunFolderError
 from feduhb.methods import is_retrain
+from feduhb.methods.binding import uses_old_run
 from feduhb.runs.checkpoint import digest_weights
 from feduhb.runs.config import KeepHistory, TrainSettings
-from feduhb.runs.files import disk_errors, lock_folder, sync_folder, write_atomically
+from feduhb.runs.files import disk_errors, lock_folder, resolve, sync_folder, write_atomically
 from feduhb.runs.folder import WORK
 from feduhb.runs.plan import Show
 from feduhb.runs.private import find_audits
@@ -111,7 +112,7 @@ def audit_all(
     for run in filter(None, (*runs, trained, retrain)):
         check_recorded_weights(run)
     seed = (
-        trained.seed if trained else next((run.seed for run in runs if run.method.needs_history), first.seed)
+        trained.seed if trained else next((run.seed for run in runs if uses_old_run(run.method)), first.seed)
     )
     place = Path(out) if out else first.folder
     places = [place] if len(runs) == 1 else [run.folder for run in runs]
@@ -122,7 +123,7 @@ def audit_all(
     inputs = describe_inputs(runs, trained, retrain, asdict(how), seed)
     with open_work(place, inputs, keep=keep) as work:
         controls = Controls(
-            federation=first.original.reseed(first.seed), request=get_request(first), settings=first.settings, original_seed=seed,
+            federation=first.original.reseed(first.seed), request=get_request(first), settings=_choose_settings(runs, trained), original_seed=seed,
             engine=first.engine, block=first.block,
             history=_choose_history(runs, trained), canaries=how.canaries, folder=work.path,
             hidden=_list_folders([*runs, *filter(None, (trained, retrain))], work.path),
@@ -177,6 +178,13 @@ def _choose_history(runs: Sequence[Run], trained: Run | None) -> KeepHistory:
     if not any(run.method.needs_history for run in runs):
         return False
     return (trained.settings.keep_history if trained else True) or True
+
+
+def _choose_settings(runs: Sequence[Run], trained: Run | None) -> TrainSettings:
+    """Return how the counterfactual trainings train. They keep models if a rollback is audited, which continues from these."""
+    given = trained if trained is not None else runs[0]
+    kept = given.settings.keep_models if any(run.method.continues_training for run in runs) else None
+    return replace(runs[0].settings, keep_models=kept)
 
 
 def _check_file(folder: Path) -> None:
@@ -241,6 +249,9 @@ def check_runs(runs: Sequence[Run], trained: Run | None, retrain: Run | None) ->
                 "these runs served different requests, or have different data; audit them one at a time"
             )
     _check_replays([run for run in runs if run.method.needs_history], trained)
+    folders = [resolve(run.folder) for run in runs if run.folder is not None]
+    if twice := next((folder for folder in folders if folders.count(folder) > 1), None):
+        raise RunFolderError(f"{twice} is named twice; name each run once")
     return first
 
 
@@ -304,4 +315,4 @@ def _check_training(given: Run, run: Run) -> None:
 
 def _get_local(run: Run) -> TrainSettings:
     """Return how clients train, without the settings that do not change their weights."""
-    return replace(run.settings, keep_history=False, engine="auto")
+    return replace(run.settings, keep_history=False, keep_models=None, engine="auto")

@@ -20,6 +20,7 @@ from feduhb.core.fresh import DRAWS, draw_several, find_shared
 from feduhb.core.seeds import generator, seed_for
 from feduhb.engines.scoring import score_model
 from feduhb.runs.loop import carry_statistics
+from feduhb.runs.rollback import SHARED_RECORD
 from feduhb.runs.run import Run
 from feduhb.runs.start import describe_start, explain_given
 
@@ -28,6 +29,10 @@ BEGINNING_GIVEN = "Given the start of the run, and this start after noise was ad
 GIVEN = "the model brings a start of its own, which may hold what another run learned"
 KNOWS = "The run's fresh model does well on test data"
 NAMED = 6  # carried tensors that a note names
+CONTINUED = (
+    "The run continued a training from the model that was kept after {} rounds. The check in a federation that never held the "
+    "forgotten data runs every round from the fresh model, so it judges that model too."
+)
 UNDRAWN = "Fresh draws of the model were not compared, because its start was given."
 DOUBTED = "The given start may have seen the forgotten data, whatever is declared: see the notes."
 UNJUDGED = "The model's parameters are too small to tell whether fresh draws of it share weights."
@@ -50,11 +55,14 @@ def check_beginning(run: Run) -> Check:
 
 
 def note_start(run: Run) -> list[str]:
-    """Return notes on what a run starts from that was not drawn: a given start, frozen parameters, constant buffers."""
+    """Return notes on what a run starts from that was not drawn: a kept model, a given start, frozen parameters, buffers."""
     start = describe_start(run.federation.fresh_model(), given=run.federation.start == "given")
+    notes = [CONTINUED.format(run.restart_round)] if run.restart_round else []
+    if run.restart_round and run.federation.is_remote:
+        notes.append(SHARED_RECORD)
     if start is None:
-        return []
-    notes = [*filter(None, [explain_given(start)])]
+        return notes
+    notes += filter(None, [explain_given(start)])
     if start.carried:
         some, others = ", ".join(start.carried[:NAMED]), len(start.carried) - NAMED
         more = f" and {others} other{'s'[: others != 1]}" if others > 0 else ""

@@ -1,11 +1,11 @@
-"""The runs that an audit makes beside the audited run, each once, and the steps of which an audit consists.
+"""The runs that an audit makes besides the audited run, each once, and the steps of which an audit consists.
 
 The runs are the controls, and the same training repeated in worlds without the forgotten data.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import sha256
@@ -15,32 +15,36 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from feduhb.api import prepare_method, run_method
 from feduhb.audit.apart import run_apart, write_job
 from feduhb.audit.recipes import CannotRebuild
 from feduhb.core.flat import ModelSource, draw_model
 from feduhb.core.inputs import Inputs, list_tensors, pack_tensors
 from feduhb.core.modules import has_batch_norm, list_trained
 from feduhb.core.seeds import generator, seed_for
-from feduhb.core.types import Method
+from feduhb.core.types import RECORDED, BlockSize, ClientId, Method
 from feduhb.data.canaries import Canaries, plant_canaries
 from feduhb.data.federation import Examples, Federation
 from feduhb.data.request import Request
 from feduhb.engines import EngineMaker, name_engine
 from feduhb.errors import DataError
 from feduhb.methods import is_built_in, is_retrain, settings_of, values_of
-from feduhb.methods.replay import bind_history, get_history, unbind_history
+from feduhb.methods.binding import get_bound, unbind, uses_old_run
 from feduhb.methods.retrain import Plain
 from feduhb.runs.checkpoint import digest_weights, load_params
 from feduhb.runs.config import KeepHistory, TrainSettings, upgrade
 from feduhb.runs.folder import Round, RunFolder
 from feduhb.runs.held_out import Keep
-from feduhb.runs.history import DiskHistory
 from feduhb.runs.lineage import Ancestor
+from feduhb.runs.prepare import bind_method, prepare_method, run_method
+from feduhb.runs.rollback import Restart, find_restart
 from feduhb.runs.run import Run, adapt_method
 from feduhb.stopping import StopRule, never
 
 if TYPE_CHECKING:
+    from feduhb.audit.attacks.before_after import KnownScores
+    from feduhb.audit.attacks.membership import Answers
+    from feduhb.audit.attacks.misr import Attackers
+    from feduhb.audit.measures import Measured
     from feduhb.audit.shadows import ShadowSet
 
 ShowRound = Callable[[Round], None]
@@ -79,13 +83,13 @@ def carry_out(
 
     Args:
         begin: called with a step's name and rounds; returns the function that shows its rounds.
-        end: called after every step.
+        end: called after every step, and after one that another step has made needless.
     """
     while steps:
         step = steps.pop(0)
         if step.is_needed():
             step.work(begin(step.name, step.rounds))
-            end()
+        end()
 
 
 # The federations in which a training can be repeated. A training has the seed of the original. What is compared with an
@@ -108,7 +112,7 @@ MODELS = "models"  # a folder in that of a run, for its model after every round
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Controls:
-    """The runs beside the audited ones, for one federation, one request and one way to train.
+    """The runs besides the audited ones, for one federation, one request and one way to train.
 
     Each run trains as many clients at once as the run that it is compared with, because bits can depend on that number.
     Every run has a folder under ``folder``, so that an audit that was killed can continue.
@@ -118,7 +122,7 @@ class Controls:
     request: Request
     settings: TrainSettings
     engine: str | EngineMaker
-    block: int | None = None  # of the first audited run
+    block: BlockSize | None = None  # of the first audited run
     original_seed: int | None = None  # also of its training in every world; None: that of the federation
     history: KeepHistory  # which history the trainings keep, for methods that need one
     canaries: float = 0.0  # share of the forgotten examples that a rehearsal mislabels
@@ -133,7 +137,21 @@ class Controls:
     shadows: dict[str, ShadowSet] = field(default_factory=dict)  # by name
     relearned: dict[str, int | None] = field(default_factory=dict)  # rounds, by the weights' digest
     continued: dict[str, Run] = field(default_factory=dict)  # after one more round, by the weights' digest
+    measured: dict[str, Measured] = field(default_factory=dict)  # by the weights' digest
+    # Why a fresh model may not be fresh, and notes on it, by the model's source and the run's seed.
+    starts: dict[tuple[int, int], tuple[str | None, list[str]]] = field(default_factory=dict)
+    answers: Answers = field(default_factory=dict)
+    attackers: dict[str, Attackers] = field(default_factory=dict)  # by the digest of their original
+    changes: KnownScores = field(default_factory=dict)
     steps: dict[str, Step] = field(default_factory=dict)  # by name
+
+    @property
+    def way(self) -> BlockSize | None:
+        """The block of shadows, and of the original's training if nobody gave the original.
+
+        They take recorded steps if the first audited run has them, so that no trial decides; None takes what fits.
+        """
+        return RECORDED if self.block == RECORDED else None
 
     def retrain(self, show: ShowRound | None = None) -> Run:
         """Return the run of FedAvg without the forgotten data: this control must not be caught.
@@ -177,7 +195,7 @@ class Controls:
     ) -> Run:
         """Serve the request in a world by the method of a run, with the seed of that run."""
         return self._serve(
-            self.train(world).reseed(run.seed), unbind_history(run.method), self.place(name or world, run), show,
+            self.train(world).reseed(run.seed), unbind(run.method), self.place(name or world, run), show,
             rounds=run.scheduled, stop=run.stop, keep=run.keep, block=run.block, audited=run,
         )  # fmt: skip
 
@@ -190,19 +208,18 @@ class Controls:
         keep_models: bool = False,
         name: str | None = None,
     ) -> Run:
-        """Run the method of a run on all clients of a world, with the seed of that run and, if it needs one, that world's history.
+        """Run the method of a run on all clients of a world, with the seed of that run and, if it needs one, that world's training.
 
         Args:
             keep_models: keep the model after every round, in the folder `MODELS` of the new run.
             name: of the new run's folder; None: that of the world.
         """
-        federation, method = self.make_world(world, run.seed), unbind_history(run.method)
-        if method.needs_history:
-            kept = self.train(world).history
-            assert kept is not None  # noqa: S101 (the training keeps one)
-            method = bind_history(method, kept, list(federation.clients))
+        federation, method = self.make_world(world, run.seed), unbind(run.method)
+        if uses_old_run(method):
+            method = bind_method(method, self.train(world), federation)
         return self._run(
-            federation, method, self.place(name or world, run), show, settings=self.settings_in(federation), rounds=run.scheduled,
+            federation, method, self.place(name or world, run), show,
+            settings=replace(self.settings_in(federation), keep_models=None), rounds=run.scheduled,
             stop=run.stop, keep=run.keep, block=run.block, audited=run, models=keep_models,
         )  # fmt: skip
 
@@ -210,7 +227,8 @@ class Controls:
         """Return the settings for another federation: without sampling if it has fewer clients than a round samples."""
         count = self.settings.clients_per_round
         sampled = None if count is None or count > len(federation.clients) else count
-        return replace(self.settings, keep_history=keep_history, clients_per_round=sampled)
+        kept = None if sampled is None else self.settings.keep_models
+        return replace(self.settings, keep_history=keep_history, keep_models=kept, clients_per_round=sampled)
 
     def make_world(self, world: World, seed: int | None = None) -> Federation:
         """Return the federation of a world; raise ConfigError if canaries cannot be planted in it.
@@ -260,7 +278,7 @@ class Controls:
             method, rounds, stop, keep = special.method, special.scheduled, special.stop, special.keep
         return self._run(
             federation, method, self.folder / world, show, settings=self.settings_in(federation, keep_history=self.history),
-            rounds=rounds, stop=stop, keep=keep, block=original.block if original else None,
+            rounds=rounds, stop=stop, keep=keep, block=original.block if original else self.way,
         )  # fmt: skip
 
     def _serve(
@@ -275,11 +293,14 @@ class Controls:
     ) -> Run:
         """Serve the request to a run by a method, without erasing a history."""
         remaining = trained.federation.without(self.request)
+        continues = method.continues_training and bool(trained.earlier or self._repeats_training())
+        restart = find_restart(trained, remaining) if continues else None
         ancestors = () if trained.folder is None else (Ancestor.at(trained.folder), *trained.earlier)
         return self._run(
             remaining, prepare_method(method, trained, self.request, remaining), out, show, rounds=method.rounds or rounds,
-            settings=replace(trained.settings, engine=name_engine(self.engine), keep_history=False), original=trained.original,
-            forgot=self.request, ancestors=ancestors, **more,
+            settings=replace(trained.settings, engine=name_engine(self.engine), keep_history=False, keep_models=None), original=trained.original,
+            forgot=self.request, ancestors=ancestors, restart=restart,
+            leaving=trained.federation.forgotten(self.request) if method.asks_leaver else None, **more,
         )  # fmt: skip
 
     def _run(
@@ -292,28 +313,30 @@ class Controls:
         settings: TrainSettings,
         rounds: int,
         stop: StopRule,
-        block: int | None,
+        block: BlockSize | None,
         keep: Keep = "last",
         original: Federation | None = None,
         forgot: Request | None = None,
         ancestors: tuple[Ancestor, ...] = (),
         audited: Run | None = None,
         models: bool = False,
+        restart: Restart | None = None,
+        leaving: Mapping[ClientId, Examples] | None = None,
     ) -> Run:
         """Run a method in a fresh process, or in this one if it cannot be made again there.
 
         Args:
             audited: the run whose method this is; None for a control.
             models: keep the model after every round, in the folder `MODELS` of the new run.
+            restart: where a rollback continues the training of its world; None starts from the fresh model.
         """
-        history = get_history(method)
         more = {
             "rounds": rounds, "keep": keep, "block": block, "forgot": forgot, "ancestors": ancestors, "models": out / MODELS if models else None,
+            "restart": restart, "leaving": leaving,
         }  # fmt: skip
         try:
-            place = history.folder if isinstance(history, DiskHistory) else None
             job = write_job(
-                federation, unbind_history(method), stop, self.engine, settings=settings, out=out, history=place, **more
+                federation, unbind(method), stop, self.engine, settings=settings, out=out, bound=get_bound(method), **more
             )  # fmt: skip
             in_reach = run_apart(job, self.hidden, show)
         except CannotRebuild as reason:
@@ -335,13 +358,22 @@ class Controls:
     def _special_original(self) -> Run | None:
         """Return the original control if its method is not plain training and can run again, else None.
 
-        A method that needed a history cannot run again: that history is gone, or holds the forgotten data.
+        A method that used an old run cannot run again: that run is gone, or holds the forgotten data.
         """
         original = self.made.get("original")
-        if original is None or original.method.needs_history:
+        if original is None or uses_old_run(original.method):
             return None
         is_plain = is_retrain(original.method) and name_run(original) == self._name_plain_retrain()
         return None if is_plain else original
+
+    def _repeats_training(self) -> bool:
+        """Return whether worlds repeat the training that a rollback continues, and not a later run that is the original."""
+        original = self._special_original()
+        own = (self.settings.rounds, self.settings.stop or never, self.settings.keep or "last")
+        return original is None or (
+            (is_retrain(original.method) or original.method.continues_training)
+            and (original.scheduled, original.stop, original.keep) == own
+        )
 
     def _step(self, key: str, name: str, work: Callable[[ShowRound], object], rounds: int) -> Step:
         if key not in self.steps:

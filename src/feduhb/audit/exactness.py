@@ -17,6 +17,7 @@ from feduhb.core.types import Method
 from feduhb.engines import describe_engine
 from feduhb.errors import FeduhbError, RunFolderError, StorageError
 from feduhb.methods import values_of
+from feduhb.methods.binding import uses_old_run
 from feduhb.runs.checkpoint import digest_weights
 from feduhb.runs.folder import RunFolder
 from feduhb.runs.run import Run
@@ -44,15 +45,16 @@ class Counterfactuals:
         steps = [
             controls.train_step("noise"),
             Step(f"noise-{name}: unlearning", self._check_noise, run.scheduled),
-            *([controls.train_step("never")] if run.method.needs_history else []),
-            Step(f"never-{name}", self._check_never, run.scheduled),
+            *([controls.train_step("never")] if uses_old_run(run.method) and not run.method.asks_leaver else []),
+            # Where nobody ever left, there is no leaver to ask.
+            *([] if run.method.asks_leaver else [Step(f"never-{name}", self._check_never, run.scheduled)]),
             Step("history: training", partial(controls.train, "history"), controls.settings.rounds, self._lacks_history),
             Step(f"again-{name}: unlearning", self._check_again, run.scheduled, self.has_differences),
         ]  # fmt: skip
         begin = Step(f"beginning of {name}", self._check_beginning)
         if run.method.exact:
             steps.append(begin)
-        if not is_ours(run):
+        if not is_ours(run) and not run.method.asks_leaver:
             steps += OwnCode(run, controls, self.checks).steps()
         here = {begin, *controls.steps.values()}  # without the audited method, or in this process
         return [step if step in here else self._guard(step) for step in steps]

@@ -51,10 +51,8 @@ def forecast_power(
     goal = margin / (NORMAL.inv_cdf((1 + TOST) / 2) + NORMAL.inv_cdf((1 + wanted) / 2))
     times = (a + math.sqrt(a * a + 4 * goal**2 * b)) / (2 * goal**2)
     members, others = sum(m for m, _ in both), sum(n for _, n in both)
-    power, needed = (
-        compute_power(math.sqrt(a + b), margin),
-        (math.ceil(times * members), math.ceil(times * others)),
-    )
+    power = compute_power(math.sqrt(a + b), margin)
+    needed = math.ceil(times * members), math.ceil(times * others)
     return Forecast(
         on=on, clients=len(both), members=members, others=others, margin=margin, power=power, wanted=wanted,
         needed_members=needed[0], needed_others=needed[1],

@@ -3,55 +3,110 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from feduhb.audit.attacks.membership import Models
+from feduhb.audit.attacks.membership import TEST, Answers, Models, choose_device, compute_answers, load_model
 from feduhb.audit.controls import ShowRound
 from feduhb.audit.result import (
     ORIGINAL,
     RETRAIN,
     UNLEARNED,
-    Accuracies,
     BackdoorAttack,
     ClientRow,
     Clients,
     Cost,
     Distance,
-    Losses,
-    Scored,
     Values,
 )
 from feduhb.audit.statistics import compute_difference
 from feduhb.audit.verdict import Finding, judge_backdoor
 from feduhb.core.flat import count_statistics, with_params
 from feduhb.core.scores import FITS, OF_CLASSES, Score, choose_scores, compute_score, find_kind, is_one_of
+from feduhb.core.types import ClientId, Loss
 from feduhb.data.federation import Examples, Federation
 from feduhb.data.request import Request
-from feduhb.engines.scoring import compute_outputs, score_model, stamp_test_set, try_scores
+from feduhb.engines.scoring import (
+    CPU_CHUNK,
+    compute_outputs,
+    score_model,
+    score_outputs,
+    stamp_test_set,
+    try_scores,
+)
 from feduhb.errors import ConfigError, DataError
-from feduhb.methods.replay import get_history
+from feduhb.methods.binding import get_history
 from feduhb.methods.retrain import Plain
 from feduhb.runs.folder import RunFolder
 from feduhb.runs.loop import run as rounds_of
 from feduhb.runs.run import Run, adapt_method
 
 
+class Measured(NamedTuple):
+    """What is measured of one model alone."""
+
+    accuracy: Values
+    loss: Values
+    scores: dict[str, Values]
+    clients: dict[ClientId, float | None]  # the main score of each remaining client
+
+
+def measure_model(
+    run: Run,
+    federation: Federation,
+    request: Request,
+    main: Score | None,
+    scores: Mapping[str, Score],
+    known: Answers,
+) -> Measured:
+    """Measure a model on the forgotten data, on the remaining data, on test data, and for each remaining client.
+
+    Args:
+        known: answers of models that were computed before.
+    """
+    model, groups, loss = load_model(run), _list_groups(federation, request), federation.loss
+    x, y = federation.test.all()
+    tested = [(*score_outputs(compute_answers(run, TEST, x, known), y, loss), len(y))] if len(y) else []
+    rates = [average_rates(part) for part in (*(_rate(model, some, loss) for some in groups[:2]), tested)]
+    return Measured(
+        accuracy=Values(*(accuracy for accuracy, _ in rates)),
+        loss=Values(*(loss for _, loss in rates)),
+        scores={
+            name: Values(*(measure_score(model, parts, federation, score) for parts in groups))
+            for name, score in scores.items()
+        },
+        clients={
+            client: measure_score(model, [examples], federation, main)
+            for client, examples in _choose_own_data(federation, request)[1].items()
+        },
+    )
+
+
 def compute_accuracy(model: nn.Module, parts: Iterable[Examples], federation: Federation) -> float | None:
     """Return the accuracy over several lists of examples together; None if there are no examples or no labels."""
-    right = total = 0.0
-    for examples in parts:
-        if not len(examples):
-            continue
-        share = score_model(model, examples, federation.loss)[1]
-        if share != share:  # NaN
-            return None
-        right, total = right + share * len(examples), total + len(examples)
-    return right / total if total else None
+    return average_rates(_rate(model, parts, federation.loss))[0]
+
+
+def _rate(model: nn.Module, parts: Iterable[Examples], loss: Loss) -> list[tuple[float, float, int]]:
+    """Return loss, accuracy and number of examples of each list that is not empty."""
+    return [(*score_model(model, examples, loss), len(examples)) for examples in parts if len(examples)]
+
+
+def average_rates(rates: Sequence[tuple[float, float, int]]) -> tuple[float | None, float | None]:
+    """Return accuracy and loss over several lists of examples together, of which the loss, accuracy and number are given.
+
+    The accuracy is None without examples or labels, the loss without examples or if it is not finite.
+    """
+    total = sum(count for _, _, count in rates)
+    if not total:
+        return None, None
+    loss, accuracy = (sum(one[place] * one[2] for one in rates) / total for place in (0, 1))
+    return None if math.isnan(accuracy) else accuracy, loss if math.isfinite(loss) else None
 
 
 def measure_score(
@@ -70,9 +125,8 @@ def measure_score(
     try:
         outputs, y = (torch.cat(part) for part in zip(*answers, strict=True))
         if score.name in FITS and find_kind(outputs, y, federation.loss) not in FITS[score.name]:
-            return (
-                None  # these clients have other targets than the test set, such as probabilities of classes
-            )
+            # These clients have other targets than the test set, such as probabilities of classes.
+            return None
         value = compute_score(score, outputs, y)
     except (ConfigError, RuntimeError):  # the score was tried on test data, so these examples do not have it
         return None
@@ -80,39 +134,16 @@ def measure_score(
 
 
 def list_measured(federation: Federation) -> tuple[Score | None, dict[str, Score]]:
-    """Return the main score, None for the accuracy of labels, and the scores to measure beside that accuracy.
+    """Return the main score, None for the accuracy of labels, and the scores to measure besides that accuracy.
 
     Raise ConfigError if a score cannot be computed on the fresh model.
     """
     model = federation.fresh_model()
     scores = {score.name: score for score in try_scores(federation, model)}
-    if compute_accuracy(model, [federation.test], federation) is None:
+    x, y = federation.test.batch(torch.arange(min(CPU_CHUNK, len(federation.test))))
+    if find_kind(compute_outputs(model, x), y, federation.loss) != "labels":
         return next(iter(scores.values()), None), scores
     return None, {name: score for name, score in scores.items() if name != "accuracy"}
-
-
-def measure_scores(
-    models: Models, federation: Federation, request: Request, scores: Mapping[str, Score]
-) -> dict[str, Scored]:
-    """Return the scores of each model on the forgotten data, on the remaining data, and on test data."""
-    modules, groups = {name: run.model() for name, run in models.items()}, _list_groups(federation, request)
-
-    def measure(score: Score) -> dict[str, Values]:
-        return {
-            name: Values(*(measure_score(module, parts, federation, score) for parts in groups))
-            for name, module in modules.items()
-        }
-
-    return {name: Scored(score.best, measure(score)) for name, score in scores.items()}
-
-
-def compute_loss(model: nn.Module, parts: Iterable[Examples], federation: Federation) -> float | None:
-    """Return the loss over several lists of examples together; None if there are no examples or it is not finite."""
-    total = count = 0.0
-    for examples in filter(len, parts):
-        loss, _ = score_model(model, examples, federation.loss)
-        total, count = total + loss * len(examples), count + len(examples)
-    return total / count if count and math.isfinite(total) else None
 
 
 def compute_chance(federation: Federation) -> float:
@@ -144,45 +175,36 @@ def compute_constant_loss(federation: Federation) -> float:
     return min(filter(math.isfinite, seen), default=math.inf)
 
 
-def measure_accuracies(run: Run, federation: Federation, request: Request) -> Accuracies:
-    """Return a model's accuracy on the forgotten data, on the remaining data, and on test data."""
-    model = run.model()
-    return Accuracies(
-        *(compute_accuracy(model, parts, federation) for parts in _list_groups(federation, request))
-    )
-
-
-def measure_losses(run: Run, federation: Federation, request: Request) -> Losses:
-    """Return a model's loss on the forgotten data, on the remaining data, and on test data."""
-    model = run.model()
-    return Losses(*(compute_loss(model, parts, federation) for parts in _list_groups(federation, request)))
-
-
 def _list_groups(federation: Federation, request: Request) -> list[list[Examples]]:
     kept, gone = federation.without(request).clients, federation.forgotten(request)
     return [[*gone.values()], [*kept.values()], [federation.test]]
 
 
-def measure_clients(models: Models, federation: Federation, request: Request, main: Score | None) -> Clients:
-    """Return the main score of all remaining clients, on held-out data if every one of them has some."""
+def _choose_own_data(federation: Federation, request: Request) -> tuple[str, dict[ClientId, Examples]]:
+    """Return what each remaining client is measured on, in words and by client: held-out data if every one has some."""
     rest = federation.without(request)
-    held = all(len(rest.held_out.get(client, ())) for client in rest.clients)
-    data = rest.held_out if held else rest.clients
-    modules = {name: run.model() for name, run in models.items()}
+    is_held = all(len(rest.held_out.get(client, ())) for client in rest.clients)
+    data = rest.held_out if is_held else rest.clients
+    own = {client: data[client] for client in sorted(rest.clients)}
+    return "held-out data" if is_held else "training data", own
 
-    rows: list[ClientRow] = []
-    for client in sorted(rest.clients):
-        found = (
-            measure_score(modules[n], [data[client]], rest, main) for n in (ORIGINAL, UNLEARNED, RETRAIN)
+
+def list_clients(federation: Federation, request: Request, measured: Mapping[str, Measured]) -> Clients:
+    """Return the main score of all remaining clients, by each model."""
+    what, data = _choose_own_data(federation, request)
+    rows = [
+        ClientRow(
+            client, len(own), *(measured[name].clients[client] for name in (ORIGINAL, UNLEARNED, RETRAIN))
         )
-        rows.append(ClientRow(client, len(data[client]), *found))
-    return Clients("held-out data" if held else "training data", tuple(rows))
+        for client, own in data.items()
+    ]
+    return Clients(what, tuple(rows))
 
 
-def measure_distances(models: Models, federation: Federation) -> dict[str, Distance]:
+def measure_distances(models: Models, federation: Federation, known: Answers) -> dict[str, Distance]:
     """Return the distances of the audited model and of the original to Retrain, by the trained parameters and by answers."""
     x, y = federation.test.all()
-    answers = {name: compute_outputs(run.model(), x) for name, run in models.items()}
+    answers = {name: compute_answers(run, TEST, x, known) for name, run in models.items()}
     count = len(models[RETRAIN].params) - count_statistics(federation.fresh_model())
     params = {name: run.params.detach().cpu()[:count] for name, run in models.items()}
     are_numbers = False
@@ -250,7 +272,7 @@ def measure_cost(run: Run) -> Cost:
 
 def compute_relearning_goal(original: Run, request: Request, main: Score | None) -> float | None:
     """Return the original's main score on the forgotten data without canaries; None if it has none there."""
-    return measure_score(original.model(), _list_plain(original, request), original.federation, main)
+    return measure_score(load_model(original), _list_plain(original, request), original.federation, main)
 
 
 def count_relearning_rounds(
@@ -269,11 +291,11 @@ def count_relearning_rounds(
     """
     federation, gone = original.federation, _list_plain(original, request)
     module, method = federation.fresh_model(), adapt_method("retrain", original.settings)
-
+    device = choose_device(original)
     sign = 1 if main is None or main.best == "high" else -1
 
     def reaches_goal(params: Tensor) -> bool:
-        found = measure_score(with_params(module, params.cpu()), gone, federation, main)
+        found = measure_score(with_params(module, params.to(device)), gone, federation, main)
         return found is not None and sign * found >= sign * goal
 
     if reaches_goal(start):
@@ -305,7 +327,7 @@ def _list_plain(original: Run, request: Request) -> list[Examples]:
 
 
 def attack_by_backdoor(
-    models: Models, federation: Federation, request: Request, margin: float
+    models: Models, federation: Federation, request: Request, margin: float, known: Answers
 ) -> tuple[BackdoorAttack, Finding] | None:
     """Return how much more often the trigger works than for Retrain; None if no client planted one."""
     stamped, planted = stamp_test_set(federation), federation.backdoor
@@ -313,7 +335,9 @@ def attack_by_backdoor(
     if stamped is None or not carriers:
         return None
     x, y = stamped
-    hits = {name: compute_outputs(run.model(), x).argmax(dim=1) == y for name, run in models.items()}
+    hits = {
+        name: compute_answers(run, "stamped", x, known).argmax(dim=1) == y for name, run in models.items()
+    }
     over = {name: compute_difference(hits[name], hits[RETRAIN]) for name in (UNLEARNED, ORIGINAL)}
     success = {name: float(hit.double().mean()) for name, hit in hits.items()}
     all_left = carriers <= {*request.clients}

@@ -24,8 +24,9 @@ from feduhb.engines import is_built_in_maker, is_built_in_name
 from feduhb.engines.scoring import score_model
 from feduhb.errors import RunFolderError
 from feduhb.methods import Retrain, is_built_in, rule_of, values_of
-from feduhb.runs.checkpoint import read_models
+from feduhb.methods.binding import uses_old_run
 from feduhb.runs.folder import RunFolder
+from feduhb.runs.kept import KeptModels
 from feduhb.runs.run import Run
 
 DRAW, DRAW_GIVEN = "From another draw of the fresh model", "From the given start after noise was added to it"
@@ -68,9 +69,8 @@ class OwnCode:
         if world == "draw" and torch.equal(self._draw("never"), self._draw("draw")):
             yield Step(name, self._skip_draw, is_needed=is_needed)
             return
-        if (
-            self.run.method.needs_history and world not in NUDGES
-        ):  # these are seldom all needed, and train then
+        # The nudged worlds are seldom all needed; each is trained when it is.
+        if uses_old_run(self.run.method) and world not in NUDGES:
             yield self.controls.train_step(world)
         checks = {"draw": self._check_draw, **dict.fromkeys(NUDGES, self._check_nudge)}
         work = partial(checks.get(world, self._check_bare), world)
@@ -94,15 +94,12 @@ class OwnCode:
     def _read_models(self, world: World, run: Run | None = None, name: str | None = None) -> Iterator[Tensor]:
         """Return the models after every round in a world; raise RunFolderError if there are fewer than rounds."""
         folder = self.controls.place(name or world, run or self.run)
-        kept, rounds = (
-            len(list((folder / MODELS).glob("after-*.safetensors"))),
-            len(RunFolder(folder).rounds()),
-        )
-        if kept != rounds:
+        models, rounds = KeptModels(folder / MODELS), len(RunFolder(folder).rounds())
+        if (kept := len(models.rounds)) != rounds:
             raise RunFolderError(
                 f"{folder} has the models of {kept} rounds, not of {rounds}; delete {self.controls.folder} and audit again"
             )
-        return read_models(folder / MODELS)
+        return models.read_all()
 
     def _skip_draw(self, show: ShowRound) -> None:  # noqa: ARG002
         self._skip("draw", f"{self._named}: not checked, because every draw of the fresh model is the same.")

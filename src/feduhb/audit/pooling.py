@@ -100,23 +100,12 @@ def pool_seeds(audits: Sequence[Audit]) -> list[OverSeeds]:
             groups.setdefault(key, {}).setdefault(audit.seed, (audit, attack))
     made: list[OverSeeds] = []
     for (*_, retrain), seeds in groups.items():
-        (audit, attack), apart = (
-            next(iter(seeds.values())),
-            [one.against_retrain for _, one in seeds.values() if one.against_retrain],
-        )
+        audit, attack = next(iter(seeds.values()))
+        apart = [one.against_retrain for _, one in seeds.values() if one.against_retrain]
         if len(apart) > 1:
             together = pool_differences(apart, independent=False)
-            made.append(
-                OverSeeds(
-                    audit.method,
-                    attack.attack,
-                    attack.on,
-                    tuple(seeds),
-                    retrain.members,
-                    retrain.others,
-                    together,
-                )
-            )
+            counts = retrain.members, retrain.others
+            made.append(OverSeeds(audit.method, attack.attack, attack.on, tuple(seeds), *counts, together))
     return made
 
 

@@ -19,22 +19,21 @@ from feduhb.audit.controls import Controls, ShowRound, Step, name_run
 from feduhb.audit.exactness import Counterfactuals, find_non_setting, is_fault_of_method
 from feduhb.audit.forecast import forecast_power
 from feduhb.audit.measures import (
+    Measured,
     attack_by_backdoor,
     compute_chance,
     compute_constant_loss,
     compute_relearning_goal,
     continue_training,
     count_relearning_rounds,
+    list_clients,
     list_measured,
-    measure_accuracies,
-    measure_clients,
     measure_cost,
     measure_distances,
-    measure_losses,
-    measure_scores,
+    measure_model,
 )
 from feduhb.audit.own_code import is_ours
-from feduhb.audit.result import ORIGINAL, RETRAIN, UNLEARNED, Attack, Audit, Forecast, Relearn
+from feduhb.audit.result import ORIGINAL, RETRAIN, UNLEARNED, Attack, Audit, Forecast, Relearn, Scored
 from feduhb.audit.shadows import ShadowSet
 from feduhb.audit.verdict import MARGIN, Finding, explain_useless_loss, explain_uselessness, reach_verdict
 from feduhb.data.federation import Federation
@@ -206,7 +205,7 @@ class RunAudit:
             self.attacks += attack_by_lira(marked, shadows, margin)
         for one in [setup] if marked is setup else [setup, marked]:
             later = {name: self._continue(one.models[name]) for name in (ORIGINAL, RETRAIN)}
-            self.attacks += attack_by_change(one, later, margin, self.notes)
+            self.attacks += attack_by_change(one, later, margin, self.notes, self.controls.changes)
         self.notes += explain_pair([attack for attack, _ in self.attacks])
 
     def _continue(self, run: Run) -> Run:
@@ -215,6 +214,16 @@ class RunAudit:
         if key not in continued:
             continued[key] = continue_training(run)
         return continued[key]
+
+    def _measure(self, run: Run) -> Measured:
+        """Return what is measured of a model alone, which the audits of several runs share."""
+        measured, key = self.controls.measured, digest_weights(run.params)
+        if key not in measured:
+            controls = self.controls
+            measured[key] = measure_model(
+                run, controls.federation, controls.request, self.main, self.scores, controls.answers
+            )
+        return measured[key]
 
     @cached_property
     def _digests(self) -> dict[str, str]:
@@ -268,7 +277,13 @@ class RunAudit:
     def _explain_start(self) -> str | None:
         """Return why the first weights may hold what another run learned, or None."""
         if self.run.federation.start != "given":
-            return explain_start(self.run, self.models[RETRAIN], self.notes)
+            starts, key = self.controls.starts, (id(self.run.federation.model), self.run.seed)
+            if key not in starts:  # the audits of several runs share it
+                notes: list[str] = []
+                starts[key] = explain_start(self.run, self.models[RETRAIN], notes), notes
+            why, notes = starts[key]
+            self.notes += notes
+            return why
         self.notes.append(UNDRAWN)
         if (doubt := explain_given_start(self.run, self.candidates)) is not None:
             self.notes.append(doubt)
@@ -281,10 +296,12 @@ class RunAudit:
         exactness = None if self.counterfactuals is None else self.counterfactuals.exactness
         self._note_missing_data()
         self.notes += [*note_start(run), *note_client_code(run.federation)]
-        backdoor = attack_by_backdoor(models, federation, request, how.margin)
+        answers = self.controls.answers
+        backdoor = attack_by_backdoor(models, federation, request, how.margin, answers)
         findings = [finding for _, finding in self.attacks] + ([backdoor[1]] if backdoor else [])
-        accuracy = {name: measure_accuracies(model, federation, request) for name, model in models.items()}
-        loss = {name: measure_losses(model, federation, request) for name, model in models.items()}
+        measured = {name: self._measure(model) for name, model in models.items()}
+        accuracy = {name: one.accuracy for name, one in measured.items()}
+        loss = {name: one.loss for name, one in measured.items()}
         test, yardstick = accuracy[UNLEARNED].test, accuracy[RETRAIN].test
         has_labels = test is not None
         if test is not None and yardstick is not None:
@@ -293,7 +310,11 @@ class RunAudit:
             waste = explain_useless_loss(
                 loss[UNLEARNED].test, loss[RETRAIN].test, compute_constant_loss(federation)
             )
-        misr = measure_misr(models, federation, request, self.notes) if has_labels else None
+        misr = (
+            measure_misr(models, federation, request, self.notes, answers, self.controls.attackers)
+            if has_labels
+            else None
+        )
         params = {name: model.params.cpu() for name, model in models.items()}
         is_original = {name: torch.equal(params[name], params[ORIGINAL]) for name in (UNLEARNED, RETRAIN)}
         is_copy = is_original[UNLEARNED] and not is_original[RETRAIN]
@@ -301,15 +322,19 @@ class RunAudit:
             run.method.exact, exactness, findings, waste, copied=is_copy, own_code=not is_ours(run),
             doubts=[*filter(None, (self._explain_process(), self._explain_start()))],
         )  # fmt: skip
-        return Audit(
+        found = Audit(
             method=run.method.name, exact=run.method.exact, forgot=str(request), seed=run.seed,
             seeds={name: model.seed for name, model in models.items()}, procedure=name_run(run),
             weights_sha256=self._digests[UNLEARNED], verdict=verdict,
             controls_sha256={name: self._digests[name] for name in (ORIGINAL, RETRAIN)},
             exactness=exactness, membership=tuple(attack for attack, _ in self.attacks), misr=misr,
-            backdoor=backdoor[0] if backdoor else None, accuracy=accuracy, loss=loss, clients=measure_clients(models, federation, request, self.main),
-            scores=measure_scores(models, federation, request, self.scores),
-            distance=measure_distances(models, federation), relearn=self._conclude_relearning(),
+            backdoor=backdoor[0] if backdoor else None, accuracy=accuracy, loss=loss, clients=list_clients(federation, request, measured),
+            scores={name: Scored(score.best, {model: one.scores[name] for model, one in measured.items()}) for name, score in self.scores.items()},
+            distance=measure_distances(models, federation, answers), relearn=self._conclude_relearning(),
             cost={name: measure_cost(model) for name, model in models.items()}, notes=(*notes, *self.notes), forecast=self.forecast, settings=asdict(how),
             versions=versions(), finished=now(), seconds=time.perf_counter() - started,
         )  # fmt: skip
+        controls = {self._digests[ORIGINAL], self._digests[RETRAIN]}
+        for key in [one for one in answers if one[1] not in controls]:
+            del answers[key]  # the next audit does not need them
+        return found

@@ -150,9 +150,8 @@ def _import(name: Name) -> ModuleType:
         try:
             return importlib.import_module(known)
         except ModuleNotFoundError as error:
-            if error.name is None or not known.startswith(
-                error.name
-            ):  # it imports something that is not here
+            # If the error is about another module, the file imports something that is not here.
+            if error.name is None or not known.startswith(error.name):
                 raise
     spec = importlib.util.spec_from_file_location(known, name.file)
     if spec is None or spec.loader is None:

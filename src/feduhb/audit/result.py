@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import textwrap
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -17,6 +17,7 @@ from feduhb.runs.files import read_file
 from feduhb.runs.scores import format_change, format_score, is_share, name_score
 
 FILE = "audit.json"  # in the folder of an audited run
+DIGITS = 300  # of a whole number, at most: more would not become a float
 UNLEARNED, ORIGINAL, RETRAIN = "unlearned", "original", "retrain"
 MODELS = (ORIGINAL, RETRAIN, UNLEARNED)
 COMPARED = ("again", "noise", "never")  # checks that two runs have equal weights
@@ -213,26 +214,12 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
-class Accuracies:
-    """Shares of examples that a model labels correctly; None if targets are not labels."""
-
-    forgotten: float | None
-    retained: float | None
-    test: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class Losses:
-    """Mean losses of a model; None if a loss is not finite."""
-
-    forgotten: float | None
-    retained: float | None
-    test: float | None
-
-
-@dataclass(frozen=True, slots=True)
 class Values:
-    """Values of a score; None where it is not defined, such as an AUROC of examples of one class."""
+    """What a model has on three kinds of data: an accuracy, a mean loss or another score.
+
+    None where it is not defined: an accuracy of targets that are not labels, a loss that is not finite, an AUROC of examples
+    of one class.
+    """
 
     forgotten: float | None
     retained: float | None
@@ -313,7 +300,7 @@ class Audit:
     membership: tuple[Attack, ...]
     misr: Misr | None
     backdoor: BackdoorAttack | None
-    accuracy: ByModel[Accuracies]
+    accuracy: ByModel[Values]
     clients: Clients
     distance: ForSome[Distance]  # of the other two models to Retrain
     relearn: Relearn | None
@@ -323,7 +310,7 @@ class Audit:
     seeds: Mapping[str, int] = field(default_factory=dict)  # of each model; earlier versions wrote none
     # The method with a digest of its settings, rounds and stop rule; earlier versions wrote none.
     procedure: str = ""
-    loss: ForSome[Losses] = field(default_factory=dict)  # of each model; earlier versions wrote none
+    loss: ForSome[Values] = field(default_factory=dict)  # of each model; earlier versions wrote none
     # By name, without the accuracy of labels; earlier versions wrote none.
     scores: Mapping[str, Scored] = field(default_factory=dict)
     # The weights' digests of original and Retrain; earlier versions wrote none.
@@ -344,7 +331,7 @@ class Audit:
         return not self._has_labels and self.scores[self.main_score].best == "low"
 
     @property
-    def main_values(self) -> Mapping[str, Accuracies | Values]:
+    def main_values(self) -> Mapping[str, Values]:
         """The main score of each model."""
         return self.accuracy if self._has_labels else self.scores[self.main_score].models
 
@@ -364,7 +351,7 @@ class Audit:
     def from_json(cls, text: str) -> Audit:
         """Return the audit that `to_json` wrote; raise AuditFormatError with the wrong part if it is not one."""
         try:
-            values = _upgrade(json.loads(text, parse_constant=_refuse_constant))
+            values = _upgrade(json.loads(text, parse_constant=_refuse_constant, parse_int=_read_whole))
             return _adapter().validate_json(json.dumps(values, allow_nan=False), strict=True)
         except RecursionError:
             raise AuditFormatError("it is nested too deeply") from None
@@ -400,6 +387,12 @@ def _adapter() -> TypeAdapter[Audit]:
 
 def _refuse_constant(name: str) -> float:
     raise ValueError(f"{name} is not a number")
+
+
+def _read_whole(digits: str) -> int:
+    if len(digits) > DIGITS:
+        raise AuditFormatError(f"a number has {len(digits)} digits")
+    return int(digits)
 
 
 def _upgrade(values: Any) -> Any:
@@ -458,8 +451,7 @@ def _lines(audit: Audit) -> Iterator[str]:
     if audit.loss:
         yield "Loss         forgotten  retained      test"
     for name, found in audit.loss.items():
-        numbers = (found.forgotten, found.retained, found.test)
-        yield f"  {NAMES[name]:<9}  {'  '.join(map(_format_loss, numbers))}"
+        yield f"  {NAMES[name]:<9}  {'  '.join(_format(loss, '.3g') for loss in astuple(found))}"
     if audit.relearn:
         took = {UNLEARNED: audit.relearn.unlearned, RETRAIN: audit.relearn.retrain}
         again = (f"{NAMES[n]} {_format_rounds(r, audit.relearn.most)}" for n, r in took.items())
@@ -480,7 +472,7 @@ def _list_scores(audit: Audit) -> Iterator[str]:
     if has_labels:
         yield "\nAccuracy     forgotten  retained      test   to Retrain: L2  cosine  KL (nats)  disagree"
         for name, share in audit.accuracy.items():
-            cells = "  ".join(_format_share(s) for s in (share.forgotten, share.retained, share.test))
+            cells = "  ".join(_format(value, ".1%") for value in astuple(share))
             far = audit.distance.get(name)
             yield f"  {NAMES[name]:<9}  {cells}" + (
                 f"   {far.l2:>14.3g}{_format_answers(far)}" if far else ""
@@ -490,8 +482,7 @@ def _list_scores(audit: Audit) -> Iterator[str]:
         apart = "" if has_labels or place else "\n"
         yield f"{apart}{name_score(score):<11}  forgotten  retained      test{said}"
         for name, values in found.models.items():
-            cells = (values.forgotten, values.retained, values.test)
-            texts = ("–" if cell is None else format_score(score, cell) for cell in cells)  # noqa: RUF001
+            texts = ("–" if value is None else format_score(score, value) for value in astuple(values))  # noqa: RUF001
             yield f"  {NAMES[name]:<9}  {'  '.join(f'{text:>8}' for text in texts)}"
     if not has_labels and audit.distance:
         yield "To Retrain         L2  cosine  answers"
@@ -524,12 +515,8 @@ def _format_rounds(rounds: int | None, most: int) -> str:
     return f"not within {most} rounds" if rounds is None else f"{rounds} round{'s'[: rounds != 1]}"
 
 
-def _format_share(share: float | None) -> str:
-    return f"{'–' if share is None else format(share, '.1%'):>8}"  # noqa: RUF001
-
-
-def _format_loss(loss: float | None) -> str:
-    return f"{'–' if loss is None else format(loss, '.3g'):>8}"  # noqa: RUF001
+def _format(value: float | None, spec: str) -> str:
+    return f"{'–' if value is None else format(value, spec):>8}"  # noqa: RUF001
 
 
 def _wrap(text: str, indent: str = "  ") -> str:

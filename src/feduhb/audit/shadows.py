@@ -11,7 +11,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from feduhb.api import run_method
 from feduhb.audit.attacks.lira import Shadows, compute_all_confidences
 from feduhb.audit.attacks.membership import Candidates
 from feduhb.audit.controls import Controls, ShowRound, Step
@@ -24,6 +23,7 @@ from feduhb.engines.pool import Pool, count_cores
 from feduhb.errors import ConfigError
 from feduhb.runs.files import write_atomically
 from feduhb.runs.held_out import list_recorded
+from feduhb.runs.prepare import run_method
 from feduhb.runs.run import Run
 from feduhb.runs.workers import spread
 from feduhb.stopping import never
@@ -104,7 +104,7 @@ class ShadowSet:
                     stop, keep = never, "last"
                 train = partial(
                     run_method, inner, like.method, self.controls.settings_in(inner), rounds=like.scheduled, stop=stop, keep=keep,
-                    engine=engine, scored=False,
+                    engine=engine, block=self.controls.way, scored=False,
                 )  # fmt: skip
                 yield Job(train, self.candidates, file)
 

@@ -66,24 +66,19 @@ class _Mean:
         return max(student(self.freedom, level) * self.se, NORMAL.inv_cdf((1 + level) / 2) * least)
 
 
-def compute_auc(strata: Sequence[Scores]) -> float:
-    """Return Σ w_c AUC_c / Σ w_c,  w_c = m n / (m + n),  AUC_c = P(member > other) + P(member = other) / 2.
-
-    The weights are inverse variances if the attack is blind. Clients without members or others do not count.
-    """
-    return _average(_place(strata), 0.25).value
-
-
 def compute_roc(strata: Sequence[Scores]) -> Roc:
     """Return AUC and true positives, with intervals for these clients and for other clients.
 
-    The standard error of the AUC is DeLong's, client by client:
+        AUC = Σ w_c AUC_c / Σ w_c,   w_c = m n / (m + n),   AUC_c = P(member > other) + P(member = other) / 2
 
-        v_c = var(V_i) / m + var(U_j) / n,   se = sqrt(Σ w_c² v_c) / Σ w_c,   and at least `compute_smallest_error`
+    The weights are inverse variances if the attack is blind. Clients without members or others do not count. The standard
+    error of the AUC is DeLong's, client by client:
+
+        v_c = var(V_i) / m + var(U_j) / n,   se = sqrt(Σ w_c² v_c) / Σ w_c,   and at least that of `_bound_error`
 
     V_i is the share of the client's others that member i beats, U_j the share of the members that beat other j. With
     h = t se, Student's t by Satterthwaite's degrees of freedom, the interval covers both AUC ± h and logit A ± h / (A (1 - A)),
-    A as in `compute_smallest_error`: the first alone is too short on one side if the AUC is near 1.
+    A as in `_bound_error`: the first alone is too short on one side if the AUC is near 1.
 
     The population's interval covers that interval and mean_c(AUC_c) ± t s / sqrt(C), with the standard deviation s of the C
     clients' own AUCs and C - 1 degrees of freedom. It holds although clients differ in size (Ibragimov and Müller 2010). With
@@ -106,23 +101,11 @@ def compute_roc(strata: Sequence[Scores]) -> Roc:
     )  # fmt: skip
 
 
-def compute_smallest_error(strata: Sequence[Scores]) -> float:
-    """Return the smallest standard error of the AUC for these counts: 3 members above 3 others are weak evidence.
-
-        v_c = (A (1 - A) + (m - 1)(A / (2 - A) - A²) + (n - 1)(2 A² / (1 + A) - A²)) / (m n),   sqrt(Σ w_c² v_c) / Σ w_c
-
-    A = (k AUC + 1) / (k + 2) is the AUC after one more won and one more lost pair, where k = Σ min(m, n) is the number of
-    pairs that use each example once. At A = 1/2 it is Mann and Whitney's error. Reference: Hanley and McNeil 1982.
-    """
-    clients = _place(strata)
-    return _bound_error(clients, _shrink_auc(clients, _average(clients, 0.25).value))
-
-
 def compare_aucs(first: Sequence[Scores], second: Sequence[Scores]) -> AucDifference:
     """Return AUC(first) - AUC(second), a paired test: both are scores of the same examples, in the same order.
 
     The standard error is DeLong's of the difference: as in `compute_roc`, with V_i(first) - V_i(second) for V_i. So an example
-    that is hard for both models adds nothing. It is at least 1 / (k + 2), k as in `compute_smallest_error`: models that rank
+    that is hard for both models adds nothing. It is at least 1 / (k + 2), k as in `_shrink_auc`: models that rank
     all examples alike do not make the interval a point. With h = t se, the interval covers both D ± h and
     atanh d ± h / (1 - d²), where D is the difference and d = D k / (k + 2).
     """
@@ -216,13 +199,24 @@ def _count_pairs(clients: Sequence[_Placed]) -> int:
 
 
 def _shrink_auc(clients: Sequence[_Placed], auc: float) -> float:
-    """Return the AUC after one more won and one more lost pair."""
+    """Return A = (k AUC + 1) / (k + 2), the AUC after one more won and one more lost pair.
+
+    k = Σ min(m, n) is the number of pairs that use each example once.
+    """
     pairs = _count_pairs(clients)
     return (pairs * auc + 1) / (pairs + 2)
 
 
 def _bound_error(clients: Sequence[_Placed], a: float) -> float:
-    """Return Hanley and McNeil's standard error for an AUC of ``a``."""
+    """Return the smallest standard error of the AUC for these counts: 3 members above 3 others are weak evidence.
+
+        v_c = (A (1 - A) + (m - 1)(A / (2 - A) - A²) + (n - 1)(2 A² / (1 + A) - A²)) / (m n),   sqrt(Σ w_c² v_c) / Σ w_c
+
+    At A = 1/2 it is Mann and Whitney's error. Reference: Hanley and McNeil 1982.
+
+    Args:
+        a: A, as `_shrink_auc` gives it.
+    """
     one, two = a / (2 - a) - a * a, 2 * a * a / (1 + a) - a * a
     total = 0.0
     for client in clients:

@@ -226,14 +226,10 @@ def _weigh(
     copied: bool,
     own_code: bool,
 ) -> Verdict:
-    checked = (
-        tuple(check.says for check in exactness.checks) if exactness else ("Exactness was not checked.",)
-    )
-    exact, unexplained, fails_by_method = (
-        (exactness.exact, exactness.unexplained, exactness.fails_by_method)
-        if exactness
-        else (False, False, False)
-    )
+    checked = [check.says for check in exactness.checks] if exactness else ["Exactness was not checked."]
+    exact = exactness is not None and exactness.exact
+    unexplained = exactness is not None and exactness.unexplained
+    fails_by_method = exactness is not None and exactness.fails_by_method
     if copied:
         return Verdict("not forgotten", (COPIED, *checked))
     if unexplained:
@@ -252,17 +248,17 @@ def _weigh(
     if exact and claims_exact:
         return Verdict("forgotten", (*checked, _describe_attacks(findings), *([OWN] if own_code else [])))
     if exact:
-        return _judge_by_attacks(findings, (*checked, UNDECLARED))
+        return _judge_by_attacks(findings, [*checked, UNDECLARED])
     if unexplained:
         return Verdict("inconclusive", (*checked, UNEXPLAINED))
     if fails_by_method:
         return Verdict("inconclusive", (*checked, FAILED))
     if exactness is None and any(f.rehearsed for f in findings):
-        return _judge_by_attacks([f for f in findings if not f.rehearsed], (*checked, UNREHEARSED))
+        return _judge_by_attacks([f for f in findings if not f.rehearsed], [*checked, UNREHEARSED])
     return _judge_by_attacks(findings, checked)
 
 
-def _judge_by_attacks(findings: Sequence[Finding], checked: tuple[str, ...]) -> Verdict:
+def _judge_by_attacks(findings: Sequence[Finding], checked: Sequence[str]) -> Verdict:
     """Return the verdict that attacks alone allow.
 
     It is "not caught" at best: if an attack on membership has power, and every attack with power fails.

@@ -18,7 +18,8 @@ def compare(
         str | None,
         typer.Option(
             help="Methods, separated by commas, also your own: package.module:Class or file.py:Class. all stands for every "
-            "built-in method that can serve the request; if not given, those of feduhb, retrain, federaser and fedrecover."
+            "built-in method that can serve the request; if not given, those of feduhb, retrain, federaser and fedrecover. "
+            "A line says why a method is left out."
         ),
     ] = None,
     momenta: Annotated[
@@ -59,13 +60,21 @@ def compare(
         names = None if given is None else [name.strip() for name in given.split(",") if name.strip()]
         if names == []:
             raise ConfigError("--methods is empty; write for example --methods feduhb,retrain")
+        if rounds == 0:
+            raise ConfigError(
+                "rounds is 0, and a report cannot show a run of no rounds; give 1 or more, or use feduhb unlearn --rounds 0"
+            )
         place = out or options.name_folder(run, "compare")
         show = options.choose_show(json, tensorboard)
         swept = {f"feduhb-{beta:g}": adapt_method("feduhb", opened.settings, momentum=beta) for beta in betas}
-        done = api.compare(opened, request, names, rounds=rounds, out=place, resume=resume, show=show)
+        chosen, left_out = api.expand_methods(opened, request, names)
+        if left_out:
+            answer.update(left_out=left_out)
+        done = api.compare(opened, request, chosen, rounds=rounds, out=place, resume=resume, show=show)
         for name, method in swept.items():  # without the stop rule, which a small momentum would trip early
             done[name] = api.unlearn(
                 opened, request, method=method, rounds=rounds, stop=never, out=place / name, keep_history=False,
                 erase_history=False, resume=resume, show=show,
             )  # fmt: skip
+        answer.update(expected={name: one.expected.as_json() for name, one in done.items() if one.expected})
         options.write_pages(answer, [run, *(place / name for name in done)], place, json)

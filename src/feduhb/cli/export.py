@@ -25,7 +25,7 @@ def export(
         str | None,
         typer.Option(help="safetensors, pt, onnx, card or folder; if not given, the suffix of PATH decides."),
     ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a file that is there.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")] = False,
     data: Data = None,
     data_from: DataFrom = None,
     method_from: MethodFrom = None,

@@ -21,6 +21,8 @@ from feduhb.core.plugins import find_plugin, list_plugins
 from feduhb.errors import ConfigError, FeduhbError
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     from feduhb.runs.plan import Show
 
 CONTINUE = "finished rounds are kept; continue with --resume"
@@ -28,6 +30,8 @@ GROUP = "feduhb.commands"
 REPRODUCTION = {  # commands of the package feduhb-reproduction, and what they do
     "theorem": "Measure the paper's theorem.",
     "reproduce": "Repeat the paper's experiments.",
+    "study": "Compare faster exact methods, and stop rules, on many federations.",
+    "benchmark": "Audit every method on the same requests.",
 }
 INSTALL = "pip install -c constraints.txt ./reproduction"
 
@@ -58,14 +62,14 @@ Forget = Annotated[
 Rounds = Annotated[
     int | None,
     typer.Option(
-        help="Maximum number of rounds; 40 if not given, whatever the training used. FedEraser and FedRecover set their own number."
+        help="Maximum number of rounds; 40 if not given, whatever the training used. PGA, FedAF, rollback and methods that read a history set their own number."
     ),
 ]
 Data = Annotated[
     Path | None,
     typer.Option(
         metavar="PATH",
-        help="Folder with the mnist or cifar10 files; default: FEDUHB_DATA, or a download. Or the file of a table that was moved.",
+        help="Folder with the mnist or cifar10 files; if not given, FEDUHB_DATA or a download. For a table that was moved: its file.",
     ),
 ]
 TensorBoard = Annotated[
@@ -191,25 +195,38 @@ def write_pages(answer: dict[str, Any], runs: list[Path], out: Path, json: bool)
     from rich.console import Console
 
     from feduhb.report import read_runs, write_report
-    from feduhb.report.tables import list_json_rows, make_terminal_table
+    from feduhb.report.tables import list_json_rows, make_terminal_tables
 
     views = read_runs(runs)
     written = write_report(runs, out)
     answer.update(runs=list_json_rows(views), written=[str(path) for path in written])
     if not json:
-        Console().print(make_terminal_table(views))
+        Console().print(make_terminal_tables(views))
         typer.echo("\n".join(str(path) for path in written))
 
 
 @contextlib.contextmanager
 def raise_on_interrupt() -> Generator[None]:
-    """Make Ctrl-C a KeyboardInterrupt inside the block, so that a command can keep what it has finished."""
+    """Make Ctrl-C a KeyboardInterrupt inside the block, so that a command can keep what it has finished.
+
+    Compiled code of a library may swallow it and fail with an error of its own, which then counts as the interrupt.
+    """
     if signal.getsignal(signal.SIGINT) is not quit_at_once:
         yield
         return
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    received: list[int] = []
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+        signal.default_int_handler(number, frame)
+
+    signal.signal(signal.SIGINT, interrupt)
     try:
         yield
+    except Exception as error:
+        if received and not isinstance(error, FeduhbError | OSError | typer.Exit):
+            raise KeyboardInterrupt from error
+        raise
     finally:
         signal.signal(signal.SIGINT, quit_at_once)
 
@@ -281,7 +298,10 @@ def make_command(name: str, function: Callable[..., Any], **settings: Any) -> cl
     """Return the command that a function's signature and docstring describe."""
     function = raise_on_interrupt()(function)  # it may not use `answering`
     lone = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
-    lone.command(name, help=join_lines(function.__doc__ or ""), context_settings=settings)(function)
+    panel = "Repeat the paper and compare methods" if name in REPRODUCTION else "Commands of other packages"
+    lone.command(
+        name, help=join_lines(function.__doc__ or ""), rich_help_panel=panel, context_settings=settings
+    )(function)
     return typer.main.get_command(lone)
 
 

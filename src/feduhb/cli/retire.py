@@ -58,9 +58,9 @@ def retire(
 
     Example: feduhb retire runs/first
 
-    Rounds in which a leaver took no part can be run backwards from the old model. So the old model, its checkpoints, its history, its seed and its records are personal data of the leavers, and they are deleted. Audits, the lineage and files that feduhb did not write stay.
+    Rounds in which a leaver took no part can be run backwards from the old model. So the old model, its checkpoints, its kept models, its history, its seed and its records are personal data of the leavers, and they are deleted. Audits, the lineage and files that feduhb did not write stay.
 
-    The new run must have ended, and audits must say that it, and the runs between, forgot what they were asked to forget. The command lists the other runs that still hold the forgotten data: runs that came from the same training, or that have the same data in their config, in the folders beside the known runs. Runs in which a client of the same name took part may hold the data: they are listed too, and deleted only if --also names them. Folders that cannot be read are named, and yours to look at. Backups and copies elsewhere are yours to delete.
+    The new run must have ended, and audits must say that it, and the runs between, forgot what they were asked to forget. The command lists the other runs that still hold the forgotten data: runs that came from the same training, or that have the same data in their config, in the folders beside the known runs. Runs in which a client of the same name took part may hold the data: they are listed too, and deleted only if --also names them. Folders that cannot be read are named; look at them yourself. You must also delete backups and copies elsewhere.
 
     After a crash, start it again: it finishes. The new run is never changed; only its audit-work is deleted, with --siblings.
     """

@@ -40,13 +40,13 @@ def status(
     ] = False,
     json: Json = False,
 ) -> None:
-    """List runs, what each still holds of those who were forgotten, audits, and what to do next.
+    """List runs, what each still holds of forgotten clients, audits, and what to do next.
 
     Example: feduhb status runs --of c03
 
-    Shows for each run: which run it came from, what it has forgotten, what it still holds of whom (model, history, records, audit work), what its audits said and whether they judged these weights, and what was erased when. Damaged runs are listed too.
+    Show for each run: which run it came from, what it has forgotten, what it still holds of which client (model, kept models, history, records, audit work), what its audits said and whether they judged these weights, and what was erased when. Damaged runs are listed too.
 
-    It looks at the runs in FOLDER, four levels deep, and at those that their lineage names. Nothing is changed. Exports, backups and copies elsewhere are yours to look for.
+    It looks at the runs in FOLDER, four levels deep, and at those that their lineage names. Nothing is changed. It does not find exports, backups and copies elsewhere.
     """
     from feduhb.runs.inventory import read_status
 
@@ -60,7 +60,7 @@ def status(
 
 
 def print_status(found: Status) -> None:
-    """Print the runs as a tree, who is left where, and what to do next."""
+    """Print the runs as a tree, what each holds of which client, and what to do next."""
     from rich.console import Console
     from rich.text import Text
     from rich.tree import Tree
@@ -128,7 +128,7 @@ def _list_lines(run: RunStatus, folder: Path) -> Iterator[tuple[str, str]]:
         else:
             yield f"{when}: {audit.verdict}, but of other weights", "yellow"
     for one in run.erased:
-        rounds = f"rounds {one.first_round} to {one.last_round} of its history"
+        rounds = one.what
         by = f" for {_relate(resolve(run.path / one.run), folder)}" if one.run else ""
         if one.finished is None:
             yield f"erasing {rounds}{by} was interrupted", "red"
@@ -167,10 +167,12 @@ def _group(holds: Iterable[Held]) -> list[tuple[list[str], Held]]:
 
 
 def _format_part(one: Remnant) -> str:
-    if one.part != "history":
+    if one.part not in {"history", "kept models"}:
         return f"{one.part} {format_bytes(one.bytes)}"
     if not one.rounds:
-        return "history (a link)"
+        return f"{one.part} (a link)"
+    if one.part == "kept models":
+        return f"{one.rounds} kept model{'s'[: one.rounds != 1]}, {format_bytes(one.bytes)}"
     rounds = "1 round" if one.rounds == 1 else f"{one.rounds} rounds"
     return f"history of {rounds}, {format_bytes(one.bytes)}"
 

@@ -26,7 +26,7 @@ def table(
 
     Example: feduhb table patients.csv --client hospital --target disease > federation.toml
 
-    A federation infers nothing from its rows, because that would carry a client that leaves into the inputs of the others. So what its columns hold is declared in the config. The draft lists what the rows hold now. Read it: what you declare counts as public knowledge, and stays when a client leaves.
+    A federation infers nothing from its rows, because that would carry the data of a client that leaves into the inputs of the others. So the config declares what its columns hold. The draft lists what the rows hold now. Read it: what you declare counts as public knowledge, and stays when a client leaves.
     """
     import tomli_w
 

@@ -37,8 +37,20 @@ def train(
     ] = None,
     keep_history: Annotated[
         bool,
-        typer.Option("--keep-history", help="Keep every model and update, for FedEraser and FedRecover."),
+        typer.Option(
+            "--keep-history",
+            help="Keep every model and update, for FedEraser, FedRecover, Crab, FedRecovery and Wu.",
+        ),
     ] = False,
+    keep_models: Annotated[
+        str | None,
+        typer.Option(
+            "--keep-models",
+            metavar="SIZE",
+            help="Keep models of up to this size in all, such as 1GiB or 500MB, for feduhb unlearn --method rollback. They "
+            "are chosen so that a rollback has the fewest rounds to redo. Needs clients_per_round.",
+        ),
+    ] = None,
     keep: Keep = "",
     record: Record = "",
     tensorboard: TensorBoard = None,
@@ -72,6 +84,8 @@ def train(
         settings = read_config(config)
         kept = settings.train.keep_history or keep_history  # the config may ask for float16
         chosen = replace(settings.train, engine=engine or settings.train.engine, keep_history=kept)
+        if keep_models is not None:
+            chosen = replace(chosen, keep_models=keep_models)
         if keep not in {"", "last", "best"}:
             raise ConfigError(f"--keep is {keep}; write last or best")
         if keep:

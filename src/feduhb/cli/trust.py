@@ -8,11 +8,11 @@ from feduhb.cli.options import Json, RunArgument, answering
 
 
 def trust(run: RunArgument, json: Json = False) -> None:
-    """Permit feduhb to run the code of your own that a run names, and print which that is.
+    """Permit feduhb to run your own code that a run names, and print which code that is.
 
     Example: feduhb trust runs/first
 
-    A run of own data or of an own method names code: package.module:name, or file.py:name. A run folder may come from somebody else, so feduhb imports nothing that it names. Runs that you made yourself from code that you named are trusted from the start. For any other, read the code that this command prints before you use the run.
+    A run on your own data or by your own method names code: package.module:name, or file.py:name. A run folder may come from somebody else, so feduhb imports nothing that it names. Runs that you made yourself from code that you named are trusted from the start. For any other, read the code that this command prints before you use the run.
 
     The code is looked for among the installed modules, then in the working directory. The permission is a file in RUN, trust.json. It holds for you alone and for this config.toml, and moves with the folder. Delete the file to take it back.
     """

@@ -25,8 +25,10 @@ def unlearn(
     method: Annotated[
         str,
         typer.Option(
-            help="feduhb, retrain, federaser, fedrecover, nesterov, fedadam, fedyogi, fednadam, fedexp, a method of another "
-            "package, or one of your own: package.module:Class or file.py:Class."
+            help="fast (the recommended method: FedUHB with momentum 0.8 and step size 1.5), feduhb (with the paper's settings), "
+            "retrain, federaser, fedrecover, nesterov, fedadam, fedyogi, fednadam, fedexp, rapidretrain, rollback, finetune, not, "
+            "pga, fedaf, fedrecovery, crab, wu, a method of another package, or one of your own: package.module:Class or "
+            "file.py:Class."
         ),
     ] = "feduhb",
     rounds: options.Rounds = None,
@@ -68,8 +70,8 @@ def unlearn(
     gain: Annotated[
         float | None,
         typer.Option(
-            help="What counts as a gain: 0.005 of the accuracy (0.5 points), a share of the loss (0.005), or of the distance "
-            "(0.03)."
+            help="The smallest gain that counts: in the accuracy (0.005 if not given, which is 0.5 points), as a share of the loss "
+            "(0.005) or as a share of the distance (0.03)."
         ),
     ] = None,
     keep: options.Keep = "last",
@@ -107,7 +109,9 @@ def unlearn(
 
     The new run has the seed of the old one, so that methods can be compared. This is meant for simulations, where one machine has all data: the difference of the two first sums is the leavers' update. Flower strategies draw a new seed for every run.
 
-    The history of the old run, and of the runs it came from, is erased from the leavers' first round on. The old model is deleted only with --retire, or later by feduhb retire RUN, once the new one has replaced it.
+    With --method rollback, the training continues from the last model that it kept (feduhb train --keep-models) before it asked a leaver. It gives the same weights as training all rounds again without the leavers, with the training's rounds and stop rule.
+
+    The history and the kept models of the old run, and of the runs it came from, are erased from the leavers' first round on. The old model is deleted only with --retire, or later by feduhb retire RUN, once the new one has replaced it.
     """
     from feduhb import api
     from feduhb.data.request import Request
@@ -138,6 +142,8 @@ def unlearn(
         )
         options.print_run(answer, new.folder, json)
         answer.update(erased=[asdict(one) for one in new.erased])
+        if new.expected is not None:
+            answer.update(expected=new.expected.as_json())
         if not json:
             typer.echo("".join(f"{one}\n" for one in new.erased), nl=False)
         if retire:

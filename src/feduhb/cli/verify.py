@@ -30,7 +30,7 @@ def verify(
 
     Example: feduhb verify model.safetensors runs/first-feduhb
 
-    Compares the SHA-256 of the weights with the one in result.json, or in retired.json. Exits with 0 if they are the same, 1 if they are not, and 2 if that cannot be judged. Code in a file of torch.save is never run.
+    Compare the SHA-256 of the weights with the one in result.json, or in retired.json. The exit status is 0 if they are the same, 1 if they are not, and 2 if that cannot be judged. Code in a file of torch.save is never run.
     """
     from dataclasses import asdict
 

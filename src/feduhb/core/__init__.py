@@ -12,6 +12,5 @@ if TYPE_CHECKING:
     from feduhb.core.types import Engine as Engine
 
 __getattr__, __dir__, __all__ = import_lazily(
-    __name__,
-    {"checks": ["check_whole"], "flat": ["flatten", "with_params"], "types": ["ClientId", "Engine"]},
+    __name__, {"checks": ["check_whole"], "flat": ["flatten", "with_params"], "types": ["ClientId", "Engine"]}
 )

@@ -20,19 +20,33 @@ from feduhb.errors import AggregationError, ConfigError
 Aggregate = Callable[[Iterable[Updates]], Tensor]
 
 
+class RunningMean:
+    """The weighted mean of updates that are added client by client."""
+
+    def __init__(self) -> None:
+        self.total: Tensor | None = None  # [P]
+        self.weight = 0.0
+
+    def add(self, block: Updates) -> None:
+        """Add the updates of a block."""
+        for row, n in zip(block.values, block.weights.tolist(), strict=True):
+            self.total = row * n if self.total is None else self.total.add_(row, alpha=n)
+            self.weight += n
+
+    def finish(self) -> Tensor:
+        """Return the mean [P]; raise AggregationError if nothing was added. Nothing can be added after this."""
+        if self.total is None or self.weight <= 0:
+            raise AggregationError("no client sent an update to average; check which clients take part")
+        return self.total.div_(self.weight)
+
+
 def weighted_mean(answers: Iterable[Updates]) -> Tensor:
     """Return Σ (n_c / N) u_c. Reference: McMahan et al. 2017."""
-    total: Tensor | None = None  # [P]
-    weight = 0.0
+    mean = RunningMean()
     for block in answers:
-        for row, n in zip(block.values, block.weights.tolist(), strict=True):
-            total = row * n if total is None else total.add_(row, alpha=n)
-            weight += n
-            del row
+        mean.add(block)
         del block  # its memory is free while the clients work on the next one
-    if total is None or weight <= 0:
-        raise AggregationError("no client sent an update to average; check which clients take part")
-    return total.div_(weight)
+    return mean.finish()
 
 
 def median(answers: Iterable[Updates]) -> Tensor:

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import math
 import operator
+import re
 from typing import Any
 
 from feduhb.errors import ConfigError
 
+MOST = 10**9  # of anything that is counted
+SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) *(?:([kmgt])(i?))?b?", re.IGNORECASE)  # 1GiB, 500 MB, 1000000
+
 
 def check_whole(name: str, value: Any, least: int | None = 1) -> None:
-    """Raise ConfigError if a value is not a whole number, or less than ``least``. True and False are refused."""
+    """Raise ConfigError if a value is not a whole number, less than ``least``, or a count above ``MOST``.
+
+    True and False are refused. With ``least`` None the value is not a count, and may be any whole number.
+    """
     try:
         found = None if isinstance(value, bool) else operator.index(value)
     except TypeError:
@@ -20,6 +27,20 @@ def check_whole(name: str, value: Any, least: int | None = 1) -> None:
         raise ConfigError(f"{name} is {value!r}; give a whole number{more}")
     if least is not None and found < least:
         raise ConfigError(f"{name} is {found}; give {least} or more")
+    if least is not None and found > MOST:
+        raise ConfigError(f"{name} is above {MOST:,}, which no run would ever finish; give fewer")
+
+
+def parse_size(value: Any) -> int:
+    """Return the number of bytes of ``keep_models``, given as such or as text: "1GiB" is 1024^3 bytes, "500MB" is 500 * 1000^2."""
+    text = value.strip() if isinstance(value, str) else str(value) if type(value) is int else ""
+    found = SIZE.fullmatch(text)
+    if found is None:
+        raise ConfigError(
+            f"keep_models is {value!r}, which is not a size; give one such as '1GiB' or '500MB', or a number of bytes"
+        )
+    power = " kmgt".index(found[2].lower()) if found[2] else 0
+    return int(float(found[1]) * (1024 if found[3] else 1000) ** power)
 
 
 def check_show(show: Any) -> None:
@@ -55,6 +76,12 @@ def check_positive(name: str, value: Any, example: float) -> None:
     """Raise ConfigError if a value is not a positive number."""
     if not (is_finite(value) and value > 0):
         raise ConfigError(f"{name} is {value!r}; give a positive number, such as {example}")
+
+
+def check_least(name: str, value: Any) -> None:
+    """Raise ConfigError if a value is not a number of 0 or more."""
+    if not (is_finite(value) and value >= 0):
+        raise ConfigError(f"{name} is {value!r}; give 0 or more")
 
 
 def check_decay(name: str, value: Any, example: float = 0.9) -> None:

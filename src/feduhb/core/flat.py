@@ -8,14 +8,16 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from feduhb.core.modules import check_module, format_layer, list_norms, list_statistics, list_trained
+from feduhb.core.own_code import describe_error
 from feduhb.core.seeds import fixed_draws
-from feduhb.errors import ModelError
+from feduhb.errors import FeduhbError, ModelError
 
 ModelSource = nn.Module | Callable[[], nn.Module]
 CONSTANTS = 16  # different values, other than 0 and 1, that the constant parameters of a fresh model may have
@@ -35,8 +37,9 @@ def draw_model(source: ModelSource, seed: int, *, check: bool = True, given: boo
     if given:
         return _copy_given(source)
     is_module = isinstance(source, nn.Module)
+    make = partial(_reset_module, source) if is_module else partial(_call_factory, source)
     with fixed_draws(seed, "init"):
-        module = _reset_module(source) if is_module else source()
+        module = make()
         for _, layer in list_norms(module):
             _NormBase.reset_running_stats(layer)  # a class of its own could bring old statistics there
         if not check:
@@ -44,7 +47,7 @@ def draw_model(source: ModelSource, seed: int, *, check: bool = True, given: boo
         if not is_module:
             _check_factory(source, module)
     with fixed_draws(seed, "another draw"):
-        other = _reset_module(source) if is_module else source()
+        other = make()
     if (name := _find_given(module, other)) is not None:
         who = "reset_parameters of a layer" if is_module else "the model's factory"
         raise ModelError(
@@ -110,6 +113,20 @@ def _reset_module(source: nn.Module) -> nn.Module:
             "survive; reset it there, or pass a factory: model=lambda: MyModule()"
         )
     return module
+
+
+def _call_factory(factory: Callable[[], nn.Module]) -> nn.Module:
+    """Return the module that a factory makes; raise ModelError if it fails or makes something else."""
+    advice = "give a module, or a function without arguments that returns a new one: model=lambda: MyModule()"
+    try:
+        made = factory()
+    except FeduhbError:
+        raise
+    except Exception as error:
+        raise ModelError(f"the model's factory raised {describe_error(error)}; {advice}") from error
+    if not isinstance(made, nn.Module):
+        raise ModelError(f"the model's factory returned a {type(made).__name__}; {advice}")
+    return made
 
 
 def _check_factory(factory: Callable[[], nn.Module], module: nn.Module) -> None:

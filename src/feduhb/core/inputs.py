@@ -10,10 +10,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from feduhb.errors import DataError
 
 Inputs = Tensor | tuple[Tensor, ...] | dict[str, Tensor]
+FLOATS = (torch.float64, torch.float32)  # the type of numpy and that of torch
+FLOAT32 = 'x.float(), or x.astype("float32") of an array, gives torch.float32'
 
 
 def make_inputs(x: Any) -> Inputs:
@@ -73,6 +76,19 @@ def call_model(model: nn.Module, x: Inputs) -> Tensor:
     return model(*x) if isinstance(x, tuple) else model(x)
 
 
+def call_with(model: nn.Module, weights: dict[str, Tensor], x: Inputs) -> Tensor:
+    """Return the outputs of a model with other weights, by name; the model keeps its own.
+
+    `functional_call` alone would leave the other weights in a layer that the model holds twice.
+    """
+    own = [(layer, name, p) for layer in model.modules() for name, p in layer._parameters.items()]
+    args, named = ((), x) if isinstance(x, dict) else (x if isinstance(x, tuple) else (x,), {})
+    outputs = functional_call(model, weights, args, named)
+    for layer, name, parameter in own:
+        layer._parameters[name] = parameter
+    return outputs
+
+
 def describe_inputs(x: Inputs) -> list[tuple[str, torch.dtype, list[int]]]:
     """Return the name, type and shape of each tensor, without the number of rows."""
     names = list(x) if isinstance(x, dict) else map(str, range(len(list_tensors(x))))
@@ -88,7 +104,11 @@ def compare_inputs(x: Inputs, test: Inputs) -> str | None:
         return f"{forms[0]}, the test set {forms[1]}"
     both = zip(describe_inputs(x), describe_inputs(test), strict=True)
     pairs = ((a, b) for one, two in both for a, b in zip(one, two, strict=True))
-    return next((f"{a}, the test set {b}" for a, b in pairs if a != b), None)
+    found = next((pair for pair in pairs if pair[0] != pair[1]), None)
+    if found is None:
+        return None
+    how = f" ({FLOAT32})" if found in (FLOATS, FLOATS[::-1]) else ""
+    return f"{found[0]}, the test set {found[1]}{how}"
 
 
 def _describe_form(x: Inputs) -> str:

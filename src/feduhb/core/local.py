@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from feduhb.core.checks import check_whole, is_finite
+from feduhb.core.checks import check_least, check_positive, check_whole, is_finite
 from feduhb.core.inputs import Inputs
 from feduhb.errors import ConfigError
 
@@ -68,11 +68,9 @@ class Local:
 
     def __post_init__(self) -> None:
         check_whole("batch_size", self.batch_size)
-        if not (is_finite(self.lr) and self.lr > 0):
-            raise ConfigError(f"lr is {self.lr!r}; give a positive number, such as 0.005")
+        check_positive("lr", self.lr, 0.005)
         for name in ("l2", "weight_decay", "proximal"):
-            if not (is_finite(value := getattr(self, name)) and value >= 0):
-                raise ConfigError(f"{name} is {value!r}; give 0 or more")
+            check_least(name, getattr(self, name))
         if self.optimizer not in OPTIMIZERS:
             raise ConfigError(
                 f"there is no optimizer {self.optimizer!r}; choose one of {', '.join(OPTIMIZERS)}"

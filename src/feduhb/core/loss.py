@@ -75,6 +75,12 @@ class WeightedEntropy:
         )
 
 
+def find_ignored(loss: Loss) -> int:
+    """Return the target that a cross-entropy leaves out."""
+    settings = loss.keywords if isinstance(loss, functools.partial) else getattr(loss, "__dict__", {})
+    return settings.get("ignore_index", IGNORED)
+
+
 def check_targets(loss: Loss, y: Tensor) -> None:
     """Raise ModelError for numbers as the targets of cross-entropy: it would take them for probabilities of classes."""
     inner = loss.func if isinstance(loss, functools.partial) else loss

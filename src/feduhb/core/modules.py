@@ -27,6 +27,7 @@ from feduhb.errors import ModelError
 
 STATISTICS = MEAN, VARIANCE = "running_mean", "running_var"
 COUNTER = "num_batches_tracked"
+OTHER = 0x5EED0DD  # the seed of another state of the global generators
 NO_ADDRESS = "draws random numbers that have no address, so no seed of a client and round fixes them"
 
 
@@ -136,9 +137,23 @@ def check_module(module: nn.Module) -> None:
             f"all parameters of {type(module).__name__} are frozen (requires_grad=False), so nothing would be trained; "
             "unfreeze the part to train, such as the head: net.head.requires_grad_(True)"
         )
-    kinds = {value.dtype for _, value in (*list_trained(module), *list_statistics(module))}
+    statistics = list_statistics(module)
+    if twice := _find_shared(statistics):
+        raise ModelError(
+            f"{' and '.join(twice)} are one tensor, to which each layer would add its own batches; give each layer statistics of "
+            "its own, or use one layer in both places"
+        )
+    kinds = {value.dtype for _, value in (*list_trained(module), *statistics)}
     if len(kinds) > 1 or not next(iter(kinds)).is_floating_point:
         raise ModelError(f"parameters have types {sorted(map(str, kinds))}; convert them to one float type")
+
+
+def _find_shared(statistics: list[tuple[str, Tensor]]) -> list[str]:
+    """Return the names of the first statistic that two layers share; empty if there is none."""
+    names: dict[int, list[str]] = {}
+    for name, value in statistics:
+        names.setdefault(id(value), []).append(name)
+    return next((found for found in names.values() if len(found) > 1), [])
 
 
 def format_layer(name: str, layer: nn.Module) -> str:
@@ -194,7 +209,8 @@ def watch_layers(module: nn.Module) -> Generator[list[str]]:
 def _read_generators() -> tuple[object, ...]:
     numpy = sys.modules.get("numpy")  # a model that draws from numpy has imported it
     kind, keys, *rest = ("", b"") if numpy is None else numpy.random.get_state()
-    return bytes(torch.default_generator.get_state().tolist()), kind, bytes(keys), *rest, random.getstate()
+    of_torch = torch.default_generator.get_state().numpy()
+    return of_torch.tobytes(), kind, bytes(keys), *rest, random.getstate()
 
 
 @contextlib.contextmanager
@@ -209,6 +225,20 @@ def _restore_generators() -> Generator[None]:
         random.setstate(of_python)
         if numpy is not None:
             numpy.random.set_state(of_numpy)
+
+
+@contextlib.contextmanager
+def draw_otherwise() -> Generator[None]:
+    """Set the generators of torch, numpy and Python to another state inside the block; restore theirs afterwards.
+
+    So what draws from them and then restores them itself, as `torch.random.fork_rng` does, computes something else.
+    """
+    with _restore_generators():
+        torch.default_generator.manual_seed(OTHER)
+        random.seed(OTHER)
+        if (numpy := sys.modules.get("numpy")) is not None:
+            numpy.random.seed(OTHER)
+        yield
 
 
 def move_parameters(module: nn.Module) -> None:

@@ -105,7 +105,7 @@ def list_built_in(scores: Sequence[Score] | None) -> tuple[str, ...] | None:
 
 def find_kind(outputs: Tensor, y: Tensor, loss: Loss) -> Kind | None:
     """Return what the targets of some outputs are, such as labels or numbers; None if no built-in score is for them."""
-    if _are_labels(outputs, y):
+    if are_labels(outputs, y):
         return "labels"
     if is_one_of(loss, OF_CLASSES) or outputs.numel() != y.numel():
         return None  # probabilities of classes, or a label for each of many places
@@ -161,12 +161,12 @@ def average_by_weight(weights: Mapping[str, float], values: Mapping[str, float])
 
 def compute_accuracy(outputs: Tensor, y: Tensor) -> float:
     """Return the share of labels that are right: the largest output, or for targets 0 and 1 a logit above 0 where the target is 1."""
-    return float((predict(outputs, y) == (y if _are_labels(outputs, y) else y > 0.5)).double().mean())
+    return float((predict(outputs, y) == (y if are_labels(outputs, y) else y > 0.5)).double().mean())
 
 
 def predict(outputs: Tensor, y: Tensor) -> Tensor:
     """Return the labels that outputs predict for targets that are labels, else which logits are above 0, in the targets' shape."""
-    return outputs.argmax(dim=1) if _are_labels(outputs, y) else outputs.reshape(y.shape) > 0
+    return outputs.argmax(dim=1) if are_labels(outputs, y) else outputs.reshape(y.shape) > 0
 
 
 def compute_auroc(outputs: Tensor, y: Tensor) -> float:
@@ -178,7 +178,7 @@ def compute_auroc(outputs: Tensor, y: Tensor) -> float:
 
     if not bool(torch.isfinite(outputs).all()):
         return math.nan
-    if not _are_labels(outputs, y):
+    if not are_labels(outputs, y):
         ranks, truths = outputs.reshape(len(y), -1), y.reshape(len(y), -1) > 0.5
     elif outputs.shape[1] == 2:
         ranks, truths = (outputs[:, 1] - outputs[:, 0])[:, None], (y == 1)[:, None]
@@ -198,7 +198,7 @@ def compute_f1(outputs: Tensor, y: Tensor) -> float:
     Classes and labels that no example has and no output predicts are left out; NaN if no other is left.
     """
     found = predict(outputs, y)
-    if not _are_labels(outputs, y):
+    if not are_labels(outputs, y):
         found, truth = found.reshape(len(y), -1), y.reshape(len(y), -1) > 0.5
     else:
         classes = torch.tensor([1]) if outputs.shape[1] == 2 else torch.arange(outputs.shape[1])
@@ -233,7 +233,8 @@ DESCRIBED: dict[Kind | None, str] = {
 }  # fmt: skip
 
 
-def _are_labels(outputs: Tensor, y: Tensor) -> bool:
+def are_labels(outputs: Tensor, y: Tensor) -> bool:
+    """Return whether targets are labels of the classes that outputs [n, k] score."""
     return y.dim() == 1 and not y.is_floating_point() and outputs.dim() == 2 and outputs.shape[1] > 1
 
 

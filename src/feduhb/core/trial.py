@@ -18,6 +18,7 @@ from feduhb.core.local import Augment, Loss
 from feduhb.core.loss import SOME, check_loss, check_targets
 from feduhb.core.modules import (
     NO_ADDRESS,
+    draw_otherwise,
     find_changed,
     has_batch_norm,
     list_carried,
@@ -68,15 +69,19 @@ def check_fit(module: nn.Module, loss: Loss, examples: Rows, augment: Augment | 
     constants = {name: value.clone() for name, value in list_carried(module)}
     found = _try_step(module, loss, x, y, augment)
     _check_value(found.value)
+    _check_numbers(x, y, found)
     if found.drew:
         raise ModelError(
-            f"{found.drew[0]} {NO_ADDRESS}; use nn.Dropout, the numbers of an augmentation, or remove it"
+            f"{found.drew[0]} {NO_ADDRESS}; use nn.Dropout or the numbers of an augmentation, set its dropout to 0, or remove it"
         )
     _check_constants(module, constants)
     _check_modes(module)
     _check_repetition(found.outputs, found.again)
     check_loss(loss, found.outputs, y)
-    if not torch.equal(*(loss(found.outputs.detach(), y) for _ in range(2))):
+    once = loss(found.outputs.detach(), y)
+    with draw_otherwise():
+        twice = loss(found.outputs.detach(), y)
+    if not torch.allclose(once, twice, 0, 0, equal_nan=True):
         raise ModelError(
             "the loss returns another value for the same outputs, so it keeps a state or draws; use one that does not"
         )
@@ -109,7 +114,9 @@ def _try_step(module: nn.Module, loss: Loss, x: Inputs, y: Tensor, augment: Augm
             value = loss(first, y[:2])
             if isinstance(value, Tensor) and value.requires_grad and not value.dim():
                 value.backward()
-            outputs, again = compute(len(y)), compute(len(y))
+            outputs = compute(len(y))
+            with draw_otherwise():
+                again = compute(len(y))
             loss(outputs, y)
             move_parameters(module)  # a buffer may follow the parameters
             compute(2)
@@ -176,6 +183,18 @@ def _check_value(value: Any) -> None:
     if not isinstance(value, Tensor) or value.dim():
         returned = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
         raise ModelError(f"the loss returns {returned}, not one number; use its mean over the batch")
+
+
+def _check_numbers(x: Inputs, y: Tensor, found: _Trial) -> None:
+    """Raise ModelError if the loss is not a finite number because the data holds values that are not."""
+    if bool(found.value.isfinite()) and bool(found.outputs.isfinite().all()):
+        return
+    for what, some in (("inputs", list_tensors(x)), ("targets", [y])):
+        if not all(bool(part.isfinite().all()) for part in some):
+            raise ModelError(
+                f"the {what} hold NaN or infinite values, and the model cannot be scored on them; correct them, fill missing "
+                "values with a value that you declare, or leave these rows out"
+            )
 
 
 def _check_constants(module: nn.Module, before: dict[str, Tensor]) -> None:

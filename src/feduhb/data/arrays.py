@@ -36,6 +36,8 @@ def to_tensor(values: Any, what: str, *, is_target: bool = False) -> Tensor:
         is_target: whether whole numbers of pandas become int64; they become torch's default type as inputs.
     """
     if isinstance(values, Tensor):
+        if values.layout != torch.strided:
+            raise DataError(f"{what} are a sparse tensor; give one that is not: x.to_dense()")
         return values
     if is_kind(values, "datasets", "Column"):
         return to_tensor(values[:], what, is_target=is_target)
@@ -132,7 +134,8 @@ def _read_frame(values: Any, what: str, *, is_target: bool) -> Tensor:
     if not columns:
         raise DataError(f"{what} have no columns; name at least one: frame[['age', 'weight']]")
     for column in columns:
-        _check_column(column, f"column {column.name!r} of {what}", is_target=is_target)
+        name = f"a column of {what}" if column.name is None else f"column {column.name!r} of {what}"
+        _check_column(column, name, is_target=is_target)
     is_whole = is_target and all(
         types.is_integer_dtype(column.dtype) or types.is_bool_dtype(column.dtype) for column in columns
     )

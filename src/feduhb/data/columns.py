@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -31,12 +31,20 @@ def read_inputs(data: Any, names: Sequence[str]) -> Any:
     return found if len(found) > 1 else found[names[0]]
 
 
+def list_values(data: Any, name: str) -> list[Any]:
+    """Return the values of a column as Python has them, None where one is missing; of classes their numbers."""
+    return data.select_columns([name]).with_format(None)[:][name]
+
+
 def read_column(data: Any, name: str) -> Tensor:
     """Return a column as a tensor: floats of torch's default type, int64, bool, or pixels in [-1, 1]."""
     feature = data.features[name]
-    chosen = data.select_columns([name])
     if type(feature).__name__ == "Image":
-        return _read_images(chosen.with_format(None)[:][name], name)
+        return _read_images(list_values(data, name), name)
+    chosen = data.select_columns([name])
+    values = chosen.with_format("arrow")[:].column(name)
+    if values.null_count:
+        _refuse_missing(name, values.is_null().to_pylist().index(True))
     is_float = find_type(feature).startswith(("float", "double"))
     how = {"dtype": np.float64} if is_float else {}
     array = chosen.with_format("numpy", **how)[:][name]
@@ -45,11 +53,14 @@ def read_column(data: Any, name: str) -> Tensor:
         found = found.to(torch.get_default_dtype())
         empty = found.isnan().flatten(1).any(1) if found.dim() > 1 else found.isnan()
         if bool(empty.any()):
-            raise DataError(
-                f"column {name!r} has no value in row {int(empty.nonzero()[0])}; fill it with a value that you declare, or leave "
-                "the row out"
-            )
+            _refuse_missing(name, int(empty.nonzero()[0]))
     return found
+
+
+def _refuse_missing(name: str, row: int) -> NoReturn:
+    raise DataError(
+        f"column {name!r} has no value in row {row}; fill it with a value that you declare, or leave the row out"
+    )
 
 
 def find_type(feature: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -26,15 +27,14 @@ from feduhb.errors import DataError
 TARGETS = ("label", "labels", "target")  # names of the target in items and columns
 SOME = 32  # items that are read twice, to find data sets that draw at random
 ACCEPTED = "(x, y) of tensors, arrays, lists or pandas objects, a torch Dataset or DataLoader, or a Hugging Face Dataset"
-Parts = tuple[
-    Any, Tensor, Tensor | None
-]  # inputs [N, ...], targets [N, ...], and the rows to take; None: all
+# Inputs [N, ...], targets [N, ...], and the rows to take; None: all.
+Parts = tuple[Any, Tensor, Tensor | None]
 
 
 def read_data(data: Any) -> Parts:
     """Return the inputs and targets of a client's data, without a copy if they are tensors or arrays."""
     if isinstance(data, tuple | list) and len(data) == 2:
-        return _make_parts(data[0]), to_tensor(data[1], "the targets", is_target=True), None
+        return to_inputs(data[0]), to_tensor(data[1], "the targets", is_target=True), None
     if isinstance(data, DataLoader):
         return _read_loader(data)
     if is_huggingface(data):
@@ -48,7 +48,7 @@ def read_data(data: Any) -> Parts:
     raise DataError(f"the data is a {type(data).__name__}; give {ACCEPTED}")
 
 
-def _make_parts(x: Any) -> Any:
+def to_inputs(x: Any) -> Any:
     """Return inputs with every part as a tensor: one, or several in a dict or tuple."""
     if isinstance(x, Mapping):
         return {str(name): to_tensor(part, f"the inputs {name!r}") for name, part in x.items()}
@@ -80,40 +80,56 @@ def _read_loader(loader: DataLoader[Any]) -> Parts:
     dataset, collate = loader.dataset, loader.collate_fn
     if loader.batch_sampler is None:
         raise DataError("the DataLoader makes no batches (batch_size=None); give its data set itself")
-    is_iterable = isinstance(dataset, IterableDataset)
-    if not is_iterable and not isinstance(loader.sampler, SequentialSampler | RandomSampler):
+    sampler = getattr(loader.batch_sampler, "sampler", loader.batch_sampler)
+    has_places = not isinstance(dataset, IterableDataset) and hasattr(dataset, "__len__")
+    if has_places and not _takes_all(sampler, dataset):
         raise DataError(
-            f"the DataLoader chooses examples by a {type(loader.sampler).__name__}, which is not used here; "
+            f"the DataLoader chooses examples by a {type(sampler).__name__}, which is not used here; "
             "choose them by torch.utils.data.Subset"
         )
     return read_data(dataset) if collate is default_collate else (*_read_items(dataset, collate), None)
 
 
+def _takes_all(sampler: Any, dataset: Any) -> bool:
+    """Return whether a sampler takes every item of a data set once."""
+    if not isinstance(sampler, SequentialSampler | RandomSampler) or len(sampler) != len(dataset):
+        return False
+    return isinstance(sampler, SequentialSampler) or not sampler.replacement
+
+
 def _read_dataset(dataset: Dataset[Any]) -> Parts:
-    if type(dataset) is TensorDataset and len(dataset.tensors) == 2:
-        x, y = dataset.tensors
-        return x, y, None
-    if type(dataset) is Subset:
-        inner, chosen = dataset.dataset, [int(row) for row in dataset.indices]
-        if is_huggingface(inner) and not is_transformed(inner):
-            return _read_huggingface(inner.select(chosen))  # pyright: ignore[reportAttributeAccessIssue]
-        if type(inner) in (TensorDataset, Subset) and _is_made_of_tensors(inner):
-            x, y, rows = _read_dataset(inner)
-            positions = torch.tensor(chosen, dtype=torch.long)
-            return x, y, positions if rows is None else rows[positions]
+    inner: Any = dataset
+    rows: Tensor | None = None
+    while type(inner) is Subset:
+        positions = torch.tensor([int(row) for row in inner.indices], dtype=torch.long)
+        rows = positions if rows is None else _pick(positions, rows)
+        inner = inner.dataset
+    if type(inner) is TensorDataset and len(inner.tensors) == 2:
+        return *inner.tensors, rows
+    if rows is not None and is_huggingface(inner) and not is_transformed(inner):
+        chosen = _pick(torch.arange(len(inner)), rows)
+        return _read_huggingface(inner.select(chosen.tolist()))  # pyright: ignore[reportAttributeAccessIssue]
     return (*_read_items(dataset, default_collate), None)
 
 
-def _is_made_of_tensors(dataset: Any) -> bool:
-    while type(dataset) is Subset:
-        dataset = dataset.dataset
-    return type(dataset) is TensorDataset and len(dataset.tensors) == 2
+def _pick(positions: Tensor, rows: Tensor) -> Tensor:
+    """Return the positions of some rows; negative rows count from the end."""
+    try:
+        return positions[rows]
+    except IndexError as error:
+        raise DataError(f"a Subset takes an item that its data set does not have: {error}") from error
 
 
 def _read_items(dataset: Any, collate: Callable[[list[Any]], Any]) -> tuple[Any, Tensor]:
     """Return the inputs and targets of all items, read one by one and combined at once."""
     if isinstance(dataset, IterableDataset):
-        return _combine(list(dataset), collate)
+        try:
+            items = list(dataset)
+        except Exception as error:
+            raise DataError(
+                f"the items cannot be read ({_describe(error)}); iter(dataset) must yield them"
+            ) from error
+        return _combine(items, collate)
     if not hasattr(dataset, "__len__"):
         raise DataError(
             f"the {type(dataset).__name__} has no length; give it __len__, or make it an IterableDataset"
@@ -142,7 +158,7 @@ def _combine(items: list[Any], collate: Callable[[list[Any]], Any]) -> tuple[Any
     if not items:
         raise DataError("the data set has no items; leave it out, or give it at least one")
     try:
-        batch = collate(items)
+        batch = collate(_make_tensors(items) if collate is default_collate else items)
     except Exception as error:
         raise DataError(
             f"the items cannot be combined ({_describe(error)}); return tensors of one shape, or give a DataLoader whose "
@@ -165,7 +181,25 @@ def _combine(items: list[Any], collate: Callable[[list[Any]], Any]) -> tuple[Any
             "labels or target"
         )
     is_several = isinstance(x, list) and all(isinstance(part, Tensor) for part in x)
-    return _make_parts(tuple(x) if is_several else x), to_tensor(y, "the targets", is_target=True)
+    return to_inputs(tuple(x) if is_several else x), to_tensor(y, "the targets", is_target=True)
+
+
+def _make_tensors(items: list[Any]) -> list[Any]:
+    """Return items with each list of numbers in them as a tensor; torch would combine every number of it apart from the others."""
+
+    def convert(part: Any) -> Any:
+        if isinstance(part, Mapping):
+            return {name: convert(inner) for name, inner in part.items()}
+        if isinstance(part, tuple):
+            return tuple(map(convert, part))
+        if isinstance(part, list) and not any(hasattr(inner, "__array__") for inner in part):
+            with contextlib.suppress(
+                TypeError, ValueError, RuntimeError
+            ):  # text, None, or lists of different lengths
+                return torch.as_tensor(part)
+        return part
+
+    return [[*map(convert, item)] if isinstance(item, list) else convert(item) for item in items]
 
 
 def _is_same(one: tuple[Any, Tensor], other: tuple[Any, Tensor]) -> bool:

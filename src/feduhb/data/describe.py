@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from feduhb.data.table_files import MISSING, Source
-from feduhb.data.table_rows import to_numbers, to_text
-from feduhb.errors import DataError
+from feduhb.data.table_files import MISSING, Source, explain_unreadable
+from feduhb.data.table_rows import ISO_DATE, to_numbers, to_text
+from feduhb.errors import ConfigError, DataError
 
 MOST = 50  # values of a text column; one with more, such as names, is dropped
 MOST_CLASSES = 20  # values of a target; one with more is a number to predict
-ISO_DATE = re.compile(r"\d{4}-\d\d-\d\d")
 FIRST_DAY = "2000-01-01"
 UNKNOWN = "missing"  # the category of missing values
 
@@ -54,11 +52,14 @@ def describe_table(table: Any, *, client: str, target: str | Sequence[str]) -> d
     source = Source.open(table)
     targets = (target,) if isinstance(target, str) else tuple(target)
     if unknown := [name for name in (client, *targets) if name not in source.header]:
-        raise DataError(f"{source.name} has no column {unknown[0]!r}; it has {', '.join(source.header[:20])}")
+        raise DataError(source.explain_missing(unknown[0]))
+    if client in targets:
+        raise ConfigError(f"column {client!r} is named for two purposes; name it once")
     columns = {name: _Column() for name in source.header if name != client}
-    for frame in source.read([*columns], ()):
-        for name, column in columns.items():
-            column.read(to_text(frame[name]))
+    with explain_unreadable(source.name):
+        for frame in source.read([*columns], ()):
+            for name, column in columns.items():
+                column.read(to_text(frame[name]))
     found: dict[str, Any] = {"numbers": [], "categories": {}, "dates": {}, "fills": {}, "drop": []}
     for name, column in columns.items():
         if name not in targets:
@@ -84,6 +85,10 @@ def _declare_input(found: dict[str, Any], name: str, column: _Column) -> None:
 
 
 def _declare_target(columns: Sequence[_Column]) -> dict[str, Any]:
+    if len(columns) > 1 and not all(column.is_number for column in columns):
+        raise DataError(
+            "several targets must be numbers, such as 0 and 1; write them as numbers, or name one"
+        )
     values = set[str]().union(*(column.values for column in columns))
     if values <= {"0", "1"}:
         return {"loss": "bce_with_logits"} if len(columns) > 1 else {}

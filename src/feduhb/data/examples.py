@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any
@@ -47,6 +47,10 @@ class Examples:
     def targets(self) -> Tensor:
         """The targets of these rows, in their order [n, ...]."""
         return self.y[self.rows]
+
+    def mask_keys(self, keys: Iterable[int]) -> Tensor:
+        """Return a mask [n] of the rows that have one of these keys."""
+        return torch.isin(self.keys, torch.tensor([*keys], dtype=self.keys.dtype))
 
     def where(self, keep: Tensor) -> Examples:
         """Return the rows that a mask [n] selects."""

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import copy
-import difflib
+import inspect
 import operator
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol, get_args
@@ -17,16 +16,16 @@ from torch import Tensor, nn
 from feduhb.core.checks import check_whole
 from feduhb.core.flat import ModelSource, copy_module, draw_model
 from feduhb.core.fresh import find_unlike
-from feduhb.core.inputs import compare_inputs
+from feduhb.core.inputs import Inputs, compare_inputs, count_rows, list_tensors, make_inputs
 from feduhb.core.local import Augment, Loss, find_loss
 from feduhb.core.modules import list_carried
 from feduhb.core.scores import ScoreSource, find_scores
 from feduhb.core.trial import check_fit
 from feduhb.core.types import ClientId
 from feduhb.data.backdoor import Backdoor
-from feduhb.data.convert import read_data
+from feduhb.data.convert import read_data, to_inputs
 from feduhb.data.examples import Examples, fingerprint, join_examples
-from feduhb.data.request import Forget, Request, as_request, explain_unclear
+from feduhb.data.request import Forget, Request, as_request, check_request, explain_unclear
 from feduhb.data.standardize import ColumnChoice, standardize_parts
 from feduhb.errors import DataError, ModelError, RequestError
 
@@ -53,13 +52,13 @@ class Federation:
             when their client or their row is forgotten.
         model: a module, or a factory if the module's layers have no ``reset_parameters``.
         start: "fresh" draws w[0] from the seed in every run, and the weights of a module are never used. "given" starts every
-            run from the module's own weights; by this you declare that they are public and never saw clients' data.
+            run from the module's own weights; with this you declare that they are public and never saw clients' data.
         seed: the seed of every draw in runs over this federation.
         held_out: examples of each client that are never trained on, by id.
         loss: a function of (outputs, targets) that returns the mean over a batch, or "cross_entropy", "bce_with_logits",
             "mse" or "huber".
         augment: changes the batches of clients in training: a function of a batch and of 16 numbers in [0, 1) for each row.
-        scores: what models are scored by beside the loss: "accuracy", "auroc", "f1", "rmse", "mae", several of them, functions
+        scores: what models are scored by besides the loss: "accuracy", "auroc", "f1", "rmse", "mae", several of them, functions
             of (outputs, targets) by name, or `Score`s. Runs are compared by the first. None takes the accuracy of labels, and
             of logits for targets 0 and 1 with "bce_with_logits".
         backdoor: the trigger in some clients' data, to measure how often it works.
@@ -68,6 +67,8 @@ class Federation:
             again when rows are forgotten. Missing values (NaN) become the mean.
         numbered_together: whether a client's training, held-out and test examples share one numbering of rows, so that
             a request for rows reaches all three.
+        public: inputs of the server's own, without targets, for methods that distil on them. They are used as they are, also
+            with ``standardize``.
         about: the settings that describe this federation in a config file; None if only code can make it.
     """
 
@@ -90,6 +91,7 @@ class Federation:
         standardize: ColumnChoice = False,
         numbered_together: bool = False,
         scores: ScoreSource | None = None,
+        public: Any = None,
     ) -> None:
         for what, given in (("clients", clients), ("held_out", held_out or {})):
             if not isinstance(given, Mapping):
@@ -105,6 +107,13 @@ class Federation:
         self.test = next(iter(self.tested.values())) if self.tested else _make_examples(test, "the test set")
         held = (held_out or {}).items()
         self.held_out = {c: _make_examples(data, f"held-out part of {c}", empty=True) for c, data in held}
+        # What leavers asked to forget, by client, for a run whose method asks them to work on it.
+        self.leaving: dict[ClientId, Examples] = {}
+        if not callable(model):  # a module is callable too
+            raise ModelError(
+                f"model is {model!r}; give a module, or a function that returns a new one. feduhb.load, Federation.from_table and "
+                "from_huggingface know models by name too"
+            )
         self.model = _keep_module(model, start)
         check_whole("seed", seed, least=None)
         self.seed = operator.index(seed)
@@ -138,6 +147,7 @@ class Federation:
                 raise DataError(f"{what} holds inputs {difference}; make them alike")
         if is_scaled:
             self._standardize()
+        self.public = None if public is None else _read_public(public, self.test)
         if self.tested:
             self.test = join_examples([*self.tested.values()])
         self._draw = _Draw.of(self)
@@ -167,8 +177,8 @@ class Federation:
     ) -> Federation:
         """Return the federation of a table in which a column names the client of each row.
 
-        Nothing is inferred from the rows, because what is inferred over everybody would carry a leaver into the inputs of
-        the others. Columns that nothing names are numbers; `feduhb.describe_table` drafts the other declarations.
+        Nothing is inferred from the rows, because what is inferred from all rows would carry a leaver's data into the
+        inputs of the others. Columns that no argument names are numbers; `feduhb.describe_table` drafts the other declarations.
 
         Args:
             table: a .csv, .tsv or .parquet file, or a pandas DataFrame.
@@ -196,7 +206,7 @@ class Federation:
 
         settings = {
             "client": client, "target": target, "test": test, "row": row, "numbers": numbers, "categories": categories or {},
-            "dates": dates or {}, "drop": drop, "classes": classes, "scaling": scaling or {}, "fills": fills or {},
+            "dates": dates or {}, "drop": drop, "classes": classes, "scaling": scaling or {}, "fills": {} if fills is None else fills,
             "standardize": standardize, "loss": loss,
         }  # fmt: skip
         return make_table_federation(table, settings, held_out=held_out, model=model, seed=seed, **more)
@@ -291,7 +301,7 @@ class Federation:
     def without(self, forget: Forget) -> Federation:
         """Return the federation without the data that a request forgets, and without clients that have no data left."""
         request = as_request(forget)
-        self._check_request(request)
+        check_request(request, self)
         return self.leave_out(request)
 
     def leave_out(self, request: Request) -> Federation:
@@ -346,22 +356,7 @@ class Federation:
 
     def replace(self, **changes: Any) -> Federation:
         """Return a federation with other values for some of the arguments."""
-        names = (
-            "clients",
-            "test",
-            "model",
-            "seed",
-            "held_out",
-            "loss",
-            "backdoor",
-            "about",
-            "start",
-            "augment",
-            "standardize",
-            "numbered_together",
-            "scores",
-        )
-        kept = {name: getattr(self, name) for name in names}
+        kept = {name: getattr(self, name) for name in ARGUMENTS}
         if self.tested:
             kept["test"] = self.tested
         if "standardize" in changes:
@@ -370,6 +365,12 @@ class Federation:
         if not {"test", "standardize"} & {*changes}:
             made.test = self.test  # the same object, so that the draw is shared
         made.share_draw(self)
+        return made
+
+    def with_leaving(self, leaving: Mapping[ClientId, Examples]) -> Federation:
+        """Return the federation for an engine that may let leavers work on what they asked to forget."""
+        made = self.replace()
+        made.leaving = dict(leaving)
         return made
 
     def reseed(self, seed: int) -> Federation:
@@ -406,7 +407,7 @@ class Federation:
     def forgotten(self, forget: Forget) -> dict[ClientId, Examples]:
         """Return the examples that a request forgets, by client."""
         request = as_request(forget)
-        self._check_request(request)
+        check_request(request, self)
         taken = {c: e.where(request.mask(c, e.keys, e.targets)) for c, e in self.clients.items()}
         return {client: examples for client, examples in taken.items() if len(examples)}
 
@@ -417,44 +418,9 @@ class Federation:
             parts += [some[client] for some in (self.held_out, self.tested) if client in some]
         return {key for part in parts for key in part.keys.tolist()}
 
-    def _check_request(self, request: Request) -> None:
-        """Raise RequestError if a request names clients, rows or classes that this federation does not have."""
-        named = [*request.clients, *request.rows]
-        if untrained := [c for c in named if c not in self.clients and c in self.tested]:
-            raise RequestError(
-                f"no model was trained on data of {untrained[0]}, whose rows are all in the test set; delete them from the data"
-            )
-        if unknown := [c for c in named if c not in self.clients]:
-            some = ", ".join([*self.clients][:8]) + (" and others" if len(self.clients) > 8 else "")
-            # c09 is never meant by c03.
-            alike = [c for c in self.clients if _read_numbers(c) == _read_numbers(unknown[0])]
-            near = difflib.get_close_matches(unknown[0], alike, n=1)
-            meant = f"did you mean {near[0]}? The" if near else "the"
-            raise RequestError(f"there is no client {unknown[0]!r}; {meant} clients are {some}")
-        for client, rows in request.rows.items():
-            if missing := sorted(set(rows) - self.list_keys(client)):
-                counted = "count rows from 0 in the data that the client joined with"
-                raise RequestError(
-                    f"client {client} has no row {missing[0]}, or it was forgotten before: {len(self.clients[client])} rows remain; "
-                    + ("name rows as the table numbers them" if self.numbered_together else counted)
-                )
-        trained = {c: {*self.clients[c].keys.tolist()} & {*rows} for c, rows in request.rows.items()}
-        if request.rows and not (request.clients or request.classes or any(trained.values())):
-            client, rows = next(iter(request.rows.items()))
-            raise RequestError(
-                f"no model was trained on row {rows[0]} of {client}: the rows that are named are held out or in the test set; "
-                "delete them from the data, no unlearning is needed"
-            )
-        if request.classes:
-            for examples in self.clients.values():
-                request.class_mask(examples.targets[:1])
-            present = {int(v) for e in self.clients.values() for v in torch.unique(e.targets).tolist()}
-            if missing := sorted(set(request.classes) - present):
-                raise RequestError(
-                    f"no client holds class {missing[0]}; the classes are {', '.join(map(str, sorted(present)))}"
-                )
 
-
+# A federation has each of its arguments as an attribute.
+ARGUMENTS = tuple(inspect.signature(Federation).parameters)
 KEPT: WeakSet[nn.Module] = WeakSet()  # copies that federations share and nobody changes
 
 
@@ -502,7 +468,7 @@ class _Draw:
         if self.module is None:
             drawn = draw_model(self.model, self.seed, check=not self.is_checked, given=self.start == "given")
             if not self.is_checked:  # the trial changes the module
-                check_fit(copy.deepcopy(drawn), self.loss, self.test, self.augment)
+                check_fit(copy_module(drawn), self.loss, self.test, self.augment)
             self.module, self.is_checked = drawn, True
         return copy_module(self.module)
 
@@ -513,7 +479,7 @@ def _mask_named(
     """Return a mask of the examples of a client that are named, as a whole client or by their rows."""
     if client in clients:
         return torch.ones(len(examples), dtype=torch.bool)
-    return torch.isin(examples.keys, torch.tensor([*rows.get(client, ())], dtype=examples.keys.dtype))
+    return examples.mask_keys(rows.get(client, ()))
 
 
 def _kind(y: Tensor) -> tuple[torch.dtype, torch.Size]:
@@ -522,7 +488,9 @@ def _kind(y: Tensor) -> tuple[torch.dtype, torch.Size]:
 
 def check_id(client: Any) -> ClientId:
     """Return a client's id; raise DataError if a request could not name it."""
-    is_plain = isinstance(client, str) and client == client.strip() and not set(",:+\n") & set(client)
+    if not isinstance(client, str):
+        raise DataError(f"{client!r} cannot be a client's id, because it is not text; write {str(client)!r}")
+    is_plain = client == client.strip() and not set(",:+\n") & set(client)
     if not is_plain or client in ("", "class"):
         raise DataError(
             f"{client!r} cannot be a client's id; use a word other than class, without commas, colons, plus signs or spaces around it"
@@ -532,8 +500,16 @@ def check_id(client: Any) -> ClientId:
     return client
 
 
-def _read_numbers(client: ClientId) -> list[int]:
-    return [int(digits) for digits in re.findall("[0-9]+", str(client))]
+def _read_public(data: Any, test: Examples) -> Inputs:
+    """Return the inputs that the server holds; raise DataError if there are none, or not of the test set's kind."""
+    public = make_inputs(to_inputs(data))
+    if not (list_tensors(public)[0].dim() and count_rows(public)):
+        raise DataError("public holds no inputs; leave it out, or give at least one row")
+    if (difference := compare_inputs(public, test.x)) is not None:
+        raise DataError(
+            f"public holds inputs {difference}; make them alike, and give inputs alone, without targets"
+        )
+    return public
 
 
 def _make_examples(data: Examples | Pair, what: str, *, empty: bool = False) -> Examples:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from feduhb.core.flat import ModelSource
 from feduhb.core.types import ClientId
-from feduhb.data.columns import find_type, is_scalar, is_transformed, read_column, read_inputs
+from feduhb.data.columns import find_type, is_scalar, is_transformed, list_values, read_column, read_inputs
 from feduhb.data.split import Shared, number_rows, split_rows
 from feduhb.errors import DataError
 from feduhb.models import make_model
@@ -115,6 +115,8 @@ def _choose_splits(data: Any, test: Any) -> tuple[Any, Any]:
                 f"the {what} is a {type(given).__name__}; give a datasets.Dataset, which load_dataset returns without "
                 "streaming=True"
             )
+    if not len(data):
+        raise DataError("the data holds no rows; give a data set with at least one")
     return data, float(test) if isinstance(test, int | float) else test
 
 
@@ -134,6 +136,7 @@ def _choose_columns(
     classes: Sequence[Any] | None,
 ) -> Roles:
     named = [client, target] if row is None else [client, target, row]
+    columns = [columns] if isinstance(columns, str) else columns
     inputs = [name for name in data.column_names if name not in named] if columns is None else [*columns]
     _check_columns(data, [*named, *inputs], "data")
     if len({*named, *inputs}) < len(named) + len(inputs) or not inputs:
@@ -191,7 +194,7 @@ def _read_targets(data: Any, target: str, classes: list[Any] | None) -> Tensor:
             f"column {target!r} declares the classes {names} in the test set, and {classes} in the data; make them alike"
         )
     numbers = {value: number for number, value in enumerate(classes)}
-    values = data.select_columns([target]).with_format(None)[:][target]
+    values = list_values(data, target)
     if (odd := next((row for row, value in enumerate(values) if value not in numbers), None)) is not None:
         raise DataError(
             f"row {odd} has the target {values[odd]!r}, which is not one of the classes {classes}; add it to classes=, or leave the "
@@ -208,7 +211,7 @@ def _read_ids(data: Any, client: str) -> list[ClientId]:
         raise DataError(
             f"column {client!r} cannot name clients: it is a {feature}; give text or whole numbers"
         )
-    found = data.select_columns([client]).with_format(None)[:][client]
+    found = list_values(data, client)
     for row, value in enumerate(found):
         if value is None or not str(value).strip() or (names is not None and value < 0):
             raise DataError(f"row {row} names no client in column {client!r}; name one, or leave the row out")
@@ -217,9 +220,9 @@ def _read_ids(data: Any, client: str) -> list[ClientId]:
 
 def _read_keys(data: Any, row: str) -> list[int]:
     """Return the number of each row in the column that names rows."""
-    found = data.select_columns([row]).with_format(None)[:][row]
+    found = list_values(data, row)
     for place, key in enumerate(found):
-        if type(key) is not int or key < 0:
+        if type(key) is not int or not 0 <= key < 2**63:
             raise DataError(f"row {place} has the key {key!r} in column {row!r}; give whole numbers from 0")
     return found
 
@@ -260,5 +263,6 @@ def _to_frame(data: Any, chosen: Roles) -> Any:
     frame = data.select_columns(names).with_format(None).to_pandas()
     for name in names:
         if (labels := getattr(data.features[name], "names", None)) is not None:
-            frame[name] = [labels[number] if number >= 0 else None for number in frame[name]]
+            numbers = list_values(data, name)
+            frame[name] = [None if number is None or number < 0 else labels[number] for number in numbers]
     return frame

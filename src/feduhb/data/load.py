@@ -11,12 +11,13 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, SupportsFloat
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from feduhb.core.checks import check_whole
 from feduhb.core.flat import ModelSource
 from feduhb.core.plugins import find_plugin, list_plugins
 from feduhb.core.scores import ScoreSource, find_scores, list_built_in
@@ -45,7 +46,7 @@ BREAST_CANCER_RANGES = (
 
 
 # What [federation] does not have beside [federation.table].
-NOT_OF_TABLES = ("data", "clients", "partition", "per_client", "backdoor")
+NOT_OF_TABLES = ("data", "clients", "partition", "per_client", "backdoor", "public")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +64,7 @@ class FederationSettings:
     seed: int | None = None  # of the partition and of everything else in the data; None: the runs' own
     table: TableSettings | None = None  # a table instead of a data set by name
     scores: tuple[str, ...] | None = None  # None: the accuracy, where there is one
+    public: int | None = None  # training examples that the server holds without their labels; None: none
 
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012
 
@@ -72,9 +74,11 @@ class FederationSettings:
             raise ConfigError(
                 f"{given[0]} is not a setting of a table, whose rows name their clients; leave it out"
             )
-        if not 0 <= self.held_out < 1:
-            raise ConfigError(f"held_out is {self.held_out}; give at least 0 and below 1, such as 0.25")
+        if not isinstance(self.held_out, int | float) or not 0 <= self.held_out < 1:
+            raise ConfigError(f"held_out is {self.held_out!r}; give at least 0 and below 1, such as 0.25")
         find_scores(self.scores)
+        if self.public is not None:
+            check_whole("public", self.public)
 
     def keep_data(self, seed: int) -> FederationSettings:
         """Return the settings for runs with other seeds than ``seed``, which made the data."""
@@ -92,6 +96,7 @@ def load(
     canaries: Canaries | Sequence[ClientId] | None = None,
     model: str | ModelSource | None = None,
     scores: ScoreSource | None = None,
+    public: int | None = None,
     seed: int = 0,
     data: str | Path | None = None,
 ) -> Federation:
@@ -111,6 +116,8 @@ def load(
             that remembers them; or `Canaries` with another share.
         model: "cnn" (the paper's), "mlp", "softmax", "logistic", a module or factory of your own, or None for the data set's.
         scores: what models are scored by, as for `Federation`.
+        public: how many training examples the server holds without their labels, for methods that distil on them. They are
+            taken away before the others are shared out among the clients.
         seed: the seed of the partition and of every run over this federation.
         data: the folder with the files of the data set; None takes FEDUHB_DATA, or else a cache of downloads.
     """
@@ -122,7 +129,7 @@ def load(
     settings = FederationSettings(
         data=name, clients=clients, partition=partition, per_client=per_client, held_out=held_out,
         model=model if isinstance(model, str) else None, backdoor=backdoor, canaries=canaries,
-        scores=list_built_in(chosen),
+        scores=list_built_in(chosen), public=public,
     )  # fmt: skip
     own = None if isinstance(model, str) else model
     made = build_federation(settings, seed, Path(data) if data else None, own)
@@ -142,7 +149,7 @@ def build_federation(
     if settings.table is not None:
         federation = read_table_federation(
             folder or settings.table.path, settings.table, held_out=settings.held_out, model=own or settings.model,
-            seed=seed, about=settings if own is None else None, scores=settings.scores,
+            seed=seed, about=settings if own is None else None, in_config=True, scores=settings.scores,
         )  # fmt: skip
         return _plant(federation, settings).reseed(given)
     source = load_dataset(settings.data, folder)
@@ -154,7 +161,9 @@ def build_federation(
     if model is None:
         model = make_model(settings.model or source.model, source.x.shape[1:], source.classes)
     partition, size = settings.partition, settings.per_client
-    shares = partition_rows(source.y, partition, settings.clients, per_client=size, seed=seed)
+    public, rest = _take_public(len(source.y), settings.public, seed)
+    parts = partition_rows(source.y[rest], partition, settings.clients, per_client=size, seed=seed)
+    shares = parts if public is None else {client: rest[rows] for client, rows in parts.items()}
     if settings.backdoor and (unknown := [c for c in settings.backdoor.clients if c not in shares]):
         raise RequestError(
             f"the backdoor names client {unknown[0]!r}, which is not in this federation of {len(shares)} clients; use ids such as c00"
@@ -176,9 +185,19 @@ def build_federation(
     federation = Federation(
         trained, Examples.of(source.test_x, source.test_y), model,
         seed=seed, held_out=held, backdoor=settings.backdoor, about=settings if own is None else None,
-        scores=settings.scores,
+        scores=settings.scores, public=None if public is None else source.x[public],
     )  # fmt: skip
     return _plant(federation, settings).reseed(given)
+
+
+def _take_public(count: int, public: int | None, seed: int) -> tuple[Tensor | None, Tensor]:
+    """Return the rows of the data set that the server holds, and the rows for clients, both in their order."""
+    if public is None:
+        return None, torch.arange(count)
+    if public >= count:
+        raise ConfigError(f"public is {public}, but the data set has {count} training examples; give fewer")
+    order = torch.randperm(count, generator=generator(seed, "public"))
+    return order[:public].sort().values, order[public:].sort().values
 
 
 def make_table_federation(
@@ -196,6 +215,15 @@ def make_table_federation(
     """
     is_file, test = isinstance(table, str | Path), given["test"]
     is_frame = hasattr(test, "columns")  # of the server, which no config can name
+    if not is_frame and not isinstance(test, str | Path | SupportsFloat):
+        raise ConfigError(
+            f"test is a {type(test).__name__}; give the share of every client's rows, such as 0.2, or a file or DataFrame of the server's own"
+        )
+    if callable(given["loss"]):
+        raise ConfigError(
+            "a table's loss is a name, which says whether the target is a class or a number; give a function of your own afterwards: "
+            "Federation.from_table(...).replace(loss=function)"
+        )
     settings = TableSettings.of(
         **{**given, "path": table if is_file else "", "test": "a table" if is_frame else test}
     )
@@ -245,8 +273,8 @@ def load_dataset(name: str, folder: Path | None = None) -> Dataset:
     read = find_plugin(PLUGINS, name)
     if read is None:
         raise DataError(
-            f"there is no data set {name!r}; choose one of {', '.join(list_datasets())}, or bring your own with feduhb.Federation, "
-            "in a config by data = 'my_data.py:make'"
+            f"there is no data set {name!r}; choose one of {', '.join(list_datasets())}, or bring your own with feduhb.Federation "
+            "or Federation.from_table, in a config by data = 'my_data.py:make' or [federation.table]"
         )
     found = read(named)
     if not isinstance(found, Dataset):

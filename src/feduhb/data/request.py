@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import difflib
 import operator
+import re
 import unicodedata
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from feduhb.core.types import ClientId
 from feduhb.errors import RequestError
+
+if TYPE_CHECKING:
+    from feduhb.data.federation import Federation
 
 MOST_ROWS = 10_000_000  # in one range
 
@@ -126,6 +131,63 @@ def as_request(forget: Forget) -> Request:
     return Request(clients=tuple(listed))
 
 
+def check_request(request: Request, federation: Federation) -> None:
+    """Raise RequestError if a request names clients, rows or classes that a federation does not have."""
+    unknown = [c for c in (*request.clients, *request.rows) if c not in federation.clients]
+    if untrained := [c for c in unknown if c in federation.tested]:
+        raise RequestError(
+            f"no model was trained on data of {untrained[0]}, whose rows are all in the test set; delete them from the data"
+        )
+    if unknown:
+        raise RequestError(_explain_unknown(unknown[0], request, [*federation.clients]))
+    _check_rows(request, federation)
+    if request.classes:
+        for examples in federation.clients.values():
+            request.class_mask(examples.targets[:1])
+        present = {int(v) for e in federation.clients.values() for v in torch.unique(e.targets).tolist()}
+        if missing := sorted(set(request.classes) - present):
+            raise RequestError(
+                f"no client holds class {missing[0]}; the classes are {', '.join(map(str, sorted(present)))}"
+            )
+
+
+def _explain_unknown(name: ClientId, request: Request, clients: list[ClientId]) -> str:
+    """Return what an error says about a client that does not exist."""
+    some = ", ".join(clients[:8]) + (" and others" if len(clients) > 8 else "")
+    alike = [c for c in clients if _read_numbers(c) == _read_numbers(name)]  # c09 is never meant by c03
+    near = difflib.get_close_matches(name, alike, n=1)
+    meant = f"did you mean {near[0]}? The" if near else "the"
+    owner = next(iter(request.rows), "")
+    rows = (
+        f". Rows of one client are joined by +: {owner}:{request.rows[owner][-1]}+{name}"
+        if owner and name.replace("-", "").isdecimal()
+        else ""
+    )
+    return f"there is no client {name!r}; {meant} clients are {some}{rows}"
+
+
+def _check_rows(request: Request, federation: Federation) -> None:
+    """Raise RequestError if a request names rows that do not exist, or only rows that no model was trained on."""
+    for client, rows in request.rows.items():
+        if missing := sorted(set(rows) - federation.list_keys(client)):
+            counted = "count rows from 0 in the data that the client joined with"
+            raise RequestError(
+                f"client {client} has no row {missing[0]}, or it was forgotten before: {len(federation.clients[client])} rows remain; "
+                + ("name rows as the table numbers them" if federation.numbered_together else counted)
+            )
+    is_trained = any(bool(federation.clients[c].mask_keys(rows).any()) for c, rows in request.rows.items())
+    if request.rows and not (request.clients or request.classes or is_trained):
+        client, rows = next(iter(request.rows.items()))
+        raise RequestError(
+            f"no model was trained on row {rows[0]} of {client}: the rows that are named are held out or in the test set; "
+            "delete them from the data, no unlearning is needed"
+        )
+
+
+def _read_numbers(client: ClientId) -> list[int]:
+    return [int(digits) for digits in re.findall("[0-9]+", str(client))]
+
+
 def _read_rows(client: ClientId, rows: Iterable[int]) -> tuple[int, ...]:
     """Return sorted row numbers. Refuse masks and text, whose items would be taken for row numbers."""
     try:
@@ -147,7 +209,9 @@ def _parse_ranges(text: str, part: str) -> list[int]:
         try:
             span = range(int(low), int(high if dash else low) + 1)
         except ValueError:
-            raise RequestError(f"{part!r} is not a request; write c02:0-9+12 or class:3") from None
+            raise RequestError(
+                f"{part!r} is not a request; write c02:0-9+12, or class:3, where classes have numbers from 0"
+            ) from None
         if not span:
             raise RequestError(f"{part!r} counts down; write the smaller number first")
         if len(span) > MOST_ROWS:

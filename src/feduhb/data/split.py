@@ -49,15 +49,14 @@ def split_rows(rows: Shared, *, seed: int, test: float, held_out: float) -> Spli
         test: the share of rows to test on; 0 if the server has a test set of its own.
         held_out: the share of the other rows that is never trained on.
     """
-    parts = _choose_parts(rows, seed, test, held_out)
     found = Split({}, {}, {})
-    order = torch.argsort(rows.owners, stable=True)
-    sizes = torch.bincount(rows.owners, minlength=len(rows.clients)).tolist()
-    for client, own in zip(rows.clients, order.split(sizes), strict=True):
-        for number, part in enumerate(found):
-            chosen = own[parts[own] == number]
-            if len(chosen):
-                part[client] = Examples(rows.x, rows.y, chosen, rows.keys[chosen])
+    groups = rows.owners * len(found) + _choose_parts(rows, seed, test, held_out)
+    sizes = torch.bincount(groups, minlength=len(rows.clients) * len(found)).tolist()
+    chosen = iter(torch.argsort(groups, stable=True).split(sizes))
+    for client in rows.clients:
+        for part in found:
+            if len(own := next(chosen)):
+                part[client] = Examples(rows.x, rows.y, own.clone(), rows.keys[own])
     for client in {*found.held_out} - {*found.trained}:
         del found.held_out[client]
     _check_split(rows, found, test)
@@ -75,13 +74,14 @@ def number_rows(owners: Tensor, clients: int) -> Tensor:
 
 
 def _check_split(rows: Shared, split: Split, test: float) -> None:
+    together = "" if rows.has_names else " (equal rows of a client stay together, unless row= numbers them)"
     if not split.trained:
         raise DataError(
-            f"{rows.name} holds no row to train on; give more rows, or a smaller test and held_out"
+            f"{rows.name} holds no row to train on{together}; give more rows, or a smaller test and held_out"
         )
     if test and not split.tested:
         raise DataError(
-            f"no row of {rows.name} falls into the test set of {test:g}; give a larger share, or test data of the server's own"
+            f"no row of {rows.name} falls into the test set of {test:g}{together}; give a larger share, or test data of the server's own"
         )
     if alone := [client for client in rows.clients if client not in split.trained]:
         others = f" and {len(alone) - 1} others take" if len(alone) > 1 else " takes"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -27,46 +29,27 @@ class Scale(NamedTuple):
 def measure_scale(examples: Examples, columns: ColumnChoice) -> Scale:
     """Return the mean and the population standard deviation of each column, over the values that are not missing.
 
-    ColumnChoice that are not to be standardised have mean 0 and spread 1.
+    Columns that are not to be standardised have mean 0 and spread 1.
     """
     shape = examples.x.shape[1:]
     total, count, squares = (torch.zeros(shape, dtype=torch.float64) for _ in range(3))
+    low, high = (torch.full(shape, end, dtype=torch.float64) for end in (math.inf, -math.inf))
     for part in _read_parts(examples):
-        total += part.nan_to_num(0.0).sum(dim=0)
-        count += (~part.isnan()).sum(dim=0)
-    mean = total / count.clamp(min=1)
+        missing = part.isnan()
+        low = low.minimum(part.masked_fill(missing, math.inf).amin(dim=0))
+        high = high.maximum(part.masked_fill(missing, -math.inf).amax(dim=0))
+        count += (~missing).sum(dim=0)
+        total += part.nan_to_num_(0.0).sum(dim=0)
+    mean = torch.where(low == high, low, total / count.clamp(min=1))  # a sum of equal values is rounded
     for part in _read_parts(examples):
-        squares += (part - mean).nan_to_num(0.0).square().sum(dim=0)
+        squares += part.sub_(mean).nan_to_num_(0.0).square_().sum(dim=0)
     spread = (squares / count.clamp(min=1)).sqrt()
-    spread[spread == 0] = 1.0
+    spread[(low >= high) | (spread == 0)] = 1.0
     if not isinstance(columns, bool):
         left = torch.ones(shape[-1], dtype=torch.bool)
         left[list(columns)] = False
         mean, spread = mean.masked_fill(left, 0.0), spread.masked_fill(left, 1.0)
     return Scale(mean, spread)
-
-
-def apply_scales(parts: Sequence[tuple[Examples, Scale]]) -> list[Examples]:
-    """Return examples with standardised inputs, which keep the plain ones beside them. A missing value becomes the mean.
-
-    All parts share one tensor of inputs, of torch's default type, which is in a file if it is large.
-    """
-    if not parts:
-        return []
-    sizes = [len(examples) for examples, _ in parts]
-    like = parts[0][0].x
-    x = make_tensor((sum(sizes), *like.shape[1:]), torch.get_default_dtype())
-    targets = parts[0][0].y
-    y = make_tensor((sum(sizes), *targets.shape[1:]), targets.dtype)
-    found: list[Examples] = []
-    begin = 0
-    for rows, (examples, scale) in zip(torch.arange(len(x)).split(sizes), parts, strict=True):
-        y[rows] = examples.targets
-        for values in _read_parts(examples):
-            x[begin : begin + len(values)] = ((values - scale.mean) / scale.spread).nan_to_num(0.0)
-            begin += len(values)
-        found.append(replace(examples, x=x, y=y, rows=rows, plain=examples))
-    return found
 
 
 def standardize_parts(
@@ -75,25 +58,40 @@ def standardize_parts(
     tested: dict[str, Examples],
     columns: ColumnChoice,
 ) -> None:
-    """Standardise the examples of clients in place, unless they are standardised already.
+    """Standardise the examples of clients in place, unless they are standardised already. A missing value becomes the mean.
 
-    Each client is measured by its training examples; one that has none left, by its test examples.
+    Each client is measured by its training examples; one that has none left, by its test examples. All examples share one
+    tensor of inputs, of torch's default type and in a file if it is large, and keep the plain ones beside them.
     """
-    todo = [
-        (group, who) for group in (trained, held_out, tested) for who in group if group[who].plain is None
-    ]
-    scales: dict[str, Scale] = {}
-    for who in dict.fromkeys(who for _, who in todo):
-        own = (trained.get(who) or tested[who]).unscaled
-        check_columns(own, columns, who)
-        scales[who] = measure_scale(own, columns)
-        if not all(bool(part.isfinite().all()) for part in scales[who]):
-            raise DataError(
-                f"{who} holds infinite or very large inputs, which cannot be standardised; correct them"
-            )
-    done = apply_scales([(group[who], scales[who]) for group, who in todo])
-    for (group, who), examples in zip(todo, done, strict=True):
-        group[who] = examples
+    todo: dict[str, list[dict[str, Examples]]] = {}
+    for group in (trained, held_out, tested):
+        for who in group:
+            if group[who].plain is None:
+                todo.setdefault(who, []).append(group)
+    if not todo:
+        return
+    for who in todo:
+        check_columns((trained.get(who) or tested[who]).unscaled, columns, who)
+    like = next(group[who] for who, groups in todo.items() for group in groups)
+    sizes = [len(group[who]) for who, groups in todo.items() for group in groups]
+    ends = accumulate(sizes)
+    # Made first: between the large parts computed below, they would keep the memory of those from being used again.
+    places = iter([torch.arange(end - size, end) for size, end in zip(sizes, ends, strict=True)])
+    x = make_tensor((sum(sizes), *like.x.shape[1:]), torch.get_default_dtype())
+    y = make_tensor((sum(sizes), *like.y.shape[1:]), like.y.dtype)
+    begin = 0
+    for who, groups in todo.items():
+        scale = measure_scale((trained.get(who) or tested[who]).unscaled, columns)
+        _check_finite(who, *scale)
+        for group in groups:
+            plain = group[who]
+            y[begin : begin + len(plain)] = plain.targets
+            for values in _read_parts(plain):
+                scaled = x[begin : begin + len(values)]
+                scaled.copy_(values.sub_(scale.mean).div_(scale.spread).nan_to_num_(0.0, math.inf, -math.inf))
+                _check_finite(who, scaled)
+                begin += len(values)
+            group[who] = replace(plain, x=x, y=y, rows=next(places), plain=plain)
 
 
 def check_columns(examples: Examples, columns: ColumnChoice, who: str) -> None:
@@ -113,8 +111,15 @@ def check_columns(examples: Examples, columns: ColumnChoice, who: str) -> None:
         )
 
 
+def _check_finite(who: str, *values: Tensor) -> None:
+    if not all(bool(part.isfinite().all()) for part in values):
+        raise DataError(
+            f"{who} holds infinite or very large inputs, which cannot be standardised; correct them"
+        )
+
+
 def _read_parts(examples: Examples) -> Iterator[Tensor]:
-    """Yield the inputs in float64, a part at a time."""
+    """Yield copies of the inputs in float64, a part at a time."""
     size = max(1, CHUNK // max(1, examples.x[:1].numel()))
     for rows in examples.rows.split(size):
         yield examples.x[rows].double()

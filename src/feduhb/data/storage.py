@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import tempfile
 from collections.abc import Sequence
 from typing import Any, Self
@@ -11,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-LARGE = 2**26  # bytes; what is larger is kept in a file
+LARGE = 2**24  # bytes; what is larger is kept in a file
 
 
 def make_tensor(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -39,17 +40,28 @@ class RowWriter:
 
     def append(self, rows: np.ndarray) -> None:
         """Add rows [n, ...]."""
-        self._file.write(np.ascontiguousarray(rows, dtype=_name(self.dtype)).tobytes())
+        self._file.write(np.ascontiguousarray(rows, dtype=_name(self.dtype)).data)
         self.count += len(rows)
+
+    def read(self, begin: int, end: int) -> np.ndarray:
+        """Return rows that were added before, in their order. Nothing can be added after it."""
+        found = np.empty((end - begin, *self.shape), _name(self.dtype))
+        if self._is_large and hasattr(os, "posix_fadvise"):  # or the system would read megabytes around it
+            os.posix_fadvise(self._file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
+        self._file.seek(begin * math.prod(self.shape) * self.dtype.itemsize)
+        self._file.readinto(found.reshape(-1).view(np.uint8).data)
+        return found
 
     def finish(self) -> Tensor:
         """Return all rows as one tensor."""
-        shape = (self.count, *self.shape)
-        if math.prod(shape) * self.dtype.itemsize > LARGE:
-            self._file.flush()
-            return _map_file(self._file, shape, self.dtype)
-        self._file.seek(0)
-        return torch.from_numpy(np.frombuffer(self._file.read(), _name(self.dtype)).reshape(shape).copy())
+        if not self._is_large:
+            return torch.from_numpy(self.read(0, self.count))
+        self._file.flush()
+        return _map_file(self._file, (self.count, *self.shape), self.dtype)
+
+    @property
+    def _is_large(self) -> bool:
+        return self.count * math.prod(self.shape) * self.dtype.itemsize > LARGE
 
 
 def _map_file(file: Any, shape: Sequence[int], dtype: torch.dtype) -> Tensor:

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-import difflib
+import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from feduhb.data.table_files import MISSING, Source
+from feduhb.data.table_files import MISSING, UNREADABLE, Source, explain_unreadable
 from feduhb.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from feduhb.data.table import TableSettings
 
 NAMED_AT_MOST = 12  # values in an error
-UNREADABLE = (ValueError, TypeError, OSError, EOFError, Warning)  # what a damaged file raises
 LARGEST = float(np.finfo(np.float32).max)
 OTHERS = "*"  # the category of every value that is not declared
 DATE = re.compile(r"\d{4}-\d{1,2}-\d{1,2}|\d{1,2}[./]\d{1,2}[./]\d{2,4}")
+ISO_DATE = re.compile(r"\d{4}-\d\d-\d\d")  # the dates that are read
+WHOLE = re.compile(r"([-+]?\d+)\.0*")  # 1.0, as pandas writes whole numbers of a column with missing values
 
 
 class Rows(NamedTuple):
@@ -39,6 +41,7 @@ class RowReader:
     source: Source
     settings: TableSettings
     needs_client: bool = True
+    in_config: bool = False  # whether errors print declarations of a config, and not of Python
 
     def __post_init__(self) -> None:
         self._check_columns()
@@ -80,16 +83,20 @@ class RowReader:
         return [place for place, column in enumerate(numeric) if column not in self.settings.scaling]
 
     def __iter__(self) -> Iterator[Rows]:
+        done = 0
         try:
-            yield from self._read(fast=True)
-        except UNREADABLE as error:
-            self._explain(error)
+            for part in self._read(fast=True):
+                yield part
+                done += 1
+        except UNREADABLE:  # without the place, or for spaces around a word such as NA: read the rest as text
+            with explain_unreadable(self.name):
+                yield from islice(self._read(fast=False), done, None)
 
     def _read(self, *, fast: bool) -> Iterator[Rows]:
         """Read all rows.
 
         Args:
-            fast: let the reader of files convert numbers; its errors do not name the place.
+            fast: let the reader of files convert numbers, to the same bits; its errors do not name the place.
         """
         begin = 0
         for frame in self.list_frames(fast=fast):
@@ -104,18 +111,6 @@ class RowReader:
         columns = [column for column in self.header if column in used]
         return self.source.read(columns, numbers if fast else ())
 
-    def _explain(self, error: Exception) -> None:
-        """Raise DataError with the place at which the reader of files failed."""
-        try:
-            for _ in self._read(fast=False):
-                pass
-        except UNREADABLE as again:
-            error = again
-        reason = " ".join(str(error).split()) or type(error).__name__
-        if isinstance(error, Warning):  # the only one that is raised
-            reason = "its lines have more values than its header"
-        raise DataError(f"{self.name} cannot be read ({reason}); correct the file") from error
-
     def _convert(self, frame: Any, begin: int) -> Rows:
         settings, part = self.settings, _Part(self, frame, begin)
         columns = [part.read_scaled(column, part.read_numbers(column)) for column in self.numbers]
@@ -127,6 +122,17 @@ class RowReader:
         keys = None if settings.row is None else part.read_keys(settings.row)
         return Rows(x, part.read_targets(), clients, keys)
 
+    def declare(self, what: str, column: str, value: str) -> str:
+        """Return a declaration for a column, to paste into [federation.table] or a call."""
+        if not self.in_config:
+            return f"{what}={{{column!r}: {value}}}"
+        is_bare = re.fullmatch(r"[\w-]+", column, re.ASCII)
+        return f"{what}.{column if is_bare else self.quote(column)} = {value}"
+
+    def quote(self, text: str) -> str:
+        """Return text as a config or Python writes it."""
+        return json.dumps(text, ensure_ascii=False) if self.in_config else repr(text)
+
     def _list_named(self) -> list[str]:
         """Return the columns that the settings name, apart from numbers."""
         s = self.settings
@@ -137,11 +143,7 @@ class RowReader:
         s, named = self.settings, [*self._list_named(), *(self.settings.numbers or ())]
         required = [c for c in named if c != s.client or self.needs_client]
         if missing := [column for column in required if column not in self.header]:
-            near = difflib.get_close_matches(missing[0], self.header, n=1)
-            meant = f"did you mean {near[0]}? It has" if near else "it has"
-            raise DataError(
-                f"{self.name} has no column {missing[0]!r}; {meant} {', '.join(self.header[:20])}"
-            )
+            raise DataError(self.source.explain_missing(missing[0]))
         if twice := [column for column in named if named.count(column) > 1]:
             raise ConfigError(f"column {twice[0]!r} is named for two purposes; name it once")
         if not self.features:
@@ -163,6 +165,8 @@ class RowReader:
                     )
             elif is_number and isinstance(value, str):
                 raise ConfigError(f"fills: {column} = {value!r} is not a number; give a number, or 'mean'")
+            elif is_number and not np.isfinite(float(value)):
+                raise ConfigError(f"fills: {column} = {value} is not finite; give a number, or 'mean'")
 
 
 class _Part:
@@ -177,8 +181,10 @@ class _Part:
 
         series: Any = self.frame[column]
         if pandas.api.types.is_datetime64_any_dtype(series):
-            raise self._make_date_error(column, str(series.iloc[0])[:10])
-        if pandas.api.types.is_numeric_dtype(series):  # bool too
+            raise self._make_date_error(column, 0, str(series.iloc[0])[:10])
+        if pandas.api.types.is_numeric_dtype(series) and not pandas.api.types.is_complex_dtype(
+            series
+        ):  # bool too
             found = series.to_numpy(np.float64, na_value=np.nan)
         else:
             text = to_text(series)
@@ -199,14 +205,17 @@ class _Part:
             raise ConfigError(f"dates: {column} = {day!r} is not a day; write it as in 2000-01-31") from None
         text = to_text(self.frame[column])
         found: Any = pandas.to_datetime(pandas.Series(text), errors="coerce", format="ISO8601", utc=True)
-        strange = found.isna().to_numpy() & ~np.isin(text, MISSING)
+        # pandas reads "today" as a date, and -1 as a year.
+        is_odd = np.array([not value[:1].isdigit() for value in text], dtype=bool)
+        strange = (found.isna().to_numpy() | is_odd) & ~np.isin(text, MISSING)
         if strange.any():
             where = int(np.argmax(strange))
             raise DataError(
                 f"{self.reader.name}: column {column} holds {text[where]!r} in {self._find(where)}, which is not a date such as "
                 "2000-01-31; correct it"
             )
-        return ((found - first) / pandas.Timedelta(days=1)).to_numpy(np.float64)
+        # In one unit: that of pandas depends on the most precise date, which may be somebody else's.
+        return ((found.dt.as_unit("us") - first) / pandas.Timedelta(days=1)).to_numpy(np.float64)
 
     def read_scaled(self, column: str, values: np.ndarray) -> np.ndarray:
         """Return numbers with missing ones filled, and scaled, as it was declared."""
@@ -218,7 +227,7 @@ class _Part:
                 mean = ", or the client's own mean: 'mean'" if settings.standardize else ""
                 raise DataError(
                     f"{self.reader.name}: column {column} has no value in {self._find(int(np.argmax(missing)))}; declare what "
-                    f"stands for missing values: fills={{{column!r}: 0}}{mean}"
+                    f"stands for missing values: {self.reader.declare('fills', column, '0')}{mean}"
                 )
             values = np.where(missing, np.nan if fill == "mean" else float(fill), values)
         scaled = self._scale(column, values)
@@ -307,7 +316,11 @@ class _Part:
                 "or loss='mse' for numbers"
             )
         text = to_text(self.frame[targets[0]])
-        places = pandas.Index(list(declared)).get_indexer(pandas.Index(text))
+        index = pandas.Index(list(declared))
+        places = index.get_indexer(pandas.Index(text))
+        if (places < 0).any():
+            whole = np.array([WHOLE.sub(r"\1", v) if WHOLE.fullmatch(v) else v for v in text], dtype=object)
+            places = np.where(places < 0, index.get_indexer(pandas.Index(whole)), places)
         if (places < 0).any():
             where = int(np.argmax(places < 0))
             if not text[where]:
@@ -319,32 +332,44 @@ class _Part:
                 re.fullmatch(r"[-+]?\d*\.?\d+(e[-+]?\d+)?", value, re.IGNORECASE) for value in values
             )
             numeric = ", or loss='mse' if it is a number to predict" if numbers else ""
+            alone = " (it is the only one in the table: add the others)" if len(values) == 1 else ""
             raise DataError(
                 f"{self.reader.name}: target {targets[0]} is {text[where]!r} in {self._find(where)}, and not one of the classes "
-                f"{', '.join(declared)}; declare them, {self._suggest('classes', values)}{numeric}"
+                f"{', '.join(declared)}; declare them, {self._suggest('classes', values)}{alone}{numeric}"
             )
         return places.astype(np.int64)
 
     def _make_text_error(self, column: str, where: int, text: np.ndarray) -> DataError:
+        if column in self.reader.settings.targets:
+            return self._make_target_error(column, where, text[where])
         if DATE.match(text[where]):
-            return self._make_date_error(column, text[where])
+            return self._make_date_error(column, where, text[where])
         values = self._list_values(column)
         return DataError(
             f"{self.reader.name}: column {column} holds {text[where]!r} in {self._find(where)}, which is not a number; correct it, "
             f"leave the column out, drop=[{column!r}], or declare its values, {self._suggest('categories', values, column)}"
         )
 
-    def _make_date_error(self, column: str, value: str) -> DataError:
+    def _make_target_error(self, column: str, where: int, value: str) -> DataError:
         return DataError(
-            f"{self.reader.name}: column {column} holds dates ({value}); declare the day to count from, "
-            f"dates={{{column!r}: '2000-01-01'}}, or leave the column out, drop=[{column!r}]"
+            f"{self.reader.name}: target {column} holds {value!r} in {self._find(where)}, but the loss {self.reader.settings.loss} "
+            "needs numbers; correct it, or leave loss= out and declare its classes: classes=[...]"
+        )
+
+    def _make_date_error(self, column: str, where: int, value: str) -> DataError:
+        if column in self.reader.settings.targets:
+            return self._make_target_error(column, where, value)
+        rewrite = "" if ISO_DATE.match(value) else "write them as 2000-01-31 and "
+        return DataError(
+            f"{self.reader.name}: column {column} holds dates ({value}); {rewrite}declare the day to count from, "
+            f"{self.reader.declare('dates', column, self.reader.quote('2000-01-01'))}, or leave the column out, drop=[{column!r}]"
         )
 
     def _raise_undeclared(self, column: str, where: int, value: str, declared: Sequence[str]) -> None:
         if not value:
             raise DataError(
                 f"{self.reader.name}: column {column} has no value in {self._find(where)}; declare what stands for missing values: "
-                f"fills={{{column!r}: {declared[0]!r}}}"
+                f"{self.reader.declare('fills', column, self.reader.quote(declared[0]))}"
             )
         raise DataError(
             f"{self.reader.name}: column {column} holds {value!r} in {self._find(where)}, which is not among its categories "
@@ -363,11 +388,11 @@ class _Part:
     def _suggest(self, what: str, values: Sequence[str], column: str | None = None) -> str:
         """Return a declaration of these values to paste."""
         if len(values) > NAMED_AT_MOST:
-            named = ", ".join(map(repr, values[:3]))
+            named = ", ".join(map(self.reader.quote, values[:3]))
             listed = f"[{named}, ...] (there are more than {NAMED_AT_MOST})"
         else:
-            listed = f"[{', '.join(map(repr, values))}]"
-        return f"{what}={listed}" if column is None else f"{what}={{{column!r}: {listed}}}"
+            listed = f"[{', '.join(map(self.reader.quote, values))}]"
+        return f"{what}={listed}" if column is None else self.reader.declare(what, column, listed)
 
     def _find(self, where: int) -> str:
         """Return the place of a row in words."""
@@ -387,11 +412,11 @@ def to_text(series: Any) -> np.ndarray:
     """Return the values of a column as text without spaces around, "" where one is missing; 1.0 becomes "1"."""
     import pandas
 
-    if pandas.api.types.is_float_dtype(series):
-        return np.array(
-            ["" if v != v else str(int(v)) if v.is_integer() else str(v) for v in series.astype(float)],
-            dtype=object,
-        )
-    missing = series.isna().to_numpy()
-    text = np.array([str(value).strip() for value in series.to_numpy(dtype=object)], dtype=object)
-    return np.where(missing, "", text)
+    values = series.astype(float) if pandas.api.types.is_float_dtype(series) else series
+    text = np.array([_to_word(value) for value in values.to_numpy(dtype=object)], dtype=object)
+    return np.where(series.isna().to_numpy(), "", text)
+
+
+def _to_word(value: Any) -> str:
+    """Return a value as text, which is the same in a column of numbers and beside text of others."""
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value).strip()

@@ -14,7 +14,8 @@ import torch
 
 from feduhb.core.plugins import find_plugin, list_plugins
 from feduhb.core.scores import compute_accuracy
-from feduhb.core.types import ClientId, Engine, Local, Updates, Work
+from feduhb.core.tasks import Task
+from feduhb.core.types import RECORDED, BlockSize, ClientId, Engine, Local, Method, Updates, Work, get_tasks
 from feduhb.data.federation import Federation
 from feduhb.engines.loop import Loop
 from feduhb.engines.pool import Pool
@@ -42,21 +43,46 @@ class PickedEngine:
         """The engine's name and settings, and why it was picked."""
         return {**self.engine.about, "why": self.why}
 
+    @property
+    def tasks(self) -> tuple[type[Task], ...]:
+        """The tasks that the picked engine can do."""
+        return get_tasks(self.engine)
+
     def train(self, work: Work, clients: Sequence[ClientId], round: int) -> Iterator[Updates]:
         """Train these clients on the picked engine."""
         return self.engine.train(work, clients, round)
 
 
 def make_engine(
-    engine: str | EngineMaker, federation: Federation, local: Local, *, block: int | None = None
+    engine: str | EngineMaker,
+    federation: Federation,
+    local: Local,
+    *,
+    block: BlockSize | None = None,
+    method: Method[Any] | None = None,
 ) -> Engine:
     """Return an engine for the clients of a federation.
 
     Args:
         engine: a name, or a function of (federation, local). "auto" picks one; "stacked:tf32" and "stacked:bf16"
             set a precision.
-        block: the number of clients that the stacked engine trains at once. The last bits of its updates depend on this.
+        block: the number of clients that the stacked engine computes together, or "recorded". The last bits of its updates
+            depend on this.
+        method: what the engine is for. Raise ConfigError if the engine cannot do its tasks.
     """
+    made = _make_engine(engine, federation, local, block)
+    unable = [task for task in ([] if method is None else method.tasks) if task not in get_tasks(made)]
+    if method is not None and unable:
+        raise ConfigError(
+            f"{method.name} asks clients to {unable[0].verb}, which the engine {made.about['name']} cannot do; "
+            "use engine='pool' or 'loop'"
+        )
+    return made
+
+
+def _make_engine(
+    engine: str | EngineMaker, federation: Federation, local: Local, block: BlockSize | None
+) -> Engine:
     if not isinstance(engine, str):
         return engine(federation, local)
     if engine == OWN:
@@ -97,7 +123,7 @@ def is_built_in_maker(maker: EngineMaker) -> bool:
     return any(maker is known for known in BUILT_IN.values())
 
 
-def pick_engine(federation: Federation, local: Local, *, block: int | None = None) -> PickedEngine:
+def pick_engine(federation: Federation, local: Local, *, block: BlockSize | None = None) -> PickedEngine:
     """Return the pool if there is no GPU; on a GPU the stacked engine, or the loop if the model cannot be stacked."""
     if not torch.cuda.is_available():
         return PickedEngine(Pool(federation, local), "there is no GPU here, and it uses every core")
@@ -108,15 +134,20 @@ def pick_engine(federation: Federation, local: Local, *, block: int | None = Non
     return PickedEngine(engine, f"there is a GPU here; {engine.why}")
 
 
-def block_of(engine: Engine) -> int | None:
-    """Return the number of clients that train at once if an engine's bits depend on it, else None."""
+def block_of(engine: Engine) -> BlockSize | None:
+    """Return the number of clients that are computed together, or "recorded", if an engine's bits depend on it, else None."""
     return engine.about["block"] if engine.about["name"] == "stacked" else None
+
+
+def device_of(engine: Engine) -> str:
+    """Return where an engine's clients train and the server computes: on "cuda", or else on "cpu"."""
+    return "cuda" if engine.about["device"] == "cuda" else "cpu"
 
 
 def describe_engine(engine: Engine) -> str:
     """Return one line with everything that an engine's bits depend on."""
     about, block = engine.about, block_of(engine)
-    blocks = "" if block is None else f", blocks of {block}"
+    blocks = {None: "", RECORDED: ", recorded steps"}.get(block, f", blocks of {block}")
     return f"{about['name']}, {about['device']}, {about['precision']}{blocks}, torch {torch.__version__}"
 
 

@@ -4,20 +4,32 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
 from feduhb.core.draws import augment_batch, draw_at
 from feduhb.core.flat import flatten, unflatten
-from feduhb.core.inputs import call_model, map_tensors
-from feduhb.core.local import BETAS, EPS, Local, describe_local, move_loss
+from feduhb.core.inputs import Inputs, call_model, map_tensors
+from feduhb.core.local import Local, describe_local, move_loss
 from feduhb.core.modules import list_trained, prepare_training
+from feduhb.core.tasks import TASKS, Ascend, Precondition, Relabel
 from feduhb.core.types import ClientId, Updates, Work
 from feduhb.data.federation import Examples, Federation
 from feduhb.engines.batches import Batches, check_work, weigh_chunks
+from feduhb.engines.descent import Ascent, Descent, PreconditionedDescent
+from feduhb.engines.precision import compute_alike
+from feduhb.engines.tasks import (
+    Elastic,
+    check_task,
+    draw_teachers,
+    label_by_teachers,
+    measure_fisher,
+    square_gradients,
+)
 from feduhb.errors import AnswerError, ConfigError
 
 Answer = tuple[ClientId, Tensor, int]  # client, update [P], number of examples
@@ -28,6 +40,8 @@ class Loop:
 
     It computes with one thread by default, so that its bits do not depend on the number of cores.
     """
+
+    tasks = tuple(TASKS.values())
 
     def __init__(
         self,
@@ -47,6 +61,7 @@ class Loop:
         self._model = prepare_training(federation.fresh_model().to(self.device))
         self._loss = move_loss(self.local.loss, self.device)
         self._batches = Batches.of(self._model, self.local, federation)
+        self._teachers: list[nn.Module] = []
 
     @property
     def about(self) -> Mapping[str, Any]:
@@ -57,33 +72,80 @@ class Loop:
 
     def train(self, work: Work, clients: Sequence[ClientId], round: int) -> Iterator[Updates]:
         """Train these clients one after another."""
-        check_work(work, self._model, self.local)
-        return group_answers((self._answer(work, client, round) for client in clients), self.block)
+        self.prepare(work)
+        return group_answers((self.answer(work, client, round) for client in clients), self.block)
 
-    def _answer(self, work: Work, client: ClientId, round: int) -> Answer:
-        examples = self.federation.clients[client]
+    def prepare(self, work: Work) -> None:
+        """Check work, and draw the teachers that it needs. Draws use a generator that threads would share."""
+        check_work(work, self._model, self.local)
+        if work.task is not None:
+            check_task(type(work.task), self._model, self.local)
+        if isinstance(work.task, Relabel) and len(self._teachers) != work.task.teachers:
+            self._teachers = draw_teachers(self.federation, work.task.teachers, self.device)
+
+    def answer(self, work: Work, client: ClientId, round: int) -> Answer:
+        """Return the answer of one client, after `prepare`."""
+        examples = find_examples(self.federation, work, client)
         model = copy.deepcopy(self._model)
         start = work.params.to(self.device)
         unflatten(start, model)
-        strict = torch.backends.cudnn.flags(
-            enabled=True, benchmark=False, deterministic=True, allow_tf32=False
-        )
-        with limit_threads(self.threads), strict, client_errors(client, round):
+        with limit_threads(self.threads), compute_alike(self.device), client_errors(client, round):
             if work.epochs == 0:
                 update = self._gradient(model, examples)
             else:
-                self._descend(model, examples, work.epochs, client, round)
+                self._descend(model, examples, work, client, round)
                 update = start - flatten(model)
         return client, update.to(work.params.device), len(examples)
 
     def _descend(
-        self, model: nn.Module, examples: Examples, epochs: int, client: ClientId, round: int
+        self, model: nn.Module, examples: Examples, work: Work, client: ClientId, round: int
     ) -> None:
-        descent = Descent(self.local, [p for _, p in list_trained(model)])
-        for step in self._batches.draw(len(examples), epochs, self.federation.seed, client, round):
+        compute_loss = self._choose_loss(model, examples, work, client)
+        descent = self._make_descent(model, work)
+        for step in self._batches.draw(len(examples), work.epochs, self.federation.seed, client, round):
             with draw_at(step.key):
-                loss = self._compute_loss(model, examples, step.positions)
+                loss = compute_loss(step.positions)
+            if isinstance(descent, PreconditionedDescent):
+                descent.fisher = self._measure_batch(model, examples, step.positions)
             descent.take_step(loss, step.scale)
+
+    def _make_descent(self, model: nn.Module, work: Work) -> Descent | Ascent:
+        parameters = [p for _, p in list_trained(model)]
+        if isinstance(work.task, Precondition):
+            return PreconditionedDescent(self.local, parameters, work.task)
+        return (
+            Ascent(parameters, work.task)
+            if isinstance(work.task, Ascend)
+            else Descent(self.local, parameters)
+        )
+
+    def _choose_loss(
+        self, model: nn.Module, examples: Examples, work: Work, client: ClientId
+    ) -> Callable[[Tensor], Tensor]:
+        """Return the function that computes the loss of a batch from its positions."""
+        if not isinstance(work.task, Relabel):
+            return lambda positions: self._compute_loss(model, examples, positions)
+        labels = label_by_teachers(self._teachers, examples, self.device)
+        penalty = self._make_penalty(model, client, work.task.penalty)
+
+        def compute(positions: Tensor) -> Tensor:
+            x, _ = self._read_batch(examples, positions)
+            loss = cross_entropy(call_model(model, x), labels[positions])
+            return loss if penalty is None else loss + penalty.compute()
+
+        return compute
+
+    def _make_penalty(self, model: nn.Module, client: ClientId, penalty: float) -> Elastic | None:
+        if not penalty:
+            return None
+        kept = self.federation.clients[client]
+        fisher = measure_fisher(model, self._loss, kept, self.device)
+        return Elastic([p for _, p in list_trained(model)], fisher, penalty)
+
+    def _measure_batch(self, model: nn.Module, examples: Examples, positions: Tensor) -> list[Tensor]:
+        """Return the mean over a batch of the squared gradients of its examples."""
+        found = square_gradients(model, self._loss, *self._read_batch(examples, positions))
+        return [part / len(positions) for part in found]
 
     def _gradient(self, model: nn.Module, examples: Examples) -> Tensor:
         for positions, share in weigh_chunks(self.local.loss, examples):
@@ -92,44 +154,24 @@ class Loop:
         return torch.cat([g.reshape(-1) for g in gradients]) + self.local.decay * flatten(model)
 
     def _compute_loss(self, model: nn.Module, examples: Examples, positions: Tensor) -> Tensor:
+        x, y = self._read_batch(examples, positions)
+        return self._loss(call_model(model, x), y)
+
+    def _read_batch(self, examples: Examples, positions: Tensor) -> tuple[Inputs, Tensor]:
+        """Return the inputs and targets of a batch, augmented if the clients augment."""
         x, y = examples.batch(positions)
         x = augment_batch(self.local.augment, map_tensors(lambda part: part.to(self.device), x))
-        return self._loss(call_model(model, x), y.to(self.device))
+        return x, y.to(self.device)
+
+
+def find_examples(federation: Federation, work: Work, client: ClientId) -> Examples:
+    """Return the examples that a client works on: its own, or those that it asked to forget if leavers are asked."""
+    return (federation.leaving if work.leavers else federation.clients)[client]
 
 
 def make_local(federation: Federation) -> Local:
     """Return how clients train by default, with the loss and the augmentation of a federation."""
     return Local(loss=federation.loss, augment=federation.augment)
-
-
-class Descent:
-    """The steps of one client in one round, by an optimiser of torch that has no state yet."""
-
-    def __init__(self, local: Local, parameters: list[nn.Parameter]) -> None:
-        self.local = local
-        self.parameters = parameters
-        self.start = [p.detach().clone() for p in parameters] if local.proximal else []
-        if local.optimizer == "sgd":
-            self.optimizer = torch.optim.SGD(
-                parameters, lr=local.lr, momentum=local.momentum, weight_decay=local.decay
-            )
-        else:
-            kind = torch.optim.Adam if local.optimizer == "adam" else torch.optim.AdamW
-            self.optimizer = kind(parameters, lr=local.lr, betas=BETAS, eps=EPS, weight_decay=local.decay)
-
-    def take_step(self, loss: Tensor, scale: float) -> None:
-        """Take a step; a parameter that the model does not use keeps its value."""
-        self.optimizer.zero_grad()
-        loss.backward()
-        if self.start:
-            for p, w in zip(self.parameters, self.start, strict=True):
-                if p.grad is not None:
-                    p.grad.add_(p.detach() - w, alpha=self.local.proximal)
-        if self.local.clip_norm is not None:
-            nn.utils.clip_grad_norm_(self.parameters, self.local.clip_norm)
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.local.lr * scale
-        self.optimizer.step()
 
 
 @contextlib.contextmanager

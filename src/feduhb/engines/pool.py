@@ -22,11 +22,13 @@ from feduhb.core.modules import list_trained, prepare_training
 from feduhb.core.types import ClientId, Updates, Work
 from feduhb.data.federation import Examples, Federation
 from feduhb.engines.batches import Batches, check_work, weigh_chunks
+from feduhb.engines.descent import Descent
 from feduhb.engines.loop import (
     Answer,
-    Descent,
+    Loop,
     check_sizes,
     client_errors,
+    find_examples,
     get_precision,
     group_answers,
     make_local,
@@ -44,8 +46,10 @@ class Pool:
     Convolutions run channels-last or by points, and ReLU runs after pooling. A client's bits do not depend on the
     number of threads or on the blocks, because one thread trains the whole client. Using the pool sets torch to one
     intra-op thread in every thread that the process starts later. A large model is collected client by client, whatever
-    the block, to save memory.
+    the block, to save memory. Tasks other than plain training run as in `Loop`, a client in each thread.
     """
+
+    tasks = Loop.tasks
 
     def __init__(
         self,
@@ -67,6 +71,7 @@ class Pool:
         self._model = use_points(postpone_relu(channels_last(self._model)))
         self._spare = [self._model]  # models that no thread is using
         self._fresh = _read_values(self._model)
+        self._loop: Loop | None = None  # for tasks
 
     @property
     def about(self) -> Mapping[str, Any]:
@@ -77,8 +82,11 @@ class Pool:
 
     def train(self, work: Work, clients: Sequence[ClientId], round: int) -> Iterator[Updates]:
         """Train these clients, several at once; return the answers in the order of the clients."""
+        if work.task is not None:
+            self._loop = self._loop or Loop(self.federation, self.local)
+            self._loop.prepare(work)
         check_work(work, self._model, self.local)
-        ready = min(self.threads, len(self.federation.clients))
+        ready = min(self.threads, max(len(self.federation.clients), len(self.federation.leaving)))
         while len(self._spare) < ready:  # only before the first round, while the model is untouched
             self._spare.append(copy.deepcopy(self._model))
         return group_answers(self._answers(work, clients, round), self.block)
@@ -99,7 +107,9 @@ class Pool:
                 pool.shutdown(cancel_futures=True)
 
     def _answer(self, work: Work, client: ClientId, round: int) -> Answer:
-        examples = self.federation.clients[client]
+        if work.task is not None and self._loop is not None:
+            return self._loop.answer(work, client, round)
+        examples = find_examples(self.federation, work, client)
         with self._borrow_model() as model, client_errors(client, round):
             unflatten(work.params, model)
             if work.epochs == 0:

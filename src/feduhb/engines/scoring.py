@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from feduhb.core.flat import channels_last, unflatten
-from feduhb.core.inputs import Inputs, call_model, count_rows, map_tensors
+from feduhb.core.inputs import Inputs, call_model, count_rows, join_inputs, map_tensors
 from feduhb.core.local import Loss
+from feduhb.core.own_code import describe_error
 from feduhb.core.scores import (
     Score,
     average_by_weight,
@@ -24,7 +26,8 @@ from feduhb.core.scores import (
 from feduhb.core.types import ClientId
 from feduhb.data.federation import Examples, Federation
 from feduhb.engines.loop import limit_threads
-from feduhb.errors import DataError
+from feduhb.engines.precision import fix_precision
+from feduhb.errors import DataError, ModelError
 
 CPU_CHUNK = 250  # examples in one forward pass, few enough to stay in the cache
 GPU_CHUNK = 2500
@@ -37,13 +40,21 @@ def compute_outputs(model: nn.Module, x: Inputs) -> Tensor:
     """
     device = next(model.parameters()).device
     size = GPU_CHUNK if device.type == "cuda" else CPU_CHUNK
-    exact = torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False)
-    with (
-        torch.no_grad(),
-        _evaluation_mode(model),
-        exact if device.type == "cuda" else contextlib.nullcontext(),
-    ):
-        return torch.cat([call_model(model, part) for part in _split(x, size, device)]).cpu()
+    with torch.no_grad(), _evaluation_mode(model), fix_precision(device):
+        found, end = torch.empty(0), 0
+        for part in _split(x, size, device):
+            made = call_model(model, part)
+            # One tensor for all: many small ones would keep the memory between them from being used again.
+            if not end:
+                rows = len(made) * count_rows(x) // max(1, count_rows(part))
+                is_last = made.dim() == 4 and made.is_contiguous(memory_format=torch.channels_last)
+                layout = torch.channels_last if is_last else torch.contiguous_format
+                found = torch.empty(
+                    rows, *made.shape[1:], dtype=made.dtype, device=device, memory_format=layout
+                )
+            found[end : end + len(made)] = made
+            end += len(made)
+        return found.cpu()
 
 
 def _split(x: Inputs, size: int, device: torch.device) -> Iterator[Inputs]:
@@ -82,13 +93,20 @@ def score_outputs(outputs: Tensor, y: Tensor, loss: Loss) -> tuple[float, float]
 
 
 def try_scores(federation: Federation, model: nn.Module) -> tuple[Score, ...]:
-    """Return a federation's scores after a trial on some test examples; raise ConfigError if one cannot be computed.
+    """Return a federation's scores after a trial on some test examples; raise an error if one cannot be computed.
 
     A federation that was given none has the accuracy, where there is one.
     """
     count = len(federation.test)
     x, y = federation.test.batch(torch.linspace(0, count - 1, min(CPU_CHUNK, count)).long())
-    outputs = compute_outputs(model, x)
+    try:
+        outputs = compute_outputs(model, x)
+    except Exception as error:
+        where = next(model.parameters()).device.type
+        raise ModelError(
+            f"the model cannot compute in evaluation mode on {where} ({describe_error(error)}); look at what its forward does when "
+            "self.training is False, and make new tensors there on the device of the inputs"
+        ) from error
     if federation.scores is None:
         return choose_scores(outputs, y, federation.loss)
     check_scores(federation.scores, outputs, y, federation.loss)
@@ -132,15 +150,25 @@ def make_evaluator(federation: Federation, device: str = "cpu") -> Callable[[Ten
 def make_held_out_evaluator(
     federation: Federation, score: Score | None, device: str = "cpu"
 ) -> Callable[[Tensor, Sequence[ClientId]], dict[str, float]]:
-    """Return the function that scores parameters [P] on the held-out data of some clients; empty if they have none."""
+    """Return the function that scores parameters [P] on the held-out data of some clients; empty if they have none.
+
+    Args:
+        device: where to compute; "cuda" keeps the held-out data there, because copying it takes longer than scoring, and
+            computes it for all clients together, because many small batches take longer than a few large ones.
+    """
     model = channels_last(federation.fresh_model()).to(device)
-    held = {client: examples for client, examples in federation.held_out.items() if len(examples)}
+    held = {client: examples for client, examples in sorted(federation.held_out.items()) if len(examples)}
+    compute = _compute_each if device == "cpu" or not held else _Together(held, device).compute
 
     def evaluate(params: Tensor, clients: Sequence[ClientId]) -> dict[str, float]:
         unflatten(params, model)
-        there = [client for client in clients if client in held]
-        found = {client: score_held_out(model, held[client], federation.loss, score) for client in there}
-        weights = {client: float(len(held[client])) for client in there}
+        there = {client: held[client] for client in clients if client in held}
+        with limit_threads(1):
+            found = {
+                client: _score_held_out(outputs, there[client].targets, federation.loss, score)
+                for client, outputs in compute(model, there)
+            }
+        weights = {client: float(len(examples)) for client, examples in there.items()}
         names = ["loss", *([] if score is None else [score.name])]
         given = {name: {c: scores[name] for c, scores in found.items() if name in scores} for name in names}
         return {name: average_by_weight(weights, values) for name, values in given.items() if values}
@@ -148,17 +176,52 @@ def make_held_out_evaluator(
     return evaluate
 
 
-def score_held_out(model: nn.Module, examples: Examples, loss: Loss, score: Score | None) -> dict[str, float]:
+def _compute_each(model: nn.Module, there: Mapping[ClientId, Examples]) -> Iterator[tuple[ClientId, Tensor]]:
+    """Yield each client with the model's outputs on its examples."""
+    for client, examples in there.items():
+        yield client, compute_outputs(model, examples.all()[0])
+
+
+class _Together:
+    """Held-out inputs of all clients on a device, one client after another."""
+
+    def __init__(self, held: Mapping[ClientId, Examples], device: str) -> None:
+        ends = list(itertools.accumulate(map(len, held.values())))
+        self.places = {
+            client: range(end - len(held[client]), end) for client, end in zip(held, ends, strict=True)
+        }
+        whole = join_inputs([examples.all()[0] for examples in held.values()])
+        self.x = map_tensors(lambda part: part.to(device), whole)
+
+    def compute(
+        self, model: nn.Module, there: Mapping[ClientId, Examples]
+    ) -> Iterator[tuple[ClientId, Tensor]]:
+        """Yield each client with the model's outputs on its examples."""
+        if not there:
+            return
+        x = self.x
+        if [*there] != [*self.places]:
+            rows = torch.tensor([row for client in there for row in self.places[client]])
+            x = map_tensors(lambda part: part[rows.to(part.device)], x)
+        sizes = [len(examples) for examples in there.values()]
+        yield from zip(there, compute_outputs(model, x).split(sizes), strict=True)
+
+
+def score_held_out(
+    model: nn.Module, x: Inputs, y: Tensor, loss: Loss, score: Score | None
+) -> dict[str, float]:
     """Return the loss and a score of a model on a client's held-out examples, as far as they are finite.
 
     It computes with one thread, because a stop rule may decide by these bits.
     """
-    x, y = examples.all()
     with limit_threads(1):
-        outputs = compute_outputs(model, x)
-        found = {"loss": float(loss(outputs, y))}
-        if score is not None:
-            found[score.name] = compute_score(score, outputs, y)
+        return _score_held_out(compute_outputs(model, x), y, loss, score)
+
+
+def _score_held_out(outputs: Tensor, y: Tensor, loss: Loss, score: Score | None) -> dict[str, float]:
+    found = {"loss": float(loss(outputs, y))}
+    if score is not None:
+        found[score.name] = compute_score(score, outputs, y)
     return {name: value for name, value in found.items() if math.isfinite(value)}
 
 

@@ -21,14 +21,19 @@ if TYPE_CHECKING:
     from feduhb.flower.roster import Roster, key_id
     from feduhb.flower.server import Outcome
     from feduhb.flower.strategies import (
+        PGA,
         FedAdam,
+        FedAF,
         FedEraser,
         FedExP,
         FedNadam,
         FedRecover,
         FedUHB,
         FedYogi,
+        FineTune,
         Nesterov,
+        NoT,
+        RapidRetrain,
         Retrain,
         Train,
     )
@@ -41,24 +46,16 @@ _NAMES = {
     "roster": ("Roster", "key_id"),
     "server": ("Outcome",),
     "strategies": (
-        "FedAdam",
-        "FedEraser",
-        "FedExP",
-        "FedNadam",
-        "FedRecover",
-        "FedUHB",
-        "FedYogi",
-        "Nesterov",
-        "Retrain",
-        "Train",
+        "PGA", "FedAF", "FedAdam", "FedEraser", "FedExP", "FedNadam", "FedRecover", "FedUHB", "FedYogi",
+        "FineTune", "Nesterov", "NoT", "RapidRetrain", "Retrain", "Train",
     ),
     "wire": ("fresh_arrays",),
-}
+}  # fmt: skip
 _MODULES = {name: module for module, names in _NAMES.items() for name in names}
 
 __all__ = [
-    "ExtraError", "FedAdam", "FedEraser", "FedExP", "FedNadam", "FedRecover", "FedUHB", "FedYogi", "FlowerEngine", "Nesterov",
-    "Outcome", "Remote", "Retrain", "Roster", "Train", "client_app", "connected", "fresh_arrays", "introduced", "key_id",
+    "PGA", "ExtraError", "FedAF", "FedAdam", "FedEraser", "FedExP", "FedNadam", "FedRecover", "FedUHB", "FedYogi", "FineTune", "FlowerEngine", "Nesterov",
+    "NoT", "Outcome", "RapidRetrain", "Remote", "Retrain", "Roster", "Train", "client_app", "connected", "fresh_arrays", "introduced", "key_id",
 ]  # fmt: skip
 
 

@@ -61,8 +61,9 @@ def client_app(
         data: takes the Flower context and returns this client's (x, y), or (x, y, keys) if requests name its rows by
             keys of its own instead of positions. The inputs x are a tensor, or several in a dict or tuple.
         held_out: takes the Flower context and returns (x, y) for evaluation, never trained on; None evaluates on the
-            training data. Stop rules on held-out values, and keep="best", need it. Forgotten classes are not scored for
-            them, nor forgotten rows if it returns (x, y, keys) with the numbering of ``data``.
+            training data. Stop rules on held-out values, and keep="best", need it; before such a run the server asks
+            how many examples it returns. Forgotten classes are not scored for them, nor forgotten rows if it returns
+            (x, y, keys) with the numbering of ``data``.
         loss: of (outputs, targets), the mean over a batch, or a name, as for `feduhb.Federation`.
         start: "given" if the server's runs start from the weights of the module; this is also how a module with frozen
             parameters is used.
@@ -77,7 +78,7 @@ def client_app(
     app = ClientApp()
     app.train()(handlers.train)
     app.evaluate()(handlers.evaluate)
-    return _add_queries(app, handlers.cache.delete, on_leave)
+    return _add_queries(app, handlers.cache.delete, on_leave, handlers.count_held_out)
 
 
 def introduced(app: ClientApp, *, on_leave: OnLeave | None = None) -> ClientApp:
@@ -89,9 +90,17 @@ def introduced(app: ClientApp, *, on_leave: OnLeave | None = None) -> ClientApp:
     return _add_queries(app, lambda context: 0, on_leave)  # noqa: ARG005
 
 
-def _add_queries(app: ClientApp, delete: Callable[[Context], int], on_leave: OnLeave | None) -> ClientApp:
+def _add_queries(
+    app: ClientApp,
+    delete: Callable[[Context], int],
+    on_leave: OnLeave | None,
+    count_held_out: Callable[[dict[str, Any], Context], int] | None = None,
+) -> ClientApp:
     def answer_who(message: Message, context: Context) -> Message:
         known = {key: int(context.node_config.get(key, -1)) for key in ("partition-id", "num-partitions")}
+        config = _read_config(message)
+        if wire.HELD_OUT in config and count_held_out is not None:
+            known[wire.HELD_OUT] = count_held_out(config, context)
         return _reply(message, {wire.METRICS: MetricRecord(dict(known))})
 
     def leave(message: Message, context: Context) -> Message:
@@ -141,38 +150,48 @@ class _Handlers:
         module, local = own.fresh_model(), wire.read_local(config, self.loss, self.augment)
         wire.check_carried(module, config.get(wire.CARRIED))
         layout = Layout.of_module(module)
-        work = Work(layout.flatten(_read_arrays(message)), int(config.get("epochs", 1)))
-        (block,) = Loop(own, local, device=self.device, threads=self.threads).train(work, [client], turn)
-        update = block.values[0]
-        wants_update = config.get(wire.ANSWER) == wire.UPDATE
+        task = wire.read_task(config)
+        work = Work(
+            layout.flatten(_read_arrays(message)),
+            int(config.get("epochs", 1)),
+            task=task,
+            leavers=wire.TARGETS in config,
+        )
+        if work.leavers:
+            own = own.with_leaving({client: self.cache.read_targets(context, config[wire.TARGETS])})
+        engine = Loop(own, local, device=self.device, threads=self.threads)
+        (block,) = engine.train(work, [client], turn)
+        update, wants_update = block.values[0], wire.wants_update(config, task)
         answer = layout.to_arrays(update if wants_update else work.params - update)
-        metrics = MetricRecord({wire.EXAMPLES: len(examples)})
+        metrics = MetricRecord({wire.EXAMPLES: int(block.weights[0])})
+        if "joined_last_batch" in engine.about:
+            metrics[wire.JOINED] = 1
         content = {wire.UPDATE if wants_update else wire.ARRAYS: answer, wire.METRICS: metrics}
-        if wire.HELD_OUT in config and self.held_out is not None:
+        held = self._load_held_out(config, context) if wire.HELD_OUT in config else None
+        if held is not None:
             unflatten(work.params, module)
-            content |= self._score_held_out(config, context, module)
+            model, name = channels_last(module), config[wire.HELD_OUT]
+            score = choose_score(model, held, self.loss) if name == wire.AUTO else SCORES.get(str(name))
+            found = score_held_out(model, *held.all(), self.loss, score)
+            content[wire.HELD_OUT] = MetricRecord({wire.EXAMPLES: len(held), **found})
         return _reply(message, content)
 
-    def _score_held_out(
-        self, config: dict[str, Any], context: Context, module: nn.Module
-    ) -> dict[str, MetricRecord]:
-        """Return the record of the loss and the score that a message asks for; none without held-out examples that remain."""
-        assert self.held_out is not None  # noqa: S101 (checked before)
+    def count_held_out(self, config: dict[str, Any], context: Context) -> int:
+        """Return the number of held-out examples that would be scored."""
+        return len(self._load_held_out(config, context) or ())
+
+    def _load_held_out(self, config: dict[str, Any], context: Context) -> Examples | None:
+        """Return the held-out examples without what a message says is forgotten; None if there are none."""
+        if self.held_out is None:
+            return None
         loaded = self.held_out(context)
         held = to_examples(loaded)
         rows, classes = config.get(wire.ROWS, ()), config.get(wire.CLASSES, ())
-        if (
-            isinstance(loaded, tuple | list) and len(loaded) == 3
-        ):  # other keys are positions, of another numbering
-            held = held.where(~torch.isin(held.keys, torch.tensor([*rows], dtype=held.keys.dtype)))
-        if classes:
-            held = held.where(~Request(classes=tuple(classes)).class_mask(held.targets))
-        if not len(held):
-            return {}
-        model, name = channels_last(module), config[wire.HELD_OUT]
-        score = choose_score(model, held, self.loss) if name == wire.AUTO else SCORES.get(str(name))
-        found = score_held_out(model, held, self.loss, score)
-        return {wire.HELD_OUT: MetricRecord({wire.EXAMPLES: len(held), **found})}
+        # Keys that were not given are positions, of another numbering.
+        if isinstance(loaded, tuple | list) and len(loaded) == 3:
+            held = held.where(~held.mask_keys(rows))
+        held = _leave_out(held, classes)
+        return held if len(held) else None
 
     def evaluate(self, message: Message, context: Context) -> Message:
         """Score the model of a message on the held-out data, as it computes in use: without dropout or augmentation."""
@@ -191,7 +210,8 @@ class _Handlers:
         return _reply(message, {wire.METRICS: MetricRecord(scores)})
 
     def _load(self, config: dict[str, Any], context: Context) -> Examples:
-        return self.cache.load(context, config.get(wire.ROWS, ()), config.get(wire.CLASSES, ()))
+        held = self.cache.load(context, config.get(wire.ROWS, ()), config.get(wire.CLASSES, ()))
+        return held.where(~held.mask_keys(config.get(wire.TARGETS, ())))
 
 
 def _read_config(message: Message) -> dict[str, Any]:
@@ -232,15 +252,22 @@ class ClientCache:
                 f"this client has no row {missing[0]} to forget; its {len(held)} rows have other keys"
             )
         forgotten |= set(rows)
-        dropped = torch.tensor(sorted(forgotten), dtype=held.keys.dtype)
-        remaining = held.where(~torch.isin(held.keys, dropped))
+        remaining = held.where(~held.mask_keys(forgotten))
         if folder is not None:
             _write_forgotten(folder, forgotten if rows else set())
             if kept is None or len(remaining) < len(held):
                 _write_examples(folder, remaining)
-        if not classes:
-            return remaining
-        return remaining.where(~Request(classes=tuple(classes)).class_mask(remaining.targets))
+        return _leave_out(remaining, classes)
+
+    def read_targets(self, context: Context, rows: Sequence[int]) -> Examples:
+        """Return rows that this client still holds but asked to forget; raise RequestError if it has none of them."""
+        held = self.load(context)
+        found = held.where(held.mask_keys(rows))
+        if not len(found):
+            raise RequestError(
+                "this client holds none of the rows that it asked to forget; leave the task out"
+            )
+        return found
 
     def delete(self, context: Context) -> int:
         """Delete the cache; return the number of files deleted."""
@@ -265,6 +292,13 @@ class ClientCache:
             return Path(self.place(context))
         part = context.node_config.get("partition-id")
         return Path(self.place) if part is None else Path(self.place) / f"partition-{part}"
+
+
+def _leave_out(examples: Examples, classes: Sequence[int]) -> Examples:
+    """Return examples without those of some classes, if there are any."""
+    if not classes:
+        return examples
+    return examples.where(~Request(classes=tuple(classes)).class_mask(examples.targets))
 
 
 def to_examples(data: Any) -> Examples:

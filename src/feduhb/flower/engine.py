@@ -15,6 +15,7 @@ from torch import Tensor
 
 from feduhb.core.checks import check_whole
 from feduhb.core.local import describe_local
+from feduhb.core.tasks import TASKS
 from feduhb.core.types import ClientId, Local, Updates, Work
 from feduhb.data.request import Forget
 from feduhb.errors import AnswerError, ConfigError
@@ -27,6 +28,7 @@ from feduhb.flower.validation import (
     Answer,
     Limits,
     Scores,
+    Usual,
     average_scores,
     bound_weights,
     judge_answers,
@@ -62,7 +64,10 @@ class FlowerEngine:
         config: additional values to send to the clients with each train message.
         before: what earlier runs forgot, if ``forget`` is not resolved yet.
         roster: an existing roster of the federation.
+        asks_leavers: let leavers do work, before they are told to leave: the operator allowed it.
     """
+
+    tasks = tuple(TASKS.values())
 
     def __init__(
         self,
@@ -83,6 +88,7 @@ class FlowerEngine:
         tell_leavers: bool = True,
         before: Forgotten | None = None,
         roster: Roster | None = None,
+        asks_leavers: bool = False,
     ) -> None:
         self._limits = Limits(max_norm, max_examples, max_share, examples or {})
         check_waiting(min_replies, timeout)
@@ -105,7 +111,10 @@ class FlowerEngine:
             self.forgotten = resolve_request(self.roster, forget, before=before)
         self._held_out: str | None = None  # the score that clients are asked for; None: no held-out values
         self._said: dict[ClientId, Scores] = {}  # held-out values of this round, by client
+        # The clients that say in this round that their last batch joined another.
+        self._joined: set[ClientId] = set()
         self._farewell = Farewell(grid, self.roster.format_client, timeout) if tell_leavers else None
+        self._asks_leavers = asks_leavers  # until the remaining clients are asked for the first time
 
     @property
     def about(self) -> Mapping[str, Any]:
@@ -114,7 +123,8 @@ class FlowerEngine:
         described = describe_local(self._local)
         local = {key: value for key, value in described.items() if key not in {"loss", "augment"}}
         own = {"name": "flower", "device": "remote", "precision": precision, "flwr": version("flwr")}
-        return {**own, **local}
+        joined = {"joined_last_batch": sorted(self.memory.joined)} if self.memory.joined else {}
+        return {**own, **local, **joined}
 
     @property
     def bounded(self) -> dict[int, dict[ClientId, str]]:
@@ -125,19 +135,23 @@ class FlowerEngine:
         """Return the node ids of the clients that are connected now and not forgotten whole."""
         return self.roster.split(self.forgotten)[0]
 
+    def _list_connected(self, work: Work) -> dict[ClientId, int]:
+        """Return the node ids of the connected clients that some work may be sent to."""
+        remaining, leavers = self.roster.split(self.forgotten)
+        return {**remaining, **leavers} if work.leavers else remaining
+
     def train(self, work: Work, clients: Sequence[ClientId], round: int) -> Iterator[Updates]:
         """Let these clients do this work; yield the sound answers in the order of the clients asked."""
+        self._check_asked(work, clients)
         self.tell_leavers()
-        for client in clients:
-            if self.forgotten.is_forgotten(client, self.roster.names.get(client)):
-                raise AnswerError(f"{self.roster.format_client(client)} is forgotten and must not be asked")
         if round == 0:
             self._warn_of_unknown(clients)
         needed = self._count_needed(work, len(clients))
-        self._wait(clients, needed)
+        self._wait(work, clients, needed)
         answers: dict[ClientId, Answer] = {}
         self._said.clear()
-        usual = before = self.memory.get_usual(work.epochs)
+        self._joined.clear()
+        usual = before = Usual() if work.leavers else self.memory.get_usual(work.epochs)
         for _ in range(2):
             missing = [client for client in clients if client not in answers]
             answers.update(self._ask(work, missing, round))
@@ -147,7 +161,8 @@ class FlowerEngine:
             self.left_out[round].update(faulty)
             if len(answers) >= needed:
                 break
-        self.memory.set_usual(work.epochs, usual)
+        if not work.leavers:
+            self.memory.set_usual(work.epochs, usual)
         reasons = {self.roster.format_client(c): why for c, why in sorted(self.left_out[round].items())}
         for name, why in reasons.items():
             log.warning("round %s: %s is left out: %s; look at its SuperNode's log", round + 1, name, why)
@@ -159,20 +174,38 @@ class FlowerEngine:
             )
         if not self.left_out[round]:
             del self.left_out[round]
-        weights = self._bound_weights(answers, round)
+        if not work.leavers:
+            self.memory.joined |= self._joined & {*answers}
+        weights = self._bound_weights(answers, round, {} if work.leavers else self.memory.examples)
         self.tell_leavers()
         for client in (client for client in clients if client in answers):
             weight = torch.tensor([weights[client]], dtype=torch.float64)
             yield Updates((client,), answers[client][0].to(work.params)[None], weight)
 
+    def _check_asked(self, work: Work, clients: Sequence[ClientId]) -> None:
+        """Raise AnswerError for work of leavers that nobody allowed, and for any other work of a forgotten client."""
+        if work.leavers and not self._asks_leavers:
+            raise AnswerError(
+                "leavers must not be asked: the operator did not allow it, or they have been told to leave; use FedUHB or Retrain"
+            )
+        if work.leavers:
+            return
+        self._asks_leavers = False
+        for client in clients:
+            if self.forgotten.is_forgotten(client, self.roster.names.get(client)):
+                raise AnswerError(f"{self.roster.format_client(client)} is forgotten and must not be asked")
+
     def tell_leavers(self) -> None:
-        """Ask the forgotten clients that are connected now to leave; do not wait for their answers."""
-        total = self.forgotten.total
+        """Ask the forgotten clients that are connected now to leave, unless they are still asked for work; do not wait for answers."""
+        total = None if self._asks_leavers else self.forgotten.total
         if self._farewell is not None and total is not None and total.clients:
             self._farewell.tell(self.roster.split(self.forgotten)[1])
 
     def check_leavers(self) -> None:
         """Warn about leavers of this request that did not answer or were never connected."""
+        if self._asks_leavers:  # no round was left for the remaining clients
+            self._asks_leavers = False
+            self.tell_leavers()
         if self._farewell is not None and self.forgotten.request is not None:
             self._farewell.close(self.forgotten.request.clients)
 
@@ -217,12 +250,27 @@ class FlowerEngine:
     def ask_held_out(self, score: str) -> HeldOut:
         """Ask the clients, with each train message from now on, for the loss and a score of the model in it.
 
-        Return the function that averages those of a round. It raises AnswerError if in the first round no client has any.
+        Return the function that averages those of a round. Raise ConfigError if every remaining client that is connected has no
+        held-out examples. The function raises AnswerError if none sends values in the first round: clients of an earlier
+        version do not answer how many they have.
 
         Args:
             score: the name of a built-in score, "" for the loss alone, or "auto" for the accuracy if there is one.
         """
         self._held_out = score
+        messages = {
+            client: Message(
+                RecordDict({wire.CONFIG: ConfigRecord({wire.HELD_OUT: score, **self._list_forgotten(client)})}),
+                node, wire.WHO, ttl=self._timeout,
+            )
+            for client, node in self.clients().items()
+        }  # fmt: skip
+        may, silent = exchange(self._grid, messages, self._timeout, wire.may_hold_out, suffices=bool)
+        if may and not silent and not any(may.values()):
+            raise ConfigError(
+                f"none of the {len(may)} remaining clients that are connected has held-out data; give it to their apps, "
+                "client_app(held_out=...), or choose a stop rule that needs none, such as feduhb.distance_stop()"
+            )
         return self._average_held_out
 
     def _average_held_out(self, round: int, _: Tensor, clients: Sequence[ClientId]) -> dict[str, float]:
@@ -242,15 +290,18 @@ class FlowerEngine:
             )
         return {name: means[name] for name in ("loss", score) if name in means}
 
-    def _wait(self, clients: Sequence[ClientId], needed: int) -> None:
+    def _wait(self, work: Work, clients: Sequence[ClientId], needed: int) -> None:
         """Wait until enough of these clients are connected, or the time is up: a SuperLink may just have restarted."""
         end = time.monotonic() + self._timeout
-        while len({*clients} & {*self.clients()}) < min(needed, len(clients)) and time.monotonic() < end:
+        while (
+            len({*clients} & {*self._list_connected(work)}) < min(needed, len(clients))
+            and time.monotonic() < end
+        ):
             time.sleep(PAUSE)
 
     def _ask(self, work: Work, clients: Sequence[ClientId], round: int) -> dict[ClientId, Answer]:
         """Send work to clients; return the answers that can be read, and put the reasons for the others into ``left_out``."""
-        connected = self.clients()
+        connected = self._list_connected(work)
         arrays = self.layout.to_arrays(work.params)
         messages: dict[ClientId, Message] = {}
         for client in (client for client in clients if client in connected):
@@ -266,23 +317,28 @@ class FlowerEngine:
 
         more = () if self._held_out is None else (wire.HELD_OUT,)
 
-        def read(content: RecordDict) -> tuple[Answer, Scores | None]:
+        def read(content: RecordDict) -> tuple[Answer, Scores | None, bool]:
             answer = wire.read_update(content, work, self.layout, *more), wire.read_example_count(content)
-            return answer, wire.read_held_out(content)
+            return answer, wire.read_held_out(content), wire.has_joined(content)
 
         replies, failed = exchange(self._grid, messages, self._timeout, read)
-        found = {client: answer for client, (answer, _) in replies.items()}
-        self._said.update({client: held for client, (_, held) in replies.items() if held is not None})
+        found = {client: answer for client, (answer, _, _) in replies.items()}
+        self._said.update({client: held for client, (_, held, _) in replies.items() if held is not None})
+        self._joined |= {client for client, (_, _, has_joined) in replies.items() if has_joined}
         failed.update({client: "it is not connected" for client in clients if client not in connected})
         self.left_out[round] = failed
         return found
 
-    def _bound_weights(self, answers: Mapping[ClientId, Answer], round: int) -> dict[ClientId, float]:
-        """Return the examples that each client counts for; log and record the clients that claim too many."""
+    def _bound_weights(
+        self, answers: Mapping[ClientId, Answer], round: int, first: dict[ClientId, float]
+    ) -> dict[ClientId, float]:
+        """Return the examples that each client counts for; log and record the clients that claim too many.
+
+        Args:
+            first: the number of examples in each client's first answer, to which those of new clients are added.
+        """
         counts = {client: count for client, (_, count) in answers.items()}
-        weights, why = bound_weights(
-            counts, self._find_declared, self.memory.examples, self._limits.max_share
-        )
+        weights, why = bound_weights(counts, self._find_declared, first, self._limits.max_share)
         self.bounded.pop(round, None)
         if why:
             self.bounded[round] = why
@@ -291,7 +347,7 @@ class FlowerEngine:
         return weights
 
     def _warn_of_unknown(self, clients: Sequence[ClientId]) -> None:
-        """Warn of declared numbers of examples that are nobody's, for example because of a typing error."""
+        """Warn about declared numbers of examples that belong to no client, for example because of a typing error."""
         known = {
             fold_name(name) for client in clients for name in (client, self.roster.names.get(client, ""))
         }
@@ -310,13 +366,21 @@ class FlowerEngine:
         return next((count for other, count in declared.items() if name and fold_name(other) == name), None)
 
     def _list_forgotten(self, client: ClientId) -> dict[str, ConfigRecordValues]:
-        """Return the part of a message that names what a client must drop: rows by its own keys, and classes."""
+        """Return the part of a message that names what a client must drop: rows by its own keys, and classes.
+
+        As long as leavers are asked, the rows of this request are named as those to work on, and dropped after that.
+        """
         if (total := self.forgotten.total) is None:
             return {}
         rows = self.forgotten.list_rows(client, self.roster.names.get(client))
-        return {
-            key: some for key, some in {wire.ROWS: rows, wire.CLASSES: list(total.classes)}.items() if some
+        request = self.forgotten.request if self._asks_leavers else None
+        targets = [] if request is None else list(request.rows.get(client, ()))
+        named = {
+            wire.ROWS: [row for row in rows if row not in {*targets}],
+            wire.TARGETS: targets,
+            wire.CLASSES: list(total.classes),
         }
+        return {key: some for key, some in named.items() if some}
 
     def _count_needed(self, work: Work, asked: int) -> int:
         if not work.needed:

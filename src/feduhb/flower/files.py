@@ -36,11 +36,15 @@ class WrittenRequest(BaseModel):
     rows: dict[Text, list[int]]
 
 
+ADDED = ("statistics", "held_out", "joined")  # what earlier versions did not know
+
+
 class Memory(BaseModel):
     """What a run remembers of its clients' answers, so that later answers can be compared; the content of limits.json.
 
     ``examples`` and ``scored`` hold the number of examples in each client's first answer, to train and to score.
-    ``held_out`` holds the number of held-out examples in each client's first answer that has one.
+    ``held_out`` holds the number of held-out examples in each client's first answer that has one. ``joined`` holds the
+    clients whose last batch of one example joined the batch before it.
     ``lengths`` holds the longest median of the updates' norms in a round, by the epochs of the work, and ``statistics``
     the same of the change of each array of statistics.
     """
@@ -51,6 +55,7 @@ class Memory(BaseModel):
     statistics: dict[NonNegativeInt, dict[Text, Count]] = Field(default_factory=dict)
     bounded: Reasons = Field(default_factory=dict)
     held_out: dict[ClientId, Count] = Field(default_factory=dict)
+    joined: set[ClientId] = Field(default_factory=set)
 
     def get_usual(self, epochs: int) -> Usual:
         """Return what is usual in answers to work of some epochs."""
@@ -64,10 +69,9 @@ class Memory(BaseModel):
             self.statistics[epochs] = dict(usual.statistics)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the content of limits.json, without statistics and held-out examples if there are none."""
-        return self.model_dump(
-            exclude={name for name in ("statistics", "held_out") if not getattr(self, name)}
-        )
+        """Return the content of limits.json, without what earlier versions did not know if there is none of it."""
+        found = {**self.model_dump(), "joined": sorted(self.joined)}
+        return {key: some for key, some in found.items() if some or key not in ADDED}
 
 
 def write_file(path: Path, values: Mapping[Any, Any]) -> None:

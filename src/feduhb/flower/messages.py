@@ -22,7 +22,12 @@ V = TypeVar("V")
 
 
 def exchange(
-    grid: Grid, messages: Mapping[K, Message], timeout: float, read: Callable[[RecordDict], V]
+    grid: Grid,
+    messages: Mapping[K, Message],
+    timeout: float,
+    read: Callable[[RecordDict], V],
+    *,
+    suffices: Callable[[V], bool] = lambda _: False,
 ) -> tuple[dict[K, V], dict[K, str]]:
     """Send messages and wait for the replies; return what was read from each, and the reason for each that gave nothing.
 
@@ -32,6 +37,7 @@ def exchange(
 
     Args:
         read: takes the content of a reply and returns what is kept of it, or raises MalformedError.
+        suffices: whether what one client replied is enough, so that the other replies need not be awaited.
     """
     waiting = send(grid, messages)
     failed = {key: "the message could not be delivered" for key in messages if key not in waiting.values()}
@@ -41,6 +47,8 @@ def exchange(
         arrived, lost = collect(grid, waiting, read)
         found.update(arrived)
         failed.update(lost)
+        if any(map(suffices, arrived.values())):
+            break
         if waiting:
             time.sleep(PAUSE)
     return found, {**failed, **dict.fromkeys(waiting.values(), f"no answer within {timeout:g} s")}

@@ -14,7 +14,7 @@ from feduhb.core.flat import ModelSource
 from feduhb.core.seeds import draw_seed
 from feduhb.core.types import ClientId, Engine, Local, Loss
 from feduhb.data.convert import read_data
-from feduhb.data.federation import Examples, Federation, Pair, Start
+from feduhb.data.federation import ARGUMENTS, Examples, Federation, Pair, Start
 from feduhb.data.request import Forget, Request, as_request
 from feduhb.errors import DataError, RequestError
 from feduhb.flower.engine import FlowerEngine, check_waiting
@@ -120,22 +120,8 @@ class Remote(Federation):
 
     def replace(self, **changes: Any) -> Remote:
         """Return a copy of this federation with some arguments changed."""
-        kept = (
-            "clients",
-            "test",
-            "model",
-            "seed",
-            "loss",
-            "about",
-            "start",
-            "augment",
-            "scores",
-            "roster",
-            "options",
-            "forgot",
-            "draws_seeds",
-        )
-        made = Remote(**{**{key: getattr(self, key) for key in kept}, **changes})
+        names = (*ARGUMENTS, "roster", "options", "forgot", "draws_seeds")
+        made = Remote(**{**{name: getattr(self, name) for name in names}, **changes})
         made.share_draw(self)
         return made
 
@@ -158,6 +144,7 @@ def connected(
     max_share: float | None = None,
     examples: Mapping[str, float] | None = None,
     tell_leavers: bool = True,
+    public: Any = None,
 ) -> Remote:
     """Return the federation of the clients of a grid, for `feduhb.train` and `feduhb.unlearn`.
 
@@ -167,8 +154,9 @@ def connected(
 
     Args:
         test: the server's own (x, y) to score models on.
-        model, loss, start: as for `feduhb.Federation`; clients train with the loss and the augmentation of their own app.
-        seed: the seed of all runs. None lets every run draw its own, as the strategies do; FedEraser and FedRecover keep
+        model, loss, start, public: as for `feduhb.Federation`; clients train with the loss and the augmentation of their own
+            app.
+        seed: the seed of all runs. None lets every run draw its own, as the strategies do; methods that read a history keep
             the training's.
         forget: what earlier requests have forgotten, so that later runs do not bring it back.
         min_clients: clients to wait for; all clients that are connected then take part.
@@ -186,6 +174,6 @@ def connected(
     }  # fmt: skip
     found = Remote(
         dict.fromkeys(here, place), held, model, seed=draw_seed() if seed is None else seed, draws_seeds=seed is None,
-        loss=loss, start=start, roster=roster, options=limits,
+        loss=loss, start=start, public=public, roster=roster, options=limits,
     )  # fmt: skip
     return found if forget is None else found.without(forget)

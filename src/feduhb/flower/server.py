@@ -15,36 +15,33 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 from torch import Tensor
 
+from feduhb.core.flat import draw_model
 from feduhb.core.local import list_added
 from feduhb.core.seeds import sample_clients
 from feduhb.core.types import ClientId, Method
 from feduhb.data.request import Request
-from feduhb.errors import HistoryError, RequestError
+from feduhb.engines.batches import check_work
+from feduhb.engines.tasks import check_task
+from feduhb.errors import ConfigError, HistoryError, RequestError, RunFolderError
 from feduhb.flower.engine import FlowerEngine, check_waiting
 from feduhb.flower.files import ONLY_WORDS, Names
 from feduhb.flower.messages import log
 from feduhb.flower.names import clean_name
 from feduhb.flower.roster import Forgotten, Roster, read_request, read_total, resolve_request
 from feduhb.flower.start import Start, choose_start, warn_of_shared_seed, warn_of_shared_start
-from feduhb.flower.wire import AUTO, Layout
+from feduhb.flower.wire import AUTO, Layout, get_source
 from feduhb.methods import settings_of
-from feduhb.methods.replay import bind_history, get_replayed_clients
+from feduhb.methods.binding import bind, get_leavers, get_replayed_clients, uses_old_run
 from feduhb.methods.retrain import Plain
 from feduhb.runs.checkpoint import digest_weights, load_params
 from feduhb.runs.config import drop_none, identify_run
 from feduhb.runs.execute import Finished, execute, finish_replay
 from feduhb.runs.files import find_json
-from feduhb.runs.folder import (
-    HISTORY,
-    NAMES,
-    REQUEST,
-    Round,
-    RunFolder,
-    explain_end,
-)
+from feduhb.runs.folder import HISTORY, KEPT_MODELS, NAMES, REQUEST, Round, RunFolder, explain_end
 from feduhb.runs.held_out import Recording, list_recorded
 from feduhb.runs.history import DiskHistory
-from feduhb.runs.lineage import Ancestor, Erasure, check_revival, find_histories, read_ancestors
+from feduhb.runs.kept import KeptModels
+from feduhb.runs.lineage import Ancestor, Erasure, Store, check_revival, find_histories, read_ancestors
 from feduhb.runs.loop import Participants, Rounds
 from feduhb.runs.plan import Advice, Plan, Reporter
 from feduhb.runs.start import explain_given
@@ -118,6 +115,7 @@ def serve(
         grid, begun.arrays, strategy.local, seed=begun.seed, forget=forgotten, min_replies=strategy.min_replies,
         timeout=strategy.timeout, max_norm=limits.max_norm, max_examples=limits.max_examples, max_share=limits.max_share,
         examples=limits.examples, config=train_config, tell_leavers=strategy.tell_leavers, roster=roster,
+        asks_leavers=method.asks_leaver,
     )  # fmt: skip
     erasure = _find_erasure(trained, forgotten)
     outcome = Outcome(seed=begun.seed)
@@ -126,13 +124,14 @@ def serve(
         done = Finished(Plain(load_params(folder.state_path)), tuple(folder.rounds()))
         engine.recall(folder)
         return _complete(outcome, engine, done)
-    method = _bind(method, trained, forgotten, start)
+    method = _bind(method, trained, forgotten, start, engine.layout)
+    _check_work(method, strategy, begun, start[: len(start) - engine.layout.statistics])
     scheduled = method.rounds or rounds
     observer = _Observer(engine, start, scheduled, outcome, folder, evaluate, strategy.evaluate_every)
     ancestors = () if trained is None else (Ancestor.at(trained.path), *read_ancestors(trained.path))
     plan = Plan(
         label=method.name, method=method, start=start, statistics=engine.layout.statistics, declaration=explain_given(begun.settings) if begun.settings else None, engine=engine,
-        clients=_choose_clients(method, engine, strategy, begun.seed),
+        clients=_choose_clients(method, engine, strategy, begun.seed), leavers=get_leavers(method),
         layout=tuple(engine.layout.shapes.items()),
         rounds=scheduled, stop=strategy.stop_rule(), on_bad="drop", score=observer.score, folder=folder,
         recording=_plan_recording(strategy, engine), config=_describe(strategy, method, forgotten.total, begun, scheduled, train_config or {}),
@@ -145,7 +144,7 @@ def serve(
 
 
 def _plan_recording(strategy: OwnLoop, engine: FlowerEngine) -> Recording:
-    """Return what a run records beside movements. Its held-out score is the accuracy, if clients have one."""
+    """Return what a run records besides movements. Its held-out score is the accuracy, if clients have one."""
     needs = list_recorded(strategy.stop_rule(), strategy.keep, strategy.record)
     held_out = engine.ask_held_out(AUTO) if "held_out" in needs else None
     return Recording(held_out, "high", "distance" in needs, strategy.keep)
@@ -177,31 +176,90 @@ def _find_erasure(trained: RunFolder | None, forgotten: Forgotten) -> Erasure:
     if trained is None or request is None or total is None:
         return Erasure()
 
-    def find_holders(classes: Request, history: DiskHistory) -> Collection[ClientId]:
+    def find_holders(classes: Request, history: Store) -> Collection[ClientId]:
         return history.all_clients() if classes.classes else ()  # any client may hold a class
 
-    holders = find_holders(request, DiskHistory(trained.path / HISTORY))
-    leavers = (*request.clients, *request.rows, *holders)
+    stores = DiskHistory(trained.path / HISTORY), KeptModels(trained.path / KEPT_MODELS)
+    holders = {client for store in stores for client in find_holders(request, store)}
+    leavers = (*request.clients, *request.rows, *sorted(holders))
     return find_histories(trained.path, read_ancestors(trained.path), leavers, total, find_holders)
 
 
-def _bind(method: Method[Any], trained: RunFolder | None, forgotten: Forgotten, start: Tensor) -> Method[Any]:
-    """Return the method, bound to the training's history if it replays one; raise an error if it cannot serve the request."""
-    if not method.needs_history:
+def _bind(
+    method: Method[Any], trained: RunFolder | None, forgotten: Forgotten, start: Tensor, layout: Layout
+) -> Method[Any]:
+    """Return the method, bound to what it needs of the training; raise an error if it cannot serve the request."""
+    request, total = forgotten.request, forgotten.total
+    _check_served(method, request)
+    if not uses_old_run(method):
         return method
     if trained is None:
-        raise HistoryError(
-            f"{method.name} replays stored updates; give the checkpoint folder of the training that kept them: trained=FOLDER"
-        )
-    request = forgotten.request
-    if request is not None and (request.rows or request.classes):
+        what = "replays stored updates" if method.needs_history else "begins at the model that is to forget"
+        kind = HistoryError if method.needs_history else ConfigError
+        raise kind(f"{method.name} {what}; give the checkpoint folder of the training: trained=FOLDER")
+    _check_rule(method, trained)
+    parts: dict[str, Any] = {"layout": tuple(layout.shapes.items())}
+    leavers = set() if request is None else {*request.clients, *request.rows}
+    if method.needs_history:
+        parts["history"] = history = DiskHistory(trained.path / HISTORY)
+        history.check(identify_run(trained.config()), start.numel(), len(trained.rounds()))
+        asked = history.all_clients() - leavers
+    else:
+        asked = {client for record in trained.rounds() for client in record.asked}
+        asked -= set() if total is None else {*total.clients}
+    if method.needs_model:
+        parts["model"] = load_params(trained.state_path)
+        if parts["model"].shape != start.shape:
+            raise RunFolderError(
+                f"{trained.path} trained another model than this strategy; give the one that it trained"
+            )
+    return bind(method, {**parts, "clients": tuple(sorted(asked)), "leavers": tuple(sorted(leavers))})
+
+
+def _check_work(method: Method[Any], strategy: OwnLoop, begun: Start, params: Tensor) -> None:
+    """Raise ConfigError for work that clients cannot do with this model, before anything is erased.
+
+    A method that uses the old run is judged by the clients in the first round.
+    """
+    source = get_source(begun.arrays) if strategy.model is None else strategy.model
+    if source is None or uses_old_run(method):
+        return
+    module = draw_model(source, begun.seed, check=False, given=begun.given)
+    work = method.ask(method.init(params))
+    if work is not None:
+        check_work(work, module, strategy.local)
+    for task in method.tasks:
+        check_task(task, module, strategy.local)
+
+
+def _check_served(method: Method[Any], request: Request | None) -> None:
+    """Raise RequestError if a method cannot serve a request."""
+    if request is None:
+        return
+    if method.needs_history and (request.rows or request.classes):
         raise RequestError(
             f"{method.name} replays the updates of whole clients and cannot remove rows or a class from them; use FedUHB or Retrain"
         )
-    history = DiskHistory(trained.path / HISTORY)
-    history.check(identify_run(trained.config()), start.numel(), len(trained.rounds()))
-    leavers = set() if request is None else {*request.clients}
-    return bind_history(method, history, sorted(history.all_clients() - leavers))
+    named = {"clients": request.clients, "rows": request.rows, "classes": request.classes}
+    if refused := [kind for kind, some in named.items() if some and kind not in method.serves]:
+        raise RequestError(f"{method.name} cannot forget {refused[0]}; use FedUHB or Retrain")
+    if method.asks_leaver and request.classes:
+        raise RequestError(
+            f"{method.name} asks the clients that hold a class, and the server does not know them; use FedUHB or Retrain"
+        )
+
+
+def _check_rule(method: Method[Any], trained: RunFolder) -> None:
+    """Raise ConfigError if the run that is to forget combined updates by a rule that a method cannot follow."""
+    config = trained.config()
+    own = config.get("unlearn", {}).get("settings", {})
+    rule = own.get("aggregate", config["train"].get("aggregate", "weighted_mean"))
+    if rule == "weighted_mean" or not (method.needs_history or method.asks_leaver):
+        return
+    what = "can replay only training by" if method.needs_history else "averages by"
+    raise ConfigError(
+        f"{method.name} {what} weighted_mean, but {trained.path} used {rule}; use FedUHB or Retrain"
+    )
 
 
 def _choose_clients(method: Method[Any], engine: FlowerEngine, strategy: OwnLoop, seed: int) -> Participants:
@@ -238,7 +296,8 @@ def _describe(
         "keep_history": strategy.keep_history,
     }
     train |= list_added(local)
-    kept: dict[str, Any] = {"keep": "best"} if strategy.keep == "best" else {}
+    kept: dict[str, Any] = {"stop": drop_none(asdict(stop))} if isinstance(stop, RecordedRule) else {}
+    kept |= {"keep": "best"} if strategy.keep == "best" else {}
     kept |= {"record": list(strategy.record)} if strategy.record else {}
     if strategy.clients_per_round is not None:
         train["clients_per_round"] = strategy.clients_per_round
@@ -253,16 +312,8 @@ def _describe(
         flower["settings"] = settings
         train |= kept
     elif forgotten is not None:
-        unlearn = {
-            "forget": str(forgotten),
-            "method": method.name,
-            "rounds": rounds,
-            "settings": settings,
-            **kept,
-        }
-        rule = asdict(stop) if isinstance(stop, RecordedRule) else {}
-        written = {key: value for key, value in rule.items() if value is not None}
-        config["unlearn"] = {**unlearn, "stop": written} if rule else unlearn
+        unlearn = {"forget": str(forgotten), "method": method.name, "rounds": rounds, "settings": settings}
+        config["unlearn"] = unlearn | kept
     return tomli_w.dumps(config)
 
 

@@ -6,7 +6,7 @@ A strategy holds the settings of a method of `feduhb.methods`. `feduhb.flower.se
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, InitVar, dataclass, field, replace
+from dataclasses import InitVar, dataclass, field, replace
 from pathlib import Path
 from types import MethodType
 from typing import Any, ClassVar, Literal, NoReturn
@@ -28,7 +28,7 @@ from feduhb.flower.wire import OURS
 from feduhb.methods import list_settings, make_method, settings_of
 from feduhb.runs.files import resolve
 from feduhb.runs.held_out import Keep, Recorded, list_recorded
-from feduhb.stopping import StopRule, never
+from feduhb.stopping import Never, RecordedRule, StopRule, check_training_stop, never
 
 
 @dataclass(kw_only=True)
@@ -59,13 +59,14 @@ class OwnLoop(_Starting, Strategy):
             history is erased, and clients that are not connected are found by the names registered there.
         allow_revival: serve the request although a later run has forgotten more than ``trained``, and this run would learn
             that again; the log warns. False raises RequestError.
-        keep_history: keep every model and every update in the checkpoint folder, for FedEraser and FedRecover.
+        keep_history: keep every model and every update in the checkpoint folder, for methods that read a history.
         model: a module, whose weights are not used, or a function that makes one. The strategy draws the fresh model from it.
-        start: "given" starts from the weights of the module instead; by this you declare that they are public and never saw
+        start: "given" starts from the weights of the module instead; with this you declare that they are public and never saw
             clients' data. Runs that follow one another must have the same start. "fresh" is the default.
         seed: the seed of the fresh model, of batches and of sampling. None draws a new seed from the operating system's
-            randomness, which ``checkpoint`` records and a resumed run keeps. FedEraser and FedRecover keep the training's.
+            randomness, which ``checkpoint`` records and a resumed run keeps. Methods that read a history keep the training's.
         local: how clients train: batch size, learning rate, optimiser and so on; the loss and the augmentation are their own.
+        epochs: local passes of a client in a round.
         clients_per_round: clients to sample in each round; None asks all connected remaining clients.
         min_clients: remaining clients that must be connected to begin; a simulation waits for all.
         min_replies: sound answers that a round needs; None needs half of the clients asked.
@@ -96,6 +97,7 @@ class OwnLoop(_Starting, Strategy):
     model: ModelSource | None = None
     seed: int | None = None
     local: Local = field(default_factory=Local)
+    epochs: int = 5
     clients_per_round: int | None = None
     min_clients: int | None = None
     min_replies: int | None = None
@@ -112,9 +114,11 @@ class OwnLoop(_Starting, Strategy):
 
     def __post_init__(self, start: Any) -> None:
         super().__post_init__(start)
-        self.method()
+        self._check_leavers()
         self.request()
         list_recorded(self.stop_rule(), self.keep, self.record)
+        if not self.unlearns:
+            check_training_stop(self.stop_rule())
         if self.seed is not None:
             check_whole("seed", self.seed, least=None)
         if self.local.augment is not None:
@@ -132,6 +136,15 @@ class OwnLoop(_Starting, Strategy):
         if len(places) > len({*places}):
             raise ConfigError(
                 f"trained and checkpoint are both {self.trained}; choose another checkpoint folder"
+            )
+
+    def _check_leavers(self) -> None:
+        """Raise ConfigError if the method asks leavers and the operator has not allowed it."""
+        if self.method().asks_leaver and not getattr(self, "allow_asking_leavers", False):
+            name = type(self).__name__
+            raise ConfigError(
+                f"{name} asks leavers to work on the data that they asked to forget; if they agreed to that, allow it: "
+                f"{name}(..., allow_asking_leavers=True), else use FedUHB"
             )
 
     def limits(self) -> Limits:
@@ -205,81 +218,77 @@ class OwnLoop(_Starting, Strategy):
     configure_train = aggregate_train = configure_evaluate = aggregate_evaluate = refuse_other_loops
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Train(OwnLoop):
     """Training by FedAvg, from a fresh model on all clients. See `feduhb.methods.Retrain`.
 
-    ``forget`` is what earlier requests have forgotten, so that the training does not bring it back.
+    ``forget`` is what earlier requests have forgotten, so that the training does not bring it back. ``stop`` must be a rule of
+    feduhb, which config.toml can record.
     """
 
     name: ClassVar[str] = "retrain"
     unlearns: ClassVar[bool] = False
 
-    _: KW_ONLY
     forget: Forget | None = None
     step_size: float = 1.0
-    epochs: int = 5
     aggregate: Aggregate = weighted_mean
+    stop: RecordedRule | Never = never
 
 
 @dataclass
-class Retrain(OwnLoop):
+class Unlearning(OwnLoop):
+    """A strategy that serves a request. The request comes first, and everything else is given by name."""
+
+    forget: Forget
+
+
+@dataclass(kw_only=True)
+class Aggregating(Unlearning):
+    """A strategy whose method combines the updates of a round by ``aggregate``."""
+
+    aggregate: Aggregate = weighted_mean
+    stop: StopRule | Literal["auto"] = never  # "auto": the method's own rule
+
+
+@dataclass(kw_only=True)
+class Retrain(Aggregating):
     """The reference for exact unlearning: FedAvg from a fresh model without the forgotten data. See `feduhb.methods.Retrain`."""
 
     name: ClassVar[str] = "retrain"
-    forget: Forget
-    _: KW_ONLY
     step_size: float = 1.0
-    epochs: int = 5
-    aggregate: Aggregate = weighted_mean
-    stop: StopRule = never
 
 
-@dataclass
-class FedUHB(OwnLoop):
+@dataclass(kw_only=True)
+class FedUHB(Aggregating):
     """Fast exact unlearning: a fresh model, the remaining clients, and heavy ball on the server. See `feduhb.methods.FedUHB`.
 
     ``stop="auto"`` is the paper's dynamic rule with this momentum.
     """
 
     name: ClassVar[str] = "feduhb"
-    forget: Forget
-    _: KW_ONLY
     momentum: float = 0.9
     stop: StopRule | Literal["auto"] = "auto"
     step_size: float = 1.0
-    epochs: int = 5
-    aggregate: Aggregate = weighted_mean
 
 
-@dataclass
-class Nesterov(OwnLoop):
+@dataclass(kw_only=True)
+class Nesterov(Aggregating):
     """Exact unlearning from a fresh model, with Nesterov's momentum on the server. See `feduhb.methods.Nesterov`."""
 
     name: ClassVar[str] = "nesterov"
-    forget: Forget
-    _: KW_ONLY
     step_size: float = 1.0
     momentum: float = 0.9
-    epochs: int = 5
-    aggregate: Aggregate = weighted_mean
-    stop: StopRule = never
 
 
-@dataclass
-class FedAdam(OwnLoop):
+@dataclass(kw_only=True)
+class FedAdam(Aggregating):
     """Exact unlearning from a fresh model, with Adam on the server. See `feduhb.methods.FedAdam`."""
 
     name: ClassVar[str] = "fedadam"
-    forget: Forget
-    _: KW_ONLY
     lr: float = 0.01
     b1: float = 0.9
     b2: float = 0.99
     tau: float = 1e-3
-    epochs: int = 5
-    aggregate: Aggregate = weighted_mean
-    stop: StopRule = never
 
 
 @dataclass
@@ -296,41 +305,91 @@ class FedNadam(FedAdam):
     name: ClassVar[str] = "fednadam"
 
 
-@dataclass
-class FedExP(OwnLoop):
+@dataclass(kw_only=True)
+class FedExP(Aggregating):
     """Exact unlearning from a fresh model, with extrapolated steps of the server. See `feduhb.methods.FedExP`."""
 
     name: ClassVar[str] = "fedexp"
-    forget: Forget
-    _: KW_ONLY
     eps: float = 1e-3
-    epochs: int = 5
-    aggregate: Aggregate = weighted_mean
-    stop: StopRule = never
 
 
-@dataclass
-class FedEraser(OwnLoop):
+@dataclass(kw_only=True)
+class FedEraser(Unlearning):
     """Approximate unlearning by calibrating the history of ``trained``. See `feduhb.methods.FedEraser`."""
 
     name: ClassVar[str] = "federaser"
-    forget: Forget
-    _: KW_ONLY
     interval: int = 2
     ratio: float = 0.5
-    epochs: int = 5
 
 
-@dataclass
-class FedRecover(OwnLoop):
+@dataclass(kw_only=True)
+class FedRecover(Unlearning):
     """Approximate unlearning by estimating updates from the history of ``trained``. See `feduhb.methods.FedRecover`."""
 
     name: ClassVar[str] = "fedrecover"
-    forget: Forget
-    _: KW_ONLY
     warmup: int = 6
     correction: int = 5
     final: int = 4
     buffer: int = 2
     abnormal: float = 1e-6
-    epochs: int = 5
+
+
+@dataclass(kw_only=True)
+class FineTune(Aggregating):
+    """Approximate unlearning: the remaining clients train the model of ``trained`` on. See `feduhb.methods.FineTune`."""
+
+    name: ClassVar[str] = "finetune"
+    step_size: float = 1.0
+
+
+@dataclass
+class NoT(FineTune):
+    """Approximate unlearning: negate the first layer of the model of ``trained``, then fine-tune. See `feduhb.methods.NoT`."""
+
+    name: ClassVar[str] = "not"
+
+
+@dataclass(kw_only=True)
+class RapidRetrain(Aggregating):
+    """Exact unlearning from a fresh model, with preconditioned local steps. See `feduhb.methods.RapidRetrain`.
+
+    Clients of earlier versions cannot do these steps and are left out with a reason.
+    """
+
+    name: ClassVar[str] = "rapidretrain"
+    lr: float = 0.001
+    b1: float = 0.9
+    b2: float = 0.999
+    eps: float = 1e-3
+
+
+@dataclass(kw_only=True)
+class PGA(Unlearning):
+    """Approximate unlearning by gradient ascent at the leavers, from the model of ``trained``. See `feduhb.methods.PGA`.
+
+    The leavers must be connected, and are told to leave after their last work. ``allow_asking_leavers`` says that they agreed.
+    """
+
+    name: ClassVar[str] = "pga"
+    allow_asking_leavers: bool = False
+    radius: float = 0.577
+    lr: float = 0.01
+    momentum: float = 0.9
+    clip_norm: float = 5.0
+    ascent: int = 5
+    after: int = 5
+
+
+@dataclass(kw_only=True)
+class FedAF(Unlearning):
+    """Approximate unlearning of rows by new labels, from the model of ``trained``. See `feduhb.methods.FedAF`.
+
+    ``allow_asking_leavers`` says that the clients agreed to train on the rows that they asked to forget, before they drop them.
+    """
+
+    name: ClassVar[str] = "fedaf"
+    allow_asking_leavers: bool = False
+    teachers: int = 5
+    penalty: float = 100.0
+    overwriting: int = 1
+    after: int = 5

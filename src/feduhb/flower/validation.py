@@ -120,10 +120,7 @@ def _find_odd_statistics(name: str, start: Tensor, change: Tensor, longest: floa
 
 
 def split_answers(
-    answers: Mapping[ClientId, Answer],
-    params: Tensor,
-    limits: Limits,
-    usual: float | None = None,
+    answers: Mapping[ClientId, Answer], params: Tensor, limits: Limits, usual: float | None = None
 ) -> tuple[dict[ClientId, Answer], dict[ClientId, str]]:
     """Return the answers that may be averaged, and for each of the others what is wrong with it.
 

@@ -5,7 +5,12 @@ either "arrays" (the trained model, as Flower's own strategies expect) or "updat
 trained one, or the gradient). Our client answers with the update if the config asks for it. A client that cannot do the
 work answers with "refusal", which holds the reason. If the config asks for it, the answer also holds "held-out": the loss
 and a score of the model that was sent, on the client's held-out examples, and their number. An answer with any other
-record, or with large metrics, is malformed.
+record, or with large metrics, is malformed. The metric "joined-last-batch" is 1 if the client's last batch of one example
+joined the batch before it.
+
+If the config names a "task", its settings are in keys such as "task-lr", and "answer" is not "update" but names the task
+too. A client of an earlier version, which would train plainly, then answers with "arrays", and the server refuses them.
+"target-rows" are rows that a client asked to forget, on which it shall train with new labels before it drops them.
 
 Trained parameters travel, and the statistics of normalisation layers after them, under their names in the module.
 Counters of batches, frozen parameters and constant buffers never do: every side has its own copy, and the server sends a
@@ -17,7 +22,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -43,20 +48,25 @@ from feduhb.core.modules import (
     list_carried,
     list_trained,
 )
+from feduhb.core.tasks import TASKS, Task
 from feduhb.core.types import ClientId, Local, Loss, Work
 from feduhb.errors import ModelError
 
 ARRAYS, UPDATE, CONFIG, METRICS, REFUSAL = "arrays", "update", "config", "metrics", "refusal"
 EXAMPLES, ANSWER, DELETED = "num-examples", "answer", "deleted-files"
+JOINED = "joined-last-batch"
 TRAIN, EVALUATE, WHO, LEAVE = "train", "evaluate", "query.feduhb_who", "query.feduhb_leave"
-ROWS, CLASSES = "forget-rows", "forget-classes"
+ROWS, CLASSES, TARGETS = "forget-rows", "forget-classes", "target-rows"
+TASK = "task"
 CARRIED = "carried-sha256"
-# In the config the name of a score, empty for the loss alone, or AUTO: the accuracy if there is one. In the answer a record.
+# In the config the name of a score, empty for the loss alone, or AUTO: the accuracy if there is one. In the answer a record; in
+# the answer to a query, the number of held-out examples.
 HELD_OUT, AUTO = "held-out", "auto"
 ADDED_KEYS = tuple(name.replace("_", "-") for name in ADDED)
 OURS = (
     *("server-round", "client", "round", "seed", "epochs", "batch-size", "lr", "l2", *ADDED_KEYS),
-    *(ANSWER, ROWS, CLASSES, CARRIED, HELD_OUT),
+    *(ANSWER, ROWS, CLASSES, TARGETS, CARRIED, HELD_OUT, TASK),
+    *(f"{TASK}-{each.name}" for kind in TASKS.values() for each in fields(kind)),
 )
 DRAWN_FROM, FIXED = "drawn_from", "carried"
 LEAVE_OUT = "leave counters of batches (num_batches_tracked) out: they have no effect"
@@ -215,7 +225,7 @@ def get_source(arrays: ArrayRecord) -> ModelSource | None:
 
 
 def get_carried(arrays: ArrayRecord) -> tuple[list[str], str | None]:
-    """Return the names of the frozen parameters and constant buffers beside arrays of `fresh_arrays`, and their digest.
+    """Return the names of the frozen parameters and constant buffers that go with arrays of `fresh_arrays`, and their digest.
 
     The digest is None if there are none, or if the arrays were made elsewhere.
     """
@@ -248,9 +258,43 @@ def describe_work(
         "batch-size": local.batch_size,
         "lr": local.lr,
         "l2": local.l2,
-        ANSWER: UPDATE,
+        ANSWER: _name_answer(work.task),
         **{name.replace("_", "-"): value for name, value in list_added(local).items()},
+        **_describe_task(work.task),
     }
+
+
+def _describe_task(task: Task | None) -> dict[str, ConfigRecordValues]:
+    if task is None:
+        return {}
+    return {TASK: task.name, **{f"{TASK}-{key}": value for key, value in asdict(task).items()}}
+
+
+def _name_answer(task: Task | None) -> str:
+    return UPDATE if task is None else f"{UPDATE} by {task.name}"
+
+
+def read_task(config: Mapping[str, Any]) -> Task | None:
+    """Return the task that a message names; raise MalformedError for one that this version does not know."""
+    if (name := config.get(TASK)) is None:
+        return None
+    if (kind := TASKS.get(str(name))) is None:
+        raise MalformedError(
+            f"this client does not know the task {to_line(name, 80)!r}; install the server's version of feduhb"
+        )
+    prefix = f"{TASK}-"
+    said = {key.removeprefix(prefix): value for key, value in config.items() if key.startswith(prefix)}
+    if unknown := sorted({*said} - {each.name for each in fields(kind)}):
+        raise MalformedError(
+            f"this client does not know the setting {to_line(unknown[0], 80)!r} of the task {name}; install the server's "
+            "version of feduhb"
+        )
+    return kind(**said)
+
+
+def wants_update(config: Mapping[str, Any], task: Task | None) -> bool:
+    """Return whether a message asks for an update, and not for the trained model."""
+    return config.get(ANSWER) == _name_answer(task)
 
 
 def read_local(config: Mapping[str, Any], loss: Loss, augment: Augment | None) -> Local:
@@ -269,6 +313,11 @@ def read_example_count(content: RecordDict, record: str = METRICS) -> float:
     return _to_float(count)
 
 
+def has_joined(content: RecordDict) -> bool:
+    """Return whether a client says that its last batch joined the batch before it. Earlier versions do not say."""
+    return read_metrics(content).get(JOINED) == 1
+
+
 def read_scores(content: RecordDict) -> tuple[float, dict[str, float]]:
     """Return the number of examples of an answer to an evaluate message, and its scores that are numbers."""
     check_records(content, METRICS)
@@ -278,6 +327,12 @@ def read_scores(content: RecordDict) -> tuple[float, dict[str, float]]:
 def read_held_out(content: RecordDict) -> tuple[float, dict[str, float]] | None:
     """Return the number of held-out examples in an answer, and the scores on them; None if it has none."""
     return _read_scores(content, HELD_OUT) if HELD_OUT in content else None
+
+
+def may_hold_out(content: RecordDict) -> bool:
+    """Return whether a client may have held-out examples: unless it says that it has none. Earlier versions do not say."""
+    check_records(content, METRICS)
+    return read_metrics(content).get(HELD_OUT) != 0
 
 
 def _read_scores(content: RecordDict, record: str) -> tuple[float, dict[str, float]]:
@@ -298,6 +353,11 @@ def read_update(content: RecordDict, work: Work, layout: Layout, *more: str) -> 
     if isinstance(update := content.get(UPDATE), ArrayRecord):
         check_records(content, UPDATE, METRICS, *more)
         return layout.flatten(update)
+    if work.task is not None:
+        raise MalformedError(
+            f"no update by the task {work.task.name}: its feduhb is of an earlier version, which does not know tasks; install the "
+            "server's version there"
+        )
     if work.epochs == 0:
         raise MalformedError("no update, though full-batch gradients were asked for")
     if not isinstance(arrays := content.get(ARRAYS), ArrayRecord):

@@ -17,43 +17,47 @@ from feduhb.core.own_code import Code, load_code
 from feduhb.core.plugins import find_plugin, list_plugins
 from feduhb.core.types import Method
 from feduhb.errors import ConfigError, FeduhbError
+from feduhb.methods.binding import list_bound
+from feduhb.methods.crab import Crab
 from feduhb.methods.fedadam import FedAdam
+from feduhb.methods.fedaf import FedAF
 from feduhb.methods.federaser import FedEraser
 from feduhb.methods.fedexp import FedExP
 from feduhb.methods.fednadam import FedNadam
 from feduhb.methods.fedrecover import FedRecover
+from feduhb.methods.fedrecovery import FedRecovery
 from feduhb.methods.feduhb import FedUHB
 from feduhb.methods.fedyogi import FedYogi
+from feduhb.methods.finetune import FineTune
 from feduhb.methods.nesterov import Nesterov
+from feduhb.methods.pga import PGA
+from feduhb.methods.rapidretrain import RapidRetrain
 from feduhb.methods.retrain import Retrain
+from feduhb.methods.rollback import Rollback
+from feduhb.methods.weight_negation import NoT
+from feduhb.methods.wu import WuDistillation
 
 GROUP = "feduhb.methods"  # the entry points of other packages
-BOUND = frozenset({"history", "clients"})  # fields of a replaying method that are not settings
 PARTS = ("name", "exact", "needs", "rounds", "init", "ask", "tell")
-LATER = ("needs_history", "samples_clients", "default_stop")  # parts that methods of version 0.1 do not have
+# Parts that methods of version 0.1 do not have.
+LATER = tuple(part for part in vars(Method) if not part.startswith("_") and part not in PARTS)
 
-COMPARED = (
-    "feduhb",
-    "retrain",
-    "federaser",
-    "fedrecover",
-)  # the paper's comparison: what `compare` runs by default
+# The paper's comparison: what `compare` runs by default.
+COMPARED = ("feduhb", "retrain", "federaser", "fedrecover")
+# What "fast" stands for: the method and the settings that the study of faster methods chose, one for all federations.
+FAST = "fast"
+RECOMMENDED: tuple[str, dict[str, Any]] = ("feduhb", {"momentum": 0.8, "step_size": 1.5})
+# The first methods in lists of names.
 FIRST = (
-    FedUHB,
-    Retrain,
-    FedEraser,
-    FedRecover,
-    Nesterov,
-    FedAdam,
-    FedYogi,
-    FedNadam,
-    FedExP,
-)  # in lists of names
+    FedUHB, Retrain, FedEraser, FedRecover, Nesterov, FedAdam, FedYogi, FedNadam, FedExP, Rollback, RapidRetrain,
+    FineTune, NoT, PGA, FedAF, FedRecovery, Crab, WuDistillation,
+)  # fmt: skip
 
 METHODS: dict[str, type[Method[Any]]] = {kind.name: kind for kind in FIRST}
 for _file in pkgutil.iter_modules(__path__, f"{__name__}."):  # every subclass of Method in this folder
     for _kind in vars(importlib.import_module(_file.name)).values():
-        if isinstance(_kind, type) and _kind.__module__ == _file.name and Method in _kind.__mro__:
+        is_own = isinstance(_kind, type) and _kind.__module__ == _file.name
+        if is_own and Method in _kind.__mro__ and hasattr(_kind, "name"):
             METHODS.setdefault(_kind.name, _kind)
 BUILT_IN = tuple(METHODS.values())  # what is added to METHODS later is not of this package
 
@@ -76,8 +80,7 @@ def find_method(name: str | type[Method[Any]]) -> type[Method[Any]]:
 def list_settings(name: str | type[Method[Any]]) -> list[str]:
     """Return the names of a method's settings."""
     kind = find_method(name)
-    bound = BOUND if getattr(kind, "needs_history", False) else ()
-    return [key for key in inspect.signature(kind).parameters if key not in bound]
+    return [key for key in inspect.signature(kind).parameters if key not in list_bound(kind)]
 
 
 def make_method(name: str | type[Method[Any]], **settings: Any) -> Method[Any]:
@@ -149,12 +152,19 @@ def check_method(method: Any) -> Method[Any]:
     for part in (part for part in LATER if not hasattr(method, part)):
         default = hasattr(method, "history") if part == "needs_history" else getattr(Method, part)
         setattr(kind, part, default)
+    if method.exact and (method.needs_model or method.asks_leaver):
+        what = "uses the old model" if method.needs_model else "asks the leavers"
+        raise ConfigError(f"{method.name} declares itself exact, but it {what}; declare exact = False")
+    if missing := {*list_bound(kind)} - {field.name for field in fields(kind)}:
+        raise ConfigError(
+            f"{method.name} has no field {min(missing)}, which feduhb.unlearn fills in; add it, with a default"
+        )
     return method
 
 
 def values_of(method: Method[Any]) -> dict[str, Any]:
     """Return the values of a method's settings."""
-    bound = BOUND if method.needs_history else frozenset[str]()
+    bound = list_bound(method)
     return {field.name: getattr(method, field.name) for field in fields(method) if field.name not in bound}  # pyright: ignore[reportArgumentType]
 
 
@@ -162,6 +172,20 @@ def settings_of(method: Method[Any]) -> dict[str, float | int | str]:
     """Return a method's settings, as a config file writes them."""
     found = values_of(method).items()
     return {key: v if isinstance(v, int | float | str) else format_rule(v) for key, v in found}
+
+
+def list_needs(method: Method[Any]) -> list[str]:
+    """Return in words what a method needs beyond sums of the updates of the remaining clients."""
+    needs = {
+        "each update": method.needs == "each",
+        "stored updates": method.needs_history,
+        "recorded losses": "losses" in list_bound(method),
+        "kept models": method.continues_training,
+        "the old model": method.needs_model,
+        "the leaver's cooperation": method.asks_leaver,
+        "unlabelled data of the server": method.needs_public,
+    }
+    return [words for words, is_needed in needs.items() if is_needed]
 
 
 def is_built_in(method: Method[Any]) -> bool:
@@ -180,28 +204,9 @@ def rule_of(method: Method[Any]) -> Aggregate | None:
 
 
 __all__ = [
-    "COMPARED",
-    "METHODS",
-    "FedAdam",
-    "FedEraser",
-    "FedExP",
-    "FedNadam",
-    "FedRecover",
-    "FedUHB",
-    "FedYogi",
-    "Nesterov",
-    "Retrain",
-    "change_method",
-    "check_method",
-    "find_method",
-    "is_built_in",
-    "is_retrain",
-    "list_methods",
-    "list_settings",
-    "load_method",
-    "make_method",
-    "restore_method",
-    "rule_of",
-    "settings_of",
-    "values_of",
-]
+    "COMPARED", "FAST", "METHODS", "PGA", "RECOMMENDED", "Crab", "FedAF", "FedAdam", "FedEraser", "FedExP",
+    "FedNadam", "FedRecover", "FedRecovery", "FedUHB", "FedYogi", "FineTune", "Nesterov", "NoT", "RapidRetrain",
+    "Retrain", "Rollback", "WuDistillation", "change_method", "check_method", "find_method", "is_built_in",
+    "is_retrain", "list_methods", "list_needs", "list_settings", "load_method", "make_method", "restore_method",
+    "rule_of", "settings_of", "values_of",
+]  # fmt: skip

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
-import torch
-from torch import Tensor
-
-from feduhb.core.aggregate import Aggregate, weighted_mean
-from feduhb.core.types import Method, Updates, Work
-from feduhb.methods.moments import Moments, check_moments
+from feduhb.core.types import Updates
+from feduhb.methods.moments import Moments, MomentsMethod
 
 
 @dataclass(frozen=True, slots=True)
-class FedAdam(Method[Moments]):
+class FedAdam(MomentsMethod):
     """Exact unlearning: train a fresh model on the remaining clients with Adam's steps on the server.
 
         g = A(u_1 .. u_|Cr|),    m[t+1] = β₁ m[t] + (1 - β₁) g,    q[t+1] = β₂ q[t] + (1 - β₂) g²,    m[0] = q[0] = 0
@@ -37,32 +33,8 @@ class FedAdam(Method[Moments]):
     Optimization", 2015.
     """
 
-    lr: float = 0.01
-    b1: float = 0.9
-    b2: float = 0.99
-    tau: float = 1e-3
-    epochs: int = 5
-    aggregate: Aggregate = weighted_mean
-
     name: ClassVar[str] = "fedadam"
     exact: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        check_moments(self.lr, self.b1, self.b2, self.tau, self.epochs, self.aggregate)
-
-    @property
-    def needs(self) -> Literal["sum", "each"]:
-        """Return "sum" for the weighted mean, the only rule that works on summed answers; else "each"."""
-        return "sum" if self.aggregate is weighted_mean else "each"
-
-    def init(self, params: Tensor) -> Moments:
-        """Return the initial state, with both averages at 0."""
-        zero = torch.zeros_like(params)
-        return Moments(params, mean=zero, square=zero, steps=0)
-
-    def ask(self, state: Moments) -> Work:
-        """Return local training for all remaining clients."""
-        return Work(state.params, self.epochs)
 
     def tell(self, state: Moments, answers: Iterable[Updates]) -> Moments:
         """Return the state after one step."""

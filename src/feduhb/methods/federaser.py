@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from feduhb.core.aggregate import weighted_mean
-from feduhb.core.checks import check_whole, is_finite
-from feduhb.core.types import ClientId, History, Method, Updates, Work
-from feduhb.errors import ConfigError
-from feduhb.methods.replay import MISSING, refuse_sums
+from feduhb.core.checks import check_whole
+from feduhb.core.types import ClientId, Foreseen, History, Updates, Work
+from feduhb.methods.replay import MISSING, ReplayMethod, calibrate, check_calibration, count_short_epochs
 
 
 class Replay(NamedTuple):
@@ -25,7 +23,7 @@ class Replay(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class FedEraser(Method[Replay]):
+class FedEraser(ReplayMethod[Replay]):
     """Approximate unlearning by calibrating stored updates.
 
         first kept round:   w <- w - Σ (n_c / N) u_c,    w the model that training started from
@@ -53,21 +51,11 @@ class FedEraser(Method[Replay]):
 
     name: ClassVar[str] = "federaser"
     exact: ClassVar[bool] = False
-    needs_history: ClassVar[bool] = True
     samples_clients: ClassVar[bool] = False  # it asks the clients that answered in the kept round
 
     def __post_init__(self) -> None:
         check_whole("interval", self.interval)
-        check_whole("epochs", self.epochs, least=0)
-        if not (is_finite(self.ratio) and 0 < self.ratio <= 1):
-            raise ConfigError(f"ratio is {self.ratio!r}; give a share above 0 and up to 1, such as 0.5")
-        if self.epochs == 0:
-            raise ConfigError("epochs is 0; FedEraser calibrates by local training, give 1 or more")
-
-    @property
-    def needs(self) -> Literal["sum", "each"]:
-        """Return "each": every client's update is scaled separately."""
-        return "each"
+        check_calibration(self.ratio, self.epochs, "FedEraser")
 
     @property
     def kept(self) -> list[int]:
@@ -88,7 +76,12 @@ class FedEraser(Method[Replay]):
         clients = self._list_stored_clients(self.kept[state.step])
         if state.step == 0 or not clients:
             return None
-        return Work(state.params, math.ceil(round(self.ratio * self.epochs, 9)), clients)
+        return Work(state.params, count_short_epochs(self.ratio, self.epochs), clients)
+
+    def foresee(self, rounds: Iterable[int], first: Work | None) -> Iterator[Foreseen]:  # noqa: ARG002
+        """Yield the work of kept rounds, which the history decides alone."""
+        for step in rounds:
+            yield Foreseen.of(self.ask(Replay(torch.empty(0), step)))
 
     def tell(self, state: Replay, answers: Iterable[Updates]) -> Replay:
         """Return the state after the stored updates, which the answers calibrate after the first kept round."""
@@ -96,20 +89,12 @@ class FedEraser(Method[Replay]):
         clients = self._list_stored_clients(t)
         if not clients:
             return Replay(state.params, state.step + 1)
-        updates = self.history.read(t, clients) if state.step == 0 else self._calibrate(t, answers)
+        if state.step == 0:
+            updates = self.history.read(t, clients)
+        else:
+            updates = calibrate(self.history, t, answers, self.name)
         return Replay(state.params - weighted_mean(updates), state.step + 1)
 
     def _list_stored_clients(self, round: int) -> tuple[ClientId, ...]:
         stored = set(self.history.clients(round))
         return tuple(client for client in self.clients if client in stored)
-
-    def _calibrate(self, round: int, answers: Iterable[Updates]) -> Iterator[Updates]:
-        """Yield ‖u_c‖ v_c / ‖v_c‖ of each answer v_c; u_c is found by the client's id."""
-        for block in refuse_sums(answers, self.name):
-            stored: dict[ClientId, Tensor] = {}
-            for part in self.history.read(round, block.clients):
-                stored.update(zip(part.clients, torch.linalg.vector_norm(part.values, dim=1), strict=True))
-            target = torch.stack([stored[client] for client in block.clients])  # [C] ‖u_c‖
-            now = torch.linalg.vector_norm(block.values, dim=1)  # [C] ‖v_c‖
-            scale = torch.where(now > 0, target.to(now) / now, 0.0)
-            yield Updates(block.clients, block.values * scale[:, None], block.weights)

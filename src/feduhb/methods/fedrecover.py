@@ -6,17 +6,17 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from feduhb.core.aggregate import weighted_mean
 from feduhb.core.checks import check_whole, is_finite
-from feduhb.core.types import ClientId, History, Method, Updates, Work
+from feduhb.core.types import ClientId, Foreseen, History, Updates, Work
 from feduhb.errors import ConfigError
 from feduhb.methods.lbfgs import cut_blocks, multiply, solve_coefficients
-from feduhb.methods.replay import MISSING, refuse_sums
+from feduhb.methods.replay import MISSING, ReplayMethod, refuse_sums
 
 TINY = 1e-12  # a pair with s'y below this share of ‖s‖ ‖y‖ has no usable curvature
 
@@ -33,7 +33,7 @@ class Recovery(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class FedRecover(Method[Recovery]):
+class FedRecover(ReplayMethod[Recovery]):
     """Approximate unlearning by estimating updates.
 
         û_c[t] = u_c[t] + H_c (ŵ[t] - w[t]),    ŵ[t+1] = ŵ[t] - Σ (n_c / N) û_c[t],    ŵ[0] fresh
@@ -69,7 +69,6 @@ class FedRecover(Method[Recovery]):
 
     name: ClassVar[str] = "fedrecover"
     exact: ClassVar[bool] = False
-    needs_history: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         for name in ("buffer", "warmup"):
@@ -80,11 +79,6 @@ class FedRecover(Method[Recovery]):
             raise ConfigError(f"warmup is {self.warmup}; give more than the buffer, {self.buffer}")
         if not (is_finite(self.abnormal) and 0 <= self.abnormal < 1):
             raise ConfigError(f"abnormal is {self.abnormal!r}; give at least 0 and below 1, such as 1e-6")
-
-    @property
-    def needs(self) -> Literal["sum", "each"]:
-        """Return "each": every client has its own curvature pairs."""
-        return "each"
 
     @property
     def rounds(self) -> int | None:
@@ -110,6 +104,11 @@ class FedRecover(Method[Recovery]):
         if not abnormal:
             return None
         return Work(state.params, self.epochs, abnormal, needed=len(abnormal) == len(self.clients))
+
+    def foresee(self, rounds: Iterable[int], first: Work | None) -> Iterator[Foreseen]:  # noqa: ARG002
+        """Yield the work of exact rounds; in the others, which clients have abnormal estimates is not known yet."""
+        for step in rounds:
+            yield Foreseen(self.epochs, None) if self._is_exact(step) else Foreseen(more=True)
 
     def tell(self, state: Recovery, answers: Iterable[Updates]) -> Recovery:
         """Return the state after the mean of answers and estimates; an exact round adds to the pairs."""

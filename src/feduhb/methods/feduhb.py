@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
 from feduhb.core.aggregate import Aggregate, weighted_mean
 from feduhb.core.checks import check_decay, check_step
-from feduhb.core.types import Method, Updates, Work
+from feduhb.core.types import Updates, Work
+from feduhb.methods.rules import RuleMethod
 from feduhb.stopping import StopRule, dynamic_stop
 
 
@@ -22,7 +23,7 @@ class HeavyBall(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class FedUHB(Method[HeavyBall]):
+class FedUHB(RuleMethod[HeavyBall]):
     """Fast exact unlearning: train a fresh model on the remaining clients with momentum on the server.
 
         w[t+1] = w[t] - α A(u_1 .. u_|Cr|) + β (w[t] - w[t-1]),    w[-1] = w[0],    w[0] fresh
@@ -51,11 +52,6 @@ class FedUHB(Method[HeavyBall]):
     def __post_init__(self) -> None:
         check_step(self.step_size, self.epochs, self.aggregate)
         check_decay("momentum", self.momentum)
-
-    @property
-    def needs(self) -> Literal["sum", "each"]:
-        """Return "sum" for the weighted mean, the only rule that works on summed answers; else "each"."""
-        return "sum" if self.aggregate is weighted_mean else "each"
 
     def default_stop(self) -> StopRule:
         """Return the paper's dynamic rule with this momentum."""

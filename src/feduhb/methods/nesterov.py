@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from feduhb.core.aggregate import Aggregate, weighted_mean
 from feduhb.core.checks import check_decay, check_step
-from feduhb.core.types import Method, Updates, Work
+from feduhb.core.types import Updates, Work
+from feduhb.methods.rules import RuleMethod
 
 
 class Velocity(NamedTuple):
@@ -22,7 +23,7 @@ class Velocity(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Nesterov(Method[Velocity]):
+class Nesterov(RuleMethod[Velocity]):
     """Exact unlearning: train a fresh model on the remaining clients with Nesterov's momentum on the server.
 
         g = A(u_1 .. u_|Cr|),    v[t+1] = β v[t] + g,    w[t+1] = w[t] - α (g + β v[t+1]),    v[0] = 0,    w[0] fresh
@@ -52,11 +53,6 @@ class Nesterov(Method[Velocity]):
     def __post_init__(self) -> None:
         check_step(self.step_size, self.epochs, self.aggregate)
         check_decay("momentum", self.momentum)
-
-    @property
-    def needs(self) -> Literal["sum", "each"]:
-        """Return "sum" for the weighted mean, the only rule that works on summed answers; else "each"."""
-        return "sum" if self.aggregate is weighted_mean else "each"
 
     def init(self, params: Tensor) -> Velocity:
         """Return the state at rest: v[0] = 0."""

@@ -1,13 +1,21 @@
-"""Shared code of the methods that replay a history."""
+"""What `feduhb.unlearn` binds to methods that need more than a fresh model: a history, the old model, the leavers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, NoReturn
+import math
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NoReturn, TypeVar
 
-from feduhb.core.types import ClientId, History, Method, Updates
-from feduhb.errors import AggregationError, HistoryError
+import torch
+from torch import Tensor
+
+from feduhb.core.aggregate import RunningMean, weighted_mean
+from feduhb.core.checks import check_whole, is_finite
+from feduhb.core.types import ClientId, History, Method, State, Updates
+from feduhb.errors import AggregationError, ConfigError, HistoryError
+
+S = TypeVar("S", bound=State)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +36,18 @@ class MissingHistory:
 MISSING = MissingHistory()
 
 
+class ReplayMethod(Method[S]):
+    """A method that replays the updates that training stored, client by client: it serves requests for whole clients."""
+
+    needs_history: ClassVar[bool] = True
+    serves: ClassVar[tuple[str, ...]] = ("clients",)
+
+    @property
+    def needs(self) -> Literal["sum", "each"]:
+        """Return "each": every client's own updates must have been stored."""
+        return "each"
+
+
 def refuse_sums(answers: Iterable[Updates], method: str) -> Iterator[Updates]:
     """Yield the answers; raise AggregationError if one is summed."""
     for block in answers:
@@ -38,25 +58,53 @@ def refuse_sums(answers: Iterable[Updates], method: str) -> Iterator[Updates]:
         yield block
 
 
-def bind_history(method: Method[Any], history: History, clients: Sequence[ClientId]) -> Method[Any]:
-    """Return a method with the remaining clients and, if it has no history yet, with this one."""
-    own = get_history(method)
-    bound = history if own is None or own is MISSING else own
-    return replace(method, history=bound, clients=tuple(sorted(clients)))  # pyright: ignore[reportArgumentType]
+def calibrate(history: History, round: int, answers: Iterable[Updates], method: str) -> Iterator[Updates]:
+    """Yield ‖u_c‖ v_c / ‖v_c‖ of each answer v_c; u_c, stored in a round, is found by the client's id."""
+    for block in refuse_sums(answers, method):
+        stored: dict[ClientId, Tensor] = {}
+        for part in history.read(round, block.clients):
+            stored.update(zip(part.clients, torch.linalg.vector_norm(part.values, dim=1), strict=True))
+        target = torch.stack([stored[client] for client in block.clients])  # [C] ‖u_c‖
+        now = torch.linalg.vector_norm(block.values, dim=1)  # [C] ‖v_c‖
+        scale = torch.where(now > 0, target.to(now) / now, 0.0)
+        yield Updates(block.clients, block.values * scale[:, None], block.weights)
 
 
-def unbind_history(method: Method[Any]) -> Method[Any]:
-    """Return a method without the history and the clients that were bound to it."""
-    if not method.needs_history:
-        return method
-    return replace(method, history=MISSING, clients=())  # pyright: ignore[reportArgumentType]
+def count_short_epochs(ratio: float, epochs: int) -> int:
+    """Return ⌈r E⌉, the local epochs of a calibration; 0.2 of 5 is 1 despite rounding."""
+    return math.ceil(round(ratio * epochs, 9))
 
 
-def get_history(method: Method[Any]) -> History | None:
-    """Return the history of a method; None if it does not replay one."""
-    return method.history if method.needs_history else None  # pyright: ignore[reportAttributeAccessIssue]
+def check_calibration(ratio: Any, epochs: Any, method: str) -> None:
+    """Raise ConfigError if a setting of a calibration is invalid."""
+    check_whole("epochs", epochs, least=0)
+    if not (is_finite(ratio) and 0 < ratio <= 1):
+        raise ConfigError(f"ratio is {ratio!r}; give a share above 0 and up to 1, such as 0.5")
+    if epochs == 0:
+        raise ConfigError(f"epochs is 0; {method} calibrates by local training, give 1 or more")
 
 
-def get_replayed_clients(method: Method[Any]) -> tuple[ClientId, ...]:
-    """Return the clients that a method with a bound history may ask."""
-    return method.clients  # pyright: ignore[reportAttributeAccessIssue]
+def average_stored(history: History, round: int) -> Tensor | None:
+    """Return the weighted mean [P] of the updates that were stored in a round; None if there are none."""
+    stored = history.clients(round)
+    return weighted_mean(history.read(round, stored)) if stored else None
+
+
+def compute_residual(history: History, round: int, remaining: Collection[ClientId]) -> tuple[Tensor, Tensor]:
+    """Return A(all), the step [P] that training took in a round, and the residual A(remaining) - A(all).
+
+    Without the leavers this round would have led from the same model to w - A(remaining), so the residual is what they
+    changed in it. A round in which no remaining client took part would not have moved the model.
+    """
+    stored = history.clients(round)
+    if not stored:
+        zero = torch.zeros_like(history.params(round))
+        return zero, zero
+    everyone, others = RunningMean(), RunningMean()
+    for block in history.read(round, stored):
+        everyone.add(block)
+        if kept := [row for row, client in enumerate(block.clients) if client in remaining]:
+            others.add(block.select(kept))
+        del block
+    step = everyone.finish()
+    return step, -step if others.total is None else others.finish() - step

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
 from feduhb.core.aggregate import Aggregate, weighted_mean
 from feduhb.core.checks import check_step
-from feduhb.core.types import Method, Updates, Work
+from feduhb.core.types import Updates, Work
+from feduhb.methods.rules import RuleMethod
 
 
 class Plain(NamedTuple):
@@ -20,7 +21,7 @@ class Plain(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Retrain(Method[Plain]):
+class Retrain(RuleMethod[Plain]):
     """The reference for exact unlearning: train again without the forgotten data.
 
         w[t+1] = w[t] - α A(u_1 .. u_C),    w[0] fresh
@@ -42,11 +43,6 @@ class Retrain(Method[Plain]):
 
     def __post_init__(self) -> None:
         check_step(self.step_size, self.epochs, self.aggregate)
-
-    @property
-    def needs(self) -> Literal["sum", "each"]:
-        """Return "sum" for the weighted mean, the only rule that works on summed answers; else "each"."""
-        return "sum" if self.aggregate is weighted_mean else "each"
 
     def init(self, params: Tensor) -> Plain:
         """Return the initial state at these parameters."""

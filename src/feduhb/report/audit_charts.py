@@ -113,7 +113,7 @@ def _chart_auc(
         axes.set_ylim(len(rows) - 0.45, -0.55)
         names = [textwrap.fill(row.label, 16) for row in rows]
         axes.set_yticks(range(len(rows)), names, color=dr.INK, parse_math=False)
-        axes.set_xlabel("AUC: 0.5 is a coin, 1 is certainty", color=dr.SOFT, size=dr.SMALL)
+        axes.set_xlabel("AUC: 0.5 is chance, 1 is certainty", color=dr.SOFT, size=dr.SMALL)
 
     series = [
         Series(f"{row.label}: {names[model]}", COLOURS.get(model, row.colour), [roc.auc], [place + heights[model]],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from statistics import median
 from typing import NamedTuple
 
@@ -41,7 +41,7 @@ NOTES = {
     "A method that never looks at that data gives the same weights to the last bit. An exact method must also begin at the "
     "fresh model. Code outside the package also runs from another fresh model, on noise alone and on slightly changed data.",
     "attacks": "An attacker sees examples that the leavers trained on, and examples of theirs that nobody trained on, "
-    "and guesses which are which. AUC: how often it ranks a pair correctly; 0.5 is a coin, 1 is certainty; in brackets the "
+    "and guesses which are which. AUC: how often it ranks a pair correctly; 0.5 is chance, 1 is certainty; in brackets the "
     "99% interval. TPR: the share of members found while wrongly naming 1% (0.1%) of the others. “Not caught” needs the 90% "
     "interval to lie within 0.5 ± {margin}, or that of the difference from Retrain's within ± {margin} if it is the sharper test, "
     "by an attack that catches the original. Power: how often a model that gives "
@@ -295,8 +295,7 @@ def _stamp(audit: Audit) -> Iterator[Row]:
 
 def _score(audit: Audit) -> Iterator[Row]:
     for model in MODELS:
-        scores = audit.accuracy[model]
-        shares = [format_share(share) for share in (scores.forgotten, scores.retained, scores.test)]
+        shares = [format_share(share) for share in astuple(audit.accuracy[model])]
         if set(shares) != {NOTHING}:
             yield [NAMES[model], *shares]
 
@@ -313,8 +312,7 @@ def _list_scores(audit: Audit) -> Iterator[Row]:
     for score, found in audit.scores.items():
         named = printable(name_score(score)) + ("" if found.best == "high" else " (less is better)")
         for model in MODELS:
-            some = found.models[model]
-            values = (some.forgotten, some.retained, some.test)
+            values = astuple(found.models[model])
             shown = (NOTHING if value is None else format_score(score, value) for value in values)
             yield [named, NAMES[model], *shown]
 
@@ -322,8 +320,8 @@ def _list_scores(audit: Audit) -> Iterator[Row]:
 def _measure_loss(audit: Audit) -> Iterator[Row]:
     for model in MODELS:
         if found := audit.loss.get(model):
-            losses = (found.forgotten, found.retained, found.test)
-            yield [NAMES[model], *(NOTHING if loss is None else format_number(loss) for loss in losses)]
+            losses = (NOTHING if loss is None else format_number(loss) for loss in astuple(found))
+            yield [NAMES[model], *losses]
 
 
 def _compare_clients(audit: Audit) -> Iterator[Row]:

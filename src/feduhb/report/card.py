@@ -13,7 +13,9 @@ from feduhb.report.words import (
     explain_starts,
     find_table,
     format_carried,
+    get_table,
     join_settings,
+    join_some,
     name_table,
     warn_of_other_weights,
 )
@@ -93,13 +95,14 @@ def _format_request(view: RunView) -> str:
 def _describe_run(view: RunView) -> str:
     """Return what the model is, what exact means, and a table of its origin."""
     result, config = view.result, view.config
-    start = "the given start" if _get(view, "start").get("given") else "a fresh model"
+    start = "the given start" if get_table(view, "start").get("given") else "a fresh model"
     meaning = TRAINED if not view.unlearned else EXACT.format(start) if view.exact else APPROXIMATE
     rows = [
         ("method", _name_method(view)),
         ("rounds", f"{result['rounds']} of {result['scheduled_rounds']} scheduled"),
         ("ended because", printable(result["stopped"])),
         *_list_kept(view),
+        *_list_restart(view),
         *_list_origin(view),
         ("data", _describe_data(view)),
         ("seed", str(config.get("seed", 0))),
@@ -117,11 +120,21 @@ def _list_kept(view: RunView) -> Iterator[tuple[str, str]]:
         yield "model kept", f"the one after round {kept}, with the best score on the clients' held-out data"
 
 
+def _list_restart(view: RunView) -> Iterator[tuple[str, str]]:
+    """Yield from where a rollback continued the training."""
+    if done := view.result.get("restart_round"):
+        digest = printable(str(view.result.get("restart_sha256")))
+        yield (
+            "continued from",
+            f"the model that training kept after {done} rounds, before it asked a leaver (SHA-256 {digest})",
+        )
+
+
 def _list_origin(view: RunView) -> Iterator[tuple[str, str]]:
     """Yield the request and the run that it was served on, by the digest of its config.toml."""
     if view.unlearned:
         yield "forgotten", _format_request(view)
-    elif left_out := _get(view, "flower").get("forget"):
+    elif left_out := get_table(view, "flower").get("forget"):
         yield "left out because of earlier requests", printable(str(left_out)).replace(",", ", ")
     came_from = view.result.get("came_from")
     if came_from:
@@ -132,7 +145,7 @@ def _list_origin(view: RunView) -> Iterator[tuple[str, str]]:
 
 
 def _describe_data(view: RunView) -> str:
-    about = _get(view, "federation")
+    about = get_table(view, "federation")
     if (table := find_table(view)) is not None:
         return name_table(table)
     if "data" not in about:
@@ -174,7 +187,7 @@ def _list_start(view: RunView) -> Iterator[tuple[str, str]]:
     declared = explain_starts([view])
     yield "start", declared[0] if declared else "a fresh model, drawn from the seed"
     if carried := format_carried(view):
-        digest = printable(str(_get(view, "start").get("carried_sha256")))
+        digest = printable(str(get_table(view, "start").get("carried_sha256")))
         yield "carried as given, never trained", f"{carried} (SHA-256 {digest})"
 
 
@@ -183,7 +196,9 @@ def _list_scores(view: RunView) -> str:
     if not scores:
         return "The model was not scored.\n"
     rows = [(printable(name_score(name)), format_score(name, value)) for name, value in scores.items()]
-    return f"After the last round:\n\n{_make_table(('score', 'value'), rows)}"
+    kept = view.result.get("kept_round")
+    when = "After the last round" if kept is None else f"After round {kept}, whose model was kept"
+    return f"{when}:\n\n{_make_table(('score', 'value'), rows)}"
 
 
 def _list_clients(view: RunView) -> str:
@@ -196,8 +211,12 @@ def _list_clients(view: RunView) -> str:
     alike: dict[tuple[int, int], list[str]] = {}
     for client in sorted({*everyone, *asked}):
         alike.setdefault((asked[client], answered[client]), []).append(client)
-    rows = [(_join(names), str(a), str(b)) for (a, b), names in sorted(alike.items(), reverse=True)]
-    sizes = sorted({len(record.asked) for record in view.rounds if record.asked}) or [0]
+    rows = [
+        (join_some([*map(printable, names)], NAMED), str(a), str(b))
+        for (a, b), names in sorted(alike.items(), reverse=True)
+    ]
+    regular = [record for record in view.rounds if not record.leavers]
+    sizes = sorted({len(record.asked) for record in regular if record.asked}) or [0]
     is_sampled = sizes[0] < len(everyone)
     some = str(sizes[0]) if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
     said = f"{len(everyone)} clients took part. " + (
@@ -207,17 +226,15 @@ def _list_clients(view: RunView) -> str:
     )
     idle = sum(not record.asked for record in view.rounds)
     rested = f" {idle} rounds asked nobody." if idle else ""
+    if count := len(view.rounds) - len(regular):
+        leavers = sorted({printable(client) for record in view.rounds for client in record.leavers})
+        rested += f" In {count} more, leavers worked on the data that they asked to forget: {join_some(leavers, NAMED)}."
     return f"{said}{rested}\n\n{_make_table(('clients', 'rounds asked', 'rounds answered'), rows)}"
 
 
-def _join(clients: Sequence[str]) -> str:
-    rest = len(clients) - NAMED
-    return ", ".join(map(printable, clients[:NAMED])) + (f" and {rest} more" if rest > 0 else "")
-
-
 def _list_training(view: RunView) -> str:
-    train, result = _get(view, "train"), view.result
-    stop = _get(view, "unlearn" if view.unlearned else "train").get("stop")
+    train, result = get_table(view, "train"), view.result
+    stop = get_table(view, "unlearn" if view.unlearned else "train").get("stop")
     plain = {key: value for key, value in train.items() if not isinstance(value, Mapping)}
     rows = [
         ("training", join_settings(plain)),
@@ -248,8 +265,3 @@ def _describe_audit(view: RunView) -> str:
 def _make_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     text = frozenset({0}) if headers[0] else frozenset({0, 1})
     return Grid("", headers, rows, text).to_markdown()
-
-
-def _get(view: RunView, table: str) -> Mapping[str, Any]:
-    found = view.config.get(table)
-    return found if isinstance(found, Mapping) else {}

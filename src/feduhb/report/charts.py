@@ -24,6 +24,8 @@ VARIABLES = {
 }  # fmt: skip
 PAGE_WIDTH = 4.0  # inches: text of 8 points is still read on a telephone
 READ_ALOUD = 12  # series that a chart's description names
+# Rows that a figure has room for; points that each other one takes.
+LEGEND_COLUMNS, LEGEND_ROWS, LEGEND_LINE = 4, 3, 13.0
 POINTED_AT = 300  # places along a line that a pointer can tell apart
 SVG, LINK = "{http://www.w3.org/2000/svg}", "{http://www.w3.org/1999/xlink}href"
 
@@ -137,7 +139,10 @@ def add_legend(figure: Figure, keys: Sequence[Key]) -> None:
         for key in keys
     ]
     look = {"loc": "outside lower center", "frameon": False, "fontsize": dr.SMALL, "labelcolor": dr.INK}
-    legend = figure.legend(handles, [key.name for key in keys], ncols=min(4, len(keys)), **look)
+    rows = math.ceil(len(keys) / LEGEND_COLUMNS)
+    higher = max(0, rows - LEGEND_ROWS) * LEGEND_LINE / dr.POINTS_AN_INCH
+    figure.set_figheight(figure.get_figheight() + higher)
+    legend = figure.legend(handles, [key.name for key in keys], ncols=min(LEGEND_COLUMNS, len(keys)), **look)
     for text in legend.get_texts():
         text.set_parse_math(False)
 

@@ -25,6 +25,8 @@ INK, SOFT, GRID, FRAME, GROUND = "#222222", "#666666", "#E8E8E8", "#BBBBBB", "#F
 
 SIZE, SMALL = 9.0, 8.0  # points
 LABEL_GAP = 0.075  # between labels, of the axes' height
+POINT_GAP = 9.0  # points between a point and its name
+AXES_SHARE = 0.8  # of the height of a figure with one panel
 LINE_POINTS = 11.5  # height of a line of small text
 CHARACTERS_AN_INCH = 16.5  # of small text
 POINTS_AN_INCH = 72
@@ -187,7 +189,7 @@ def label_rounds(axes: Axes, rounds: int, key: str = "") -> None:
 
     axes.set_xlim(1 - 0.02 * rounds, rounds * 1.02 + 0.1)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8, steps=[1, 2, 5, 10], min_n_ticks=1))
-    axes.set_xlabel(f"round      {key}".strip(), color=SOFT, size=SMALL)
+    axes.set_xlabel(" · ".join(filter(None, ("round", key))), color=SOFT, size=SMALL)
 
 
 def label_ends(axes: Axes, ends: Sequence[tuple[float, str, str]]) -> None:
@@ -198,6 +200,42 @@ def label_ends(axes: Axes, ends: Sequence[tuple[float, str, str]]) -> None:
     heights = spread_apart([(value - low) / (high - low) for value, _, _ in ordered], LABEL_GAP)
     for (_, text, colour), height in zip(ordered, heights, strict=True):
         write_text(axes, text, (1, height), (6, 0), colour, within="axes fraction", size=SIZE)
+
+
+def label_points(axes: Axes, points: Sequence[tuple[float, float, str, str]], edges: Sequence[float]) -> None:
+    """Name (x, y, text, colour): on the left half right of the point's edge, else beside the axes, with a thin line to each.
+
+    A name on the left half begins at the first edge from which it covers no point.
+    """
+    from matplotlib.transforms import offset_copy
+
+    (low, high), (left, right), figure = axes.get_ylim(), axes.get_xlim(), axes.get_figure(root=True)
+    axes.set_ylim(low, high)
+    axes.set_xlim(left, right)
+    assert figure is not None  # noqa: S101 (axes of `new_figure`)
+    gap = LINE_POINTS / (AXES_SHARE * figure.get_figheight() * POINTS_AN_INCH)
+    an_inch = (right - left) / (figure.get_figwidth() - MARGIN)
+    beside = offset_copy(axes.get_xaxis_transform(), figure, x=POINT_GAP, units="points")
+    middle = (left + right) / 2
+    every = [(*point, edge) for point, edge in zip(points, edges, strict=True)]
+    halves = [[p for p in every if p[-1] < middle], [p for p in every if p[-1] >= middle]]
+    starts = sorted(edge for *_, edge in halves[0])
+
+    def covers(start: float, height: float, text: str) -> bool:
+        end = start + (POINT_GAP / POINTS_AN_INCH + len(text) / CHARACTERS_AN_INCH) * an_inch
+        return any(start < x < end and abs((y - low) / (high - low) - height) < gap for x, y, *_ in points)
+
+    for half in halves:
+        ordered = sorted(half, key=lambda point: point[1])
+        heights = spread_apart([(y - low) / (high - low) for _, y, *_ in ordered], gap)
+        for (x, y, text, colour, edge), height in zip(ordered, heights, strict=True):
+            free = (start for start in starts if start >= edge and not covers(start, height, text))
+            line = {"arrowstyle": "-", "color": colour, "linewidth": 0.6, "shrinkA": 1, "shrinkB": 3}
+            line["relpos"] = (0, 0.5)  # of the text, where its line begins
+            axes.annotate(
+                text, (x, y), (next(free, edge) if edge < middle else right, height), textcoords=beside, color=colour,
+                size=SMALL, va="center", ha="left", arrowprops=line, annotation_clip=False, parse_math=False, zorder=4,
+            )  # fmt: skip
 
 
 def spread_apart(heights: Sequence[float], gap: float) -> list[float]:

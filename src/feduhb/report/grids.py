@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 
 HEADER_WIDTH = 11  # characters a broken header's line holds
@@ -30,6 +30,7 @@ class Grid:
     text: frozenset[int] = frozenset({0})  # the columns of text, set to the left
     note: str = ""
     said: Sequence[tuple[str, str]] = ()  # (run, sentence); no run: of all
+    groups: Mapping[int, str] = field(default_factory=dict)  # headings, by the row that they stand over
 
     def without_names(self) -> Grid:
         """Return the grid without its first column, which names the run."""
@@ -46,7 +47,13 @@ class Grid:
         """Render as a Markdown table."""
         rule = [":---" if place in self.text else "---:" for place in range(len(self.headers))]
         headers, *cells = [[escape_markdown(cell) for cell in row] for row in [self.headers, *self.rows]]
-        return "".join(f"| {' | '.join(line)} |\n" for line in [headers, rule, *cells])
+        empty = [""] * (len(self.headers) - 1)
+        body: list[list[str]] = []
+        for at, row in enumerate(cells):
+            if at in self.groups:
+                body.append([f"**{escape_markdown(self.groups[at])}**", *empty])
+            body.append(row)
+        return "".join(f"| {' | '.join(line)} |\n" for line in [headers, rule, *body])
 
     def to_latex(self) -> str:
         """Render as a LaTeX tabular; it needs the package booktabs."""
@@ -54,6 +61,9 @@ class Grid:
         top = [f"\\shortstack[{s}]{{{_stack(h)}}}" for s, h in zip(sides, self.headers, strict=True)]
         cells = [[escape_tex(cell) for cell in row] for row in self.rows]
         lines = [" & ".join(line) + r" \\" for line in [top, *cells]]
+        for at, name in sorted(self.groups.items(), reverse=True):
+            over = f"\\multicolumn{{{len(sides)}}}{{l}}{{\\emph{{{escape_tex(name)}}}}} \\\\"
+            lines[at + 1 : at + 1] = [over]
         body = "\n".join([r"\toprule", lines[0], r"\midrule", *lines[1:], r"\bottomrule"])
         return f"\\begin{{tabular}}{{{''.join(sides)}}}\n{body}\n\\end{{tabular}}\n"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -17,9 +18,11 @@ from feduhb.report.curves import chart_backdoor, chart_movement, chart_score, ch
 from feduhb.report.drawing import choose_strokes
 from feduhb.report.grids import Grid
 from feduhb.report.held_out import chart_held_out
-from feduhb.report.runs import ORIGINAL, RunView, printable, retrain_of
+from feduhb.report.runs import ORIGINAL, RunView, group_seeds, printable, retrain_of
 from feduhb.report.stop_map import chart_map, chart_scales, list_mapped, replay_rules
-from feduhb.report.tables import get_verdict, make_grid
+from feduhb.report.tables import get_verdict, make_grids_of_each
+from feduhb.report.tables import make_grids as make_run_grids
+from feduhb.report.work import chart_work
 from feduhb.runs.scores import name_score
 
 if TYPE_CHECKING:
@@ -35,6 +38,7 @@ SIGNS = {
     UNAUDITED: words.NOTHING,
 }
 SHOWN_FIRST = 3  # charts on the first screen
+JUDGED_AT_MOST = 6  # runs with a verdict of their own at the top; more are listed by verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +72,19 @@ def render_page(
 def render_report(views: Sequence[RunView]) -> str:
     """Return the report on these runs as one self-contained HTML document."""
     looks = choose_strokes(views)
-    scored = [(score, chart_score(views, looks, score)) for score in words.list_charted(views)]
+    drawn_views = words.choose_drawn(views)
+    own = choose_strokes(drawn_views)
+    scored = [(score, chart_score(drawn_views, own, score)) for score in words.list_charted(views)]
     scores = {_name_chart(score, place): chart for place, (score, chart) in enumerate(scored) if chart}
+    work = chart_work(views, looks)
+    is_many = len(drawn_views) > JUDGED_AT_MOST  # the bars of the backdoor would fill the first screen
     charts = dict([*scores.items()][:1]) | {
-        "movement": chart_movement(views, looks),
-        "backdoor": chart_backdoor(views, looks),
+        **({"work": work} if is_many else {}),
+        "movement": chart_movement(drawn_views, own),
+        "backdoor": chart_backdoor(drawn_views, own),
         **scores,
-        "held-out": chart_held_out(views, looks),
+        "work": work,
+        "held-out": chart_held_out(drawn_views, own),
     }
     drawn = [(name, chart) for name, chart in charts.items() if chart is not None]
     maps, sweep = [replay_rules(view) for view in list_mapped(views)], find_sweep(views)
@@ -83,12 +93,13 @@ def render_report(views: Sequence[RunView]) -> str:
         title="Unlearning report",
         headline=words.headline(views),
         settings=words.list_settings(views),
-        verdicts=[(view, get_verdict(view) or UNAUDITED) for view in views if view.unlearned],
+        verdicts=_list_verdicts(views),
         numbers=_choose_numbers(views),
         first=dict(drawn[:SHOWN_FIRST]),
         more=dict(drawn[SHOWN_FIRST:]),
         notes=words.list_notes(views),
-        grid=make_grid(views),
+        grids=make_run_grids(views),
+        each=make_grids_of_each(views),
         summary=make_grids(views).get("verdicts"),
         audits=[
             _show_audit(view, views, place, looks[view.label].colour)
@@ -103,6 +114,24 @@ def render_report(views: Sequence[RunView]) -> str:
         starts=words.explain_starts(views),
         views=views,
     )
+
+
+def _list_verdicts(views: Sequence[RunView]) -> list[tuple[str, str, str]]:
+    """Return (names, verdict, kind) for each unlearning run; many runs with the same verdict share an entry."""
+    found = [
+        (view.label, get_verdict(view) or UNAUDITED, "exact" if view.exact else "approximate")
+        for view in views
+        if view.unlearned
+    ]
+    if len(found) <= JUDGED_AT_MOST:
+        return found
+    alike: dict[str, list[str]] = {}
+    for name, runs in group_seeds([view for view in views if view.unlearned]):
+        counts = Counter(get_verdict(view) or UNAUDITED for view in runs)
+        for verdict, count in counts.items():
+            part = "" if count == len(runs) else f" ({count} of {len(runs)} seeds)"
+            alike.setdefault(verdict, []).append(name + part)
+    return [(", ".join(labels), verdict, "") for verdict, labels in alike.items()]
 
 
 def _name_chart(score: str, place: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,10 +17,13 @@ from feduhb.runs.scores import PREFIX
 from feduhb.stopping import Series as RecordedSeries
 
 ORIGINAL, RETRAIN = "original", "retrain"
+STORED = "stored updates"  # as `feduhb.methods.list_needs` says it
 LABEL_LENGTH = 36  # characters; a longer label is replaced by the folder's name
 NAMES = {
     "feduhb": "FedUHB", "retrain": "Retrain", "federaser": "FedEraser", "fedrecover": "FedRecover", "nesterov": "Nesterov",
     "fedadam": "FedAdam", "fedyogi": "FedYogi", "fednadam": "FedNadam", "fedexp": "FedExP",
+    "rollback": "Rollback", "rapidretrain": "RapidRetrain", "finetune": "FineTune", "not": "NoT", "pga": "PGA", "fedaf": "FedAF",
+    "fedrecovery": "FedRecovery", "crab": "Crab", "wu": "Wu et al.",
 }  # fmt: skip
 Series = list[float | None]
 
@@ -109,6 +113,23 @@ class RunView:
         return self.result["history_bytes_read" if self.unlearned else "history_bytes_kept"] / 1e6
 
     @property
+    def stored_megabytes(self) -> float:
+        """The history and the kept models, in 10^6 bytes."""
+        return self.history_megabytes + self.result.get("kept_models_bytes", 0) / 1e6
+
+    @property
+    def requires(self) -> list[str]:
+        """What the method needs beyond sums of updates; earlier versions recorded it in part or not at all."""
+        result = self.result
+        seen = {
+            "each update": result["needs"] == "each",
+            STORED: result["history_bytes_read"] > 0,
+            "kept models": "restart_round" in result,
+        }
+        inferred = [words for words, is_needed in seen.items() if is_needed]
+        return list(dict.fromkeys([*inferred, *result.get("requires", [])]))
+
+    @property
     def saved(self) -> float:
         """The share of client work that stored or estimated updates replaced; exact methods use none."""
         return 0.0 if self.exact else self.result["client_rounds_saved"]
@@ -148,6 +169,33 @@ def retrain_of(view: RunView, views: Sequence[RunView]) -> RunView | None:
     return next((v for v in views if v.role == RETRAIN and v.world == view.world), None)
 
 
+def group_seeds(views: Sequence[RunView]) -> list[tuple[str, list[RunView]]]:
+    """Return runs that differ only in their seed together, with a name; every other run is alone, with its label.
+
+    Several runs are named after their method, or after the label of the first if another group has that method too.
+    """
+    found: dict[str, list[RunView]] = {}
+    for view in views:
+        # A replay has as many rounds as its history gives, which can depend on the seed.
+        rounds = None if STORED in view.requires else view.result["scheduled_rounds"]
+        same = (view.role, view.result["settings"], view.world[1:], view.config.get("train"), rounds)
+        found.setdefault(json.dumps(same, sort_keys=True, default=str), []).append(view)
+    groups: list[list[RunView]] = []
+    for runs in found.values():
+        is_repeated = len({view.world[0] for view in runs}) < len(runs)
+        groups += [[view] for view in runs] if is_repeated else [runs]
+    roles = Counter(runs[0].role for runs in groups)
+    return [
+        (name_role(runs[0].role) if len(runs) > 1 and roles[runs[0].role] == 1 else runs[0].label, runs)
+        for runs in groups
+    ]
+
+
+def name_role(role: str) -> str:
+    """Return the name of a method in reports."""
+    return NAMES.get(role, printable(role))
+
+
 def read_runs(paths: Sequence[Path | str]) -> list[RunView]:
     """Read finished run folders, each once, in the order given; raise RunFolderError if one is not finished."""
     folders = list({resolve(Path(path)): Path(path) for path in paths}.values())
@@ -170,12 +218,15 @@ def _read(folder: RunFolder) -> RunView:
     unlearn = config.get("unlearn")
     _check(folder, result, rounds)
     role = ORIGINAL if unlearn is None else result["method"]
-    label = NAMES.get(role, printable(role))
-    return RunView(folder.path, label, role, rounds, result, config, text, read_audit(folder.path))
+    return RunView(folder.path, name_role(role), role, rounds, result, config, text, read_audit(folder.path))
 
 
 def _check(folder: RunFolder, result: Result, rounds: Sequence[Round]) -> None:
     """Raise RunFolderError if the result does not belong to the rounds."""
+    if not rounds and not result["rounds"]:
+        raise RunFolderError(
+            f"{folder.path} is the model that it started from, after no rounds, which a report cannot show; leave it out"
+        )
     if not rounds or len(rounds) != result["rounds"]:
         raise RunFolderError(
             f"{folder.rounds_path} holds {len(rounds)} rounds, but result.json counts {result['rounds']}; "
@@ -197,7 +248,8 @@ def _label(views: Sequence[RunView]) -> list[RunView]:
 
 def _label_by_settings(views: Sequence[RunView]) -> list[str]:
     """Add the settings that differ; keep the labels if that is too long or does not distinguish the runs."""
-    flat = [dict(_flatten(view.config)) for view in views]
+    # Digests of the clients' data name no setting.
+    flat = [dict(_flatten({k: v for k, v in view.config.items() if k != "clients"})) for view in views]
     keys = [
         key
         for key in dict.fromkeys(k for one in flat for k in one)

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from pathlib import PurePath
 from typing import Any
 
-from feduhb.report.runs import ORIGINAL, RETRAIN, RunView, printable, retrain_of
+from feduhb.report.runs import ORIGINAL, RETRAIN, RunView, group_seeds, printable, retrain_of
+from feduhb.runs.folder import MACHINERY
 from feduhb.runs.scores import LOSS, format_change, format_number, format_score, name_score
 
 NOTHING = "–"  # noqa: RUF001
 NAMED_AT_MOST = 6  # of what was forgotten; the rest is counted
 TOLD_AT_MOST = 3  # runs; a headline gives the ranges of more
+DRAWN_AT_MOST = 12  # runs whose curves can be told apart; of more, one seed of each method is drawn
 SHORT = 40  # characters of a name in a headline
 ALIKE = 0.05  # seconds that differ by less are called about the same
-MACHINERY = ("name", "device", "precision", "threads")  # what an engine's seconds depend on
 
 
 def format_percent(share: float) -> str:
@@ -51,6 +53,13 @@ def list_charted(views: Sequence[RunView]) -> list[str]:
     return [*dict.fromkeys((*known, *(score for view in views for score in view.directions), LOSS))]
 
 
+def choose_drawn(views: Sequence[RunView]) -> list[RunView]:
+    """Return the runs that charts of rounds show: all of a few, else the first seed of each method under its name."""
+    if len(views) <= DRAWN_AT_MOST:
+        return [*views]
+    return [replace(runs[0], label=name) for name, runs in group_seeds(views)]
+
+
 def choose_score(views: Sequence[RunView]) -> str:
     """Return the score to compare these runs by: the test loss if none of them has another."""
     return next(iter(list_scores(views)), "test_accuracy")
@@ -83,6 +92,12 @@ def join_names(names: Sequence[str], last: str = "and") -> str:
     return f" {last} ".join(part for part in (", ".join(names[:-1]), names[-1]) if part)
 
 
+def join_some(names: Sequence[str], most: int = NAMED_AT_MOST) -> str:
+    """Join the first names with commas, and count the others."""
+    rest = len(names) - most
+    return ", ".join(names[:most]) + (f" and {rest} more" if rest > 0 else "")
+
+
 def join_settings(values: Mapping[str, object]) -> str:
     """Join names and values with commas."""
     return ", ".join(f"{key} {value}" for key, value in values.items())
@@ -90,9 +105,7 @@ def join_settings(values: Mapping[str, object]) -> str:
 
 def format_request(view: RunView) -> str:
     """Name the clients, rows or classes that a run was asked to forget."""
-    parts = [_format_part(part) for part in printable(view.forget or "").split(",")]
-    shown, rest = parts[:NAMED_AT_MOST], len(parts) - NAMED_AT_MOST
-    return ", ".join(shown) + (f" and {rest} more" if rest > 0 else "")
+    return join_some([_format_part(part) for part in printable(view.forget or "").split(",")])
 
 
 def _shorten_request(view: RunView) -> str:
@@ -168,7 +181,7 @@ def list_settings(views: Sequence[RunView]) -> list[str]:
     main = choose_main(views) or views[0]
     trained = [view for view in views if not view.unlearned]
     asked = dict.fromkeys(format_request(view) for view in views if view.unlearned)
-    epochs = dict.fromkeys(str(_get(view, "train").get("epochs", NOTHING)) for view in views)
+    epochs = dict.fromkeys(str(get_table(view, "train").get("epochs", NOTHING)) for view in views)
     counts = dict.fromkeys(str(len(view.result["clients"])) for view in trained or [main])
     seeds = dict.fromkeys(str(view.config.get("seed", 0)) for view in views)
     return [
@@ -190,14 +203,15 @@ def _format_date(text: str) -> str:
     return f"{found.day} {found:%B %Y}"
 
 
-def _get(view: RunView, table: str) -> Mapping[str, object]:
+def get_table(view: RunView, table: str) -> Mapping[str, Any]:
+    """Return a table of a run's config.toml; empty if there is none."""
     found = view.config.get(table)
     return found if isinstance(found, Mapping) else {}
 
 
 def find_table(view: RunView) -> Mapping[str, Any] | None:
     """Return the [federation.table] of a run; None if its data is not a table."""
-    found = _get(view, "federation").get("table")
+    found = get_table(view, "federation").get("table")
     return found if isinstance(found, Mapping) else None
 
 
@@ -207,7 +221,7 @@ def name_table(table: Mapping[str, Any]) -> str:
 
 
 def _describe_data(view: RunView) -> str:
-    about = _get(view, "federation")
+    about = get_table(view, "federation")
     if (table := find_table(view)) is not None:
         return name_table(table)
     if "data" not in about:
@@ -218,22 +232,20 @@ def _describe_data(view: RunView) -> str:
 
 
 def _describe_model(view: RunView) -> str:
-    name = printable(str(_get(view, "federation").get("model", "")))
+    name = printable(str(get_table(view, "federation").get("model", "")))
     return f"{name} model of {view.result['parameters']:,} parameters".strip()
 
 
 def format_start(view: RunView) -> str:
     """Describe a start that was given, with its digest; an empty string if the first weights were drawn."""
-    start = _get(view, "start")
+    start = get_table(view, "start")
     return f"given start, SHA-256 {printable(str(start.get('sha256')))[:12]}…" if start.get("given") else ""
 
 
 def format_carried(view: RunView) -> str:
     """Name the frozen parameters and constant buffers, or count them if there are many; an empty string if there are none."""
-    found = _get(view, "start").get("carried")
-    names = [printable(str(name)) for name in found] if isinstance(found, list) else []
-    shown, rest = ", ".join(names[:NAMED_AT_MOST]), len(names) - NAMED_AT_MOST
-    return shown + (f" and {rest} more" if rest > 0 else "")
+    found = get_table(view, "start").get("carried")
+    return join_some([printable(str(name)) for name in found] if isinstance(found, list) else [])
 
 
 def explain_starts(views: Sequence[RunView]) -> list[str]:
@@ -266,11 +278,13 @@ def _describe_machine(view: RunView) -> tuple[object, ...]:
 
 
 def _describe_training(view: RunView) -> str:
-    """Return the clients' training settings; keeping a history does not change the training."""
+    """Return the clients' training settings; what is kept for later requests does not change the training."""
     settings = view.config.get("train")
     if not isinstance(settings, Mapping):
         return str(settings)
-    return str({name: value for name, value in settings.items() if name != "keep_history"})
+    return str(
+        {name: value for name, value in settings.items() if name not in {"keep_history", "keep_models"}}
+    )
 
 
 def list_notes(views: Sequence[RunView]) -> list[str]:
@@ -291,6 +305,10 @@ def list_notes(views: Sequence[RunView]) -> list[str]:
     found = [text.format("; ".join(dict.fromkeys(values))) for values, text in checks if len(set(values)) > 1]
     if len(views) > 1 and set(data) == {"None"}:
         found.append("The clients' data came from Python code: no folder shows whether it was the same.")
+    if len(choose_drawn(views)) < len(views):
+        found.append(
+            "Charts of rounds and of the backdoor show the first seed; tables and client work show all."
+        )
     found += explain_starts(views)
     return [*found, *(note for note in [*map(warn_of_other_weights, views), name_approximate(views)] if note)]
 
@@ -304,7 +322,7 @@ def warn_of_other_weights(view: RunView) -> str:
 
 def name_approximate(views: Sequence[RunView]) -> str:
     """Name the approximate runs and what is unknown about them; an empty string if all are exact."""
-    names = [view.label for view in views if not view.exact]
+    names = [name for name, _ in group_seeds([view for view in views if not view.exact])]
     if not names:
         return ""
     verb = "are" if len(names) > 1 else "is"

@@ -21,8 +21,7 @@ from typing_extensions import TypedDict
 
 from feduhb.core.types import State
 from feduhb.errors import CheckpointError, RunFolderError
-from feduhb.methods.retrain import Plain
-from feduhb.runs.files import check_regular, make_private_folder, parse_json, place_atomically
+from feduhb.runs.files import check_regular, parse_json, place_atomically, write_new
 from feduhb.runs.folder import Round, RunFolder
 
 S = TypeVar("S", bound=State)
@@ -54,7 +53,8 @@ def _save(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str]) -> N
     for left in path.parent.glob(LEFTOVERS):
         left.unlink(missing_ok=True)
     try:
-        save_file(tensors, path, metadata)  # a private file
+        write_new(path, b"")  # private; safetensors below 0.8 would make a file that others may read
+        save_file(tensors, path, metadata)
     except SafetensorError as error:  # safetensors wraps errors of the operating system
         match = re.search(r"os error (\d+)", str(error))
         number = int(match[1]) if match else errno.EIO
@@ -102,20 +102,6 @@ def saved(
         yield state, record
     if waiting is not None:
         save_state(folder.state_path, waiting[0], waiting[1].round + 1, get_best())
-
-
-def keep_models(rounds: Iterable[tuple[S, Round]], folder: Path) -> Iterator[tuple[S, Round]]:
-    """Write the model after every round into a folder, each into a file of its own."""
-    make_private_folder(folder)
-    for state, record in rounds:
-        done = record.round + 1
-        save_state(folder / f"after-{done:06d}.safetensors", Plain(state.params), done)
-        yield state, record
-
-
-def read_models(folder: Path) -> Iterator[Tensor]:
-    """Yield the model [P] after each round of a run, which `keep_models` wrote."""
-    return map(load_params, sorted(folder.glob("after-*.safetensors")))
 
 
 def load_state(path: Path, *likes: S) -> tuple[S, int]:

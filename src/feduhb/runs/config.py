@@ -15,13 +15,15 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
 import tomli_w
 from pydantic import Discriminator, Tag
 
-from feduhb.core.checks import check_whole
+from feduhb.core.checks import check_whole, parse_size
 from feduhb.core.local import ADDED, Local
 from feduhb.core.own_code import is_code
 from feduhb.core.scores import Best
+from feduhb.core.types import BlockSize
 from feduhb.data.federation import Federation
 from feduhb.data.load import NOT_OF_TABLES, FederationSettings
 from feduhb.errors import ConfigError
+from feduhb.runs.files import make_adapter
 from feduhb.runs.held_out import Recorded
 from feduhb.runs.start import StartSettings
 from feduhb.stopping import DistanceStop, DynamicStop, Patience
@@ -32,12 +34,8 @@ FORBID = {"extra": "forbid"}  # pydantic refuses unknown keys
 UNKNOWN = "unexpected_keyword_argument"  # pydantic's name for that error
 # By the tags in pydantic's paths, which no setting can be called.
 RULES = {"dynamic rule": DynamicStop, "patience rule": Patience, "distance rule": DistanceStop}
-HIDDEN = {
-    "bool",
-    "literal['float16']",
-    "literal['best']",
-    *RULES,
-}  # other parts of these paths that are no settings
+# Other parts of these paths that are not settings.
+HIDDEN = {"bool", "int", "literal['float16']", "literal['best']", "literal['recorded']", *RULES}
 
 
 def _choose_rule(value: Any) -> str:
@@ -76,6 +74,7 @@ class TrainSettings:
     stop: RuleTable | None = None  # of the training alone; None: every scheduled round
     keep: Literal["best"] | None = None  # of the training alone; None: the last model
     record: tuple[Recorded, ...] | None = None  # of the training alone; None: what its rule needs
+    keep_models: int | str | None = None  # the bytes that models for rollbacks may take, such as "1GiB"
 
     __pydantic_config__ = FORBID
 
@@ -97,6 +96,13 @@ class TrainSettings:
             )
         if not (isinstance(self.keep_history, bool) or self.keep_history == "float16"):
             raise ConfigError(f"keep_history is {self.keep_history!r}; give true, false or 'float16'")
+        if self.keep_models is not None:
+            parse_size(self.keep_models)
+            if self.clients_per_round is None:
+                raise ConfigError(
+                    "keep_models helps only where rounds sample clients: if everybody takes part in round 0, a rollback saves nothing; "
+                    "give clients_per_round, or leave keep_models out"
+                )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,11 +118,13 @@ class UnlearnSettings:
     code: str | None = None  # "module:name" or "file.py:name" of a method of the user's own
     keep: Literal["best"] | None = None  # None: the last model
     record: tuple[Recorded, ...] | None = None  # None: what the rule needs
+    restart_round: int | None = None  # at which a rollback continued the training; None: at the fresh model
+    restart_sha256: str | None = None  # of the model that was kept before that round
 
     __pydantic_config__ = FORBID
 
     def __post_init__(self) -> None:
-        check_whole("rounds", self.rounds)
+        check_whole("rounds", self.rounds, least=0)  # methods that start from the old model may stay there
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,12 +139,13 @@ class Config:
     loss: str | None = None  # None: cross-entropy, or a run of an earlier version, which did not record it
     augment: str | None = None
     made_by: str = ""  # engine, device, precision and version of torch, on which equal bits depend
-    block: int | None = None  # clients trained at once, if bits depend on it
+    # How many clients were computed together, or "recorded", if bits depend on it.
+    block: BlockSize | None = None
     remote: bool | None = None  # true: the clients' data stays with the clients
     clients: Mapping[str, str] = field(default_factory=dict)  # size and digest of each client's data
-    scores: Mapping[str, Best] | None = (
-        None  # those that were given, by name, and whether more or less is better
-    )
+    # The scores that were given, by name, and whether more or less is better.
+    scores: Mapping[str, Best] | None = None
+    public: str | None = None  # a digest of the server's unlabelled data, if the method used it
 
     __pydantic_config__ = FORBID
 
@@ -146,6 +155,8 @@ def read_config(path: Path) -> Config:
     config = parse_config(read_toml(path), str(path))
     if config.federation is None or config.federation.table is None:
         return config
+    if not config.federation.table.path:
+        raise ConfigError(f"{path}: federation.table.path is missing; add it")
     table = config.federation.table.resolve(path.parent)
     return replace(config, federation=replace(config.federation, table=table))
 
@@ -197,11 +208,11 @@ def upgrade(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def validate(kind: type[C], values: Mapping[str, Any], where: str) -> C:
     """Return a dataclass made of the values of a file; raise ConfigError for an unknown key or a wrong type."""
-    from pydantic import TypeAdapter, ValidationError
+    from pydantic import ValidationError
 
     try:
         # In JSON, pydantic's strict mode accepts tables and lists, but not "40" or true for a number.
-        return TypeAdapter(kind).validate_json(json.dumps(values, default=str), strict=True)
+        return make_adapter(kind).validate_json(json.dumps(values, default=str), strict=True)
     except ValidationError as error:
         errors = error.errors()
         first = next((one for one in errors if one["type"] == UNKNOWN), errors[0])

@@ -6,16 +6,18 @@ import contextlib
 import sys
 import tomllib
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 
 from feduhb.core.checks import list_shows
+from feduhb.core.own_code import is_code
 from feduhb.core.types import Engine, Method
+from feduhb.engines import device_of
 from feduhb.errors import AnswerError, CheckpointError, ConfigError, RunFolderError
-from feduhb.methods import settings_of
-from feduhb.methods.replay import bind_history, get_history, get_replayed_clients, unbind_history
+from feduhb.methods import list_needs, settings_of
+from feduhb.methods.binding import bind_again, get_history, get_model, uses_old_run
 from feduhb.methods.retrain import Plain
 from feduhb.runs.checkpoint import digest_weights, load_best, load_state, save_state, saved
 from feduhb.runs.config import find_difference, identify_run, upgrade
@@ -26,6 +28,7 @@ from feduhb.runs.history import HistoryOnDevice, RecordingEngine
 from feduhb.runs.lineage import Erased, Erasure, supersede, write_ancestors
 from feduhb.runs.loop import Rounds, carry_statistics, evaluated, run, shown
 from feduhb.runs.plan import Advice, Observer, Plan, Reporter, Show, ShowOne
+from feduhb.runs.rollback import Restart
 from feduhb.stopping import decide
 
 
@@ -63,13 +66,14 @@ def execute(plan: Plan) -> Finished:
     folder, advice = plan.folder, plan.advice
     erased: list[Erased] = []
     with contextlib.nullcontext() if folder is None else folder.claim(advice.writer, advice.elsewhere):
-        method = _place_history(plan)
+        method = _place_bound(plan)
         with contextlib.nullcontext() if folder is None else _supersede(plan, folder):
             state, records = _start_or_resume(plan, method)
             engine = plan.engine
             if folder is not None and plan.history_to_write is not None:
                 plan.history_to_write.claim(identify_run(folder.config()))
                 engine = RecordingEngine(engine, plan.history_to_write)
+            sys.stderr.write(plan.notice)  # what the run will cost, before anything is deleted
             if not method.needs_history:
                 erased += erase(plan.erasure, plan.reporter, folder)
         state, records = _loop(plan, method, engine, state, records)
@@ -87,32 +91,46 @@ def _supersede(plan: Plan, folder: RunFolder) -> contextlib.AbstractContextManag
 
 def check(plan: Plan) -> None:
     """Raise ConfigError for a plan that cannot be executed."""
-    if plan.history_to_write is not None and plan.method.needs_history:
+    if plan.history_to_write is None:
+        return
+    if uses_old_run(plan.method):  # its rounds start from that run, or leavers take part in them
         raise ConfigError(f"{plan.method.name} cannot keep a history; use feduhb or retrain for that")
-    if plan.history_to_write is not None and plan.folder is None:
+    if plan.folder is None:
         raise ConfigError(f"a history is kept on disk; name a folder: {plan.advice.folder}")
 
 
-def _place_history(plan: Plan) -> Method[Any]:
-    """Return the method. Its history, if it has one, is read into the memory of the device on which clients train."""
-    history = get_history(plan.method)
-    if history is None:
-        return plan.method
-    device = torch.device("cuda" if plan.engine.about["device"] == "cuda" else "cpu")
-    on_device = HistoryOnDevice(history, device, tuple(history.rounds), plan.statistics)
-    return bind_history(unbind_history(plan.method), on_device, get_replayed_clients(plan.method))
+def _place_bound(plan: Plan) -> Method[Any]:
+    """Return the method, with a history and an old model as its rounds see them: without statistics.
+
+    The history is read into the memory of the device on which clients train.
+    """
+    history, model, parts = get_history(plan.method), get_model(plan.method), dict[str, Any]()
+    if history is not None:
+        device = torch.device(device_of(plan.engine))
+        parts["history"] = HistoryOnDevice(history, device, tuple(history.rounds), plan.statistics)
+    if model is not None:
+        parts["model"] = model[: len(model) - plan.statistics]
+    return bind_again(plan.method, parts)
+
+
+def _choose_start(plan: Plan) -> torch.Tensor:
+    """Return the vector that a run begins at. A method that starts from the old model begins with its statistics too."""
+    model = get_model(plan.method)
+    if model is None or not plan.statistics:
+        return plan.start
+    return torch.cat([plan.start[: -plan.statistics], model[-plan.statistics :].to(plan.start)])
 
 
 def _start_or_resume(plan: Plan, method: Method[Any]) -> tuple[Any, list[Round]]:
     """Return the state and the rounds to continue from: those of the last checkpoint, or a fresh model and no rounds."""
-    device, folder = "cuda" if plan.engine.about["device"] == "cuda" else "cpu", plan.folder
-    fresh = carry_statistics(method, plan.statistics).init(plan.start.to(device))
+    folder = plan.folder
+    fresh = carry_statistics(method, plan.statistics).init(_choose_start(plan).to(device_of(plan.engine)))
     if "params" not in getattr(fresh, "_fields", ()):
         raise ConfigError(
             f"the state of {method.name} is a {type(fresh).__name__}; make it a NamedTuple of tensors and ints with the field params"
         )
     if folder is None:
-        return fresh, []
+        return _begin(plan, method, fresh)
     if not folder.exists():
         if remains := folder.find_remains():
             raise RunFolderError(
@@ -122,7 +140,7 @@ def _start_or_resume(plan: Plan, method: Method[Any]) -> tuple[Any, list[Round]]
             write_atomically(folder.path / name, content)
         write_ancestors(folder.path, plan.ancestors)
         folder.create(plan.config)
-        return fresh, []
+        return _begin(plan, method, fresh)
     if not plan.resume:
         raise RunFolderError(
             f"{folder.path} already holds a run; continue it with --resume, or choose another --out"
@@ -131,6 +149,8 @@ def _start_or_resume(plan: Plan, method: Method[Any]) -> tuple[Any, list[Round]]
     if folder.is_finished():
         folder.check_weights()
     write_ancestors(folder.path, plan.ancestors)
+    if plan.restart is not None and not folder.state_path.exists():  # killed before it had begun
+        return _begin(plan, method, fresh)
     state, records = _resume(folder, [fresh, Plain(fresh.params)])
     series = make_series(records, plan.recording.best)
     if (
@@ -144,6 +164,35 @@ def _start_or_resume(plan: Plan, method: Method[Any]) -> tuple[Any, list[Round]]
     return state, records
 
 
+def _begin(plan: Plan, method: Method[Any], fresh: Any) -> tuple[Any, list[Round]]:
+    """Return the state and the rounds that a new run begins with: a fresh model, or where a rollback continues a training.
+
+    A rollback is a run that is resumed with other clients, so its folder first gets what a run has after these rounds.
+    """
+    restart, folder = plan.restart, plan.folder
+    if restart is None or restart.params is None:
+        return fresh, []
+    state = carry_statistics(method, plan.statistics).init(restart.params.to(fresh.params.device))
+    records = [*restart.records]
+    if not restart.is_scored and plan.score is not None:
+        for done, params in _list_models(plan, restart, state.params).items():
+            records[done - 1] = replace(records[done - 1], scores=dict(plan.score(done, params)))
+    if folder is not None:
+        if plan.keeper is not None and restart.kept is not None:
+            plan.keeper.inherit(restart.kept, [done for done in restart.kept.rounds if done <= restart.round])
+        folder.rewrite_rounds(records)
+        save_state(folder.state_path, state, restart.round, restart.best)
+    return state, records
+
+
+def _list_models(plan: Plan, restart: Restart, params: torch.Tensor) -> dict[int, torch.Tensor]:
+    """Return the available models of a training, by their number of rounds; an ended one has kept only its result."""
+    kept = find_kept(restart.records, plan.recording.keep, plan.recording.best)
+    if restart.is_all:
+        return {kept: params}
+    return {restart.round: params, **({} if restart.best is None else {kept: restart.best})}
+
+
 def _check_same_run(plan: Plan, old: Mapping[str, Any]) -> None:
     """Raise RunFolderError if the run in the folder has other data, settings, engine or version."""
     path, before, new = plan.folder and plan.folder.path, upgrade(old), tomllib.loads(plan.config)
@@ -152,10 +201,26 @@ def _check_same_run(plan: Plan, old: Mapping[str, Any]) -> None:
         raise RunFolderError(
             f"{path} was started with different data of client {other[0]}; resume it with the same data, or choose another --out"
         )
+    _leave_out_code(before, new)
     if difference := find_difference(before, new):
         raise RunFolderError(
             f"{path} was started with {difference}; {plan.advice.again} with the same settings, or {plan.advice.elsewhere}"
         )
+
+
+def _leave_out_code(*configs: dict[str, Any]) -> None:
+    """Leave the names of own code out of two configs if one has none: its run was made, or is resumed, in Python.
+
+    The data is recognised by its digests, the method by its name and settings.
+    """
+    tables = [config.get("federation") for config in configs]
+    if None in tables and all(table is None or is_code(str(table.get("data"))) for table in tables):
+        for config in configs:
+            config.pop("federation", None)
+    if not all("code" in config.get("unlearn", {}) for config in configs):
+        for config in configs:
+            if "unlearn" in config:
+                config["unlearn"] = {key: value for key, value in config["unlearn"].items() if key != "code"}
 
 
 def finish_replay(
@@ -216,16 +281,16 @@ def _loop(
     plan: Plan, method: Method[Any], engine: Engine, state: Any, records: Sequence[Round]
 ) -> tuple[Any, list[Round]]:
     """Run the rounds that are missing; return the final state and all rounds."""
-    sys.stderr.write(plan.notice)
     rounds, recording = list(records), plan.recording
     series, best = make_series(records, recording.best), None
     stream = run(
         method, engine, plan.clients, state, rounds=plan.rounds, stop=plan.stop, first=len(rounds),
         moved=series, on_bad=plan.on_bad, statistics=plan.statistics, held_out=recording.held_out,
-        start=plan.start if recording.distance else None,
+        start=plan.start if recording.distance else None, leavers=plan.leavers,
     )  # fmt: skip
     if recording.keep == "best":
-        kept = load_best(plan.folder.state_path) if plan.folder is not None and records else None
+        kept = None if plan.restart is None else plan.restart.best
+        kept = load_best(plan.folder.state_path) if plan.folder is not None and records else kept
         best = BestModel(state.params, series, None if kept is None else kept.to(state.params.device))
         stream = best.watch(stream)
     if plan.score is not None:
@@ -234,8 +299,10 @@ def _loop(
         stream = plan.engine.recorded(stream, plan.folder)
     if plan.observe is not None:
         stream = plan.observe(stream)
+    get_best = (lambda: None) if best is None else (lambda: best.params)
+    if plan.keeper is not None:
+        stream = plan.keeper.watch(stream, get_best)
     if plan.folder is not None:
-        get_best = (lambda: None) if best is None else (lambda: best.params)
         stream = saved(stream, plan.folder, every=plan.checkpoint_every, get_best=get_best)
     with watch_rounds(plan.show, plan.label, plan.rounds) as tell, _name_checkpoint(plan.folder):
         for new, record in stream if tell is None else shown(stream, tell):
@@ -303,23 +370,27 @@ def _prepare_result(plan: Plan, state: Any, records: Sequence[Round]) -> None:
     """
     if plan.folder is None or plan.folder.is_finished():
         return
-    if not isinstance(state, Plain) or plan.recording.keep == "best":
+    is_saved = isinstance(state, Plain) and plan.folder.state_path.exists()  # without a round, it is not
+    if not is_saved or plan.recording.keep == "best":
         save_state(plan.folder.state_path, Plain(state.params), len(records))
     plan.folder.prepare(summarize(plan, state.params, records))
 
 
 def summarize(plan: Plan, params: torch.Tensor, records: Sequence[Round]) -> Result:
     """Return the content of result.json."""
-    asked = sum(len(record.asked) for record in records)
-    everyone = plan.everyone or tuple({client for record in records for client in record.asked})
+    regular = [record for record in records if not record.leavers]
+    own = regular[0 if plan.restart is None else plan.restart.round :]  # the others are of the training
+    asked = sum(len(record.asked) for record in own)
+    everyone = plan.everyone or tuple({client for record in regular for client in record.asked})
     counted = plan.everyone is not None or plan.method.needs_history
-    full = (plan.per_round or len(everyone)) * len(records) if counted else 0
+    full = (plan.per_round or len(everyone)) * len(regular) if counted else 0
     replayed = get_history(plan.method)
     kept = find_kept(records, plan.recording.keep, plan.recording.best)
     found: Result = {
         "method": plan.method.name,
         "exact": plan.method.exact,
         "needs": plan.method.needs,
+        "requires": list_needs(plan.method),
         "settings": settings_of(plan.method),
         "rounds": len(records),
         "scheduled_rounds": plan.rounds,
@@ -333,7 +404,7 @@ def summarize(plan: Plan, params: torch.Tensor, records: Sequence[Round]) -> Res
         "client_seconds": sum(record.client_seconds for record in records),
         "server_seconds": sum(record.server_seconds for record in records),
         "evaluate_seconds": sum(record.evaluate_seconds for record in records),
-        "client_rounds": sum(len(record.answered) for record in records),
+        "client_rounds": sum(len(record.answered) for record in own),
         "client_rounds_saved": 1 - asked / full if full else 0.0,
         "history_bytes_read": 0 if replayed is None else replayed.bytes,
         "history_bytes_kept": 0 if plan.history_to_write is None else plan.history_to_write.bytes,
@@ -346,4 +417,11 @@ def summarize(plan: Plan, params: torch.Tensor, records: Sequence[Round]) -> Res
     }
     if plan.recording.keep == "best":
         found["kept_round"] = kept
+    if plan.restart is not None:
+        found["restart_round"], found["restart_sha256"] = plan.restart.round, plan.restart.sha256
+    if plan.keeper is not None:
+        found["kept_models_bytes"] = plan.keeper.models.measure(plan.keeper.models.rounds)
+    if plan.method.asks_leaver:
+        found["leavers"] = sorted({client for record in records for client in record.leavers})
+        found["leaver_epochs"] = sum(record.leaver_epochs for record in records)
     return found if plan.declaration is None else {**found, "start": plan.declaration}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import inspect
 import io
 import logging
 import os
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -117,14 +119,13 @@ def make_onnx(model: nn.Module, x: Inputs) -> bytes:
     parts, batch = list_tensors(x), torch.export.Dim("batch")
     several = [f"input_{place}" for place in range(len(parts))]
     names = list(x) if isinstance(x, dict) else several if isinstance(x, tuple) else ["input"]
-    axes = [{0: batch} for _ in parts]
+    args, named = ((), x) if isinstance(x, dict) else (tuple(parts), {})
+    axis = {0: batch}
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of torch about itself, which also logs what it does without
-            logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+        taken = inspect.signature(model.forward).bind(*(axis for _ in args), **dict.fromkeys(named, axis))
+        with _silence():
             made = torch.onnx.export(
-                model, () if isinstance(x, dict) else tuple(parts), kwargs=x if isinstance(x, dict) else None, dynamo=True,
-                dynamic_shapes=dict(zip(names, axes, strict=True)) if isinstance(x, dict) else tuple(axes),
+                model, args, kwargs=named, dynamo=True, dynamic_shapes=dict(taken.arguments),
                 input_names=names, output_names=["output"], verbose=False,
             )  # fmt: skip
             assert made is not None  # noqa: S101 (it is for a call without a file)
@@ -134,6 +135,24 @@ def make_onnx(model: nn.Module, x: Inputs) -> bytes:
         raise ModelError(
             f"{type(model).__name__} cannot be written as ONNX ({_find_cause(error)}); export .safetensors instead, or change its forward"
         ) from error
+
+
+@contextlib.contextmanager
+def _silence() -> Generator[None]:
+    """Keep torch from warning about itself, logging what it does without, and printing a model that it cannot write."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    printed = io.StringIO()
+    try:
+        with (
+            warnings.catch_warnings(),
+            contextlib.redirect_stdout(printed),
+            contextlib.redirect_stderr(printed),
+        ):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
 
 
 def _find_cause(error: BaseException) -> str:
@@ -190,7 +209,10 @@ def _read_state(files: RunFolder, target: Path) -> State:
 
 
 def _advise(files: RunFolder, target: Path) -> str:
-    return f"export it in Python: feduhb.open_run({str(files.path)!r}, federation).export({str(target)!r})"
+    return (
+        "name a function that returns the federation: --data-from my_data.py:make, or export it in Python: "
+        f"feduhb.open_run({str(files.path)!r}, federation).export({str(target)!r})"
+    )
 
 
 def _check_path(path: Any) -> Path:
@@ -244,5 +266,5 @@ def _check_target(target: Path, *, overwrite: bool) -> None:
             raise StorageError(f"{target} is a folder; give the path of a file")
         if os.path.lexists(target) and not overwrite:
             raise StorageError(
-                f"{target} is there already; choose another path, or overwrite it: overwrite=True"
+                f"{target} is there already; choose another path, or overwrite it: overwrite=True (--overwrite)"
             )

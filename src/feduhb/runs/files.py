@@ -256,13 +256,13 @@ def find_json(path: Path, kind: type[T], advice: str) -> T | None:
 def parse_json(content: bytes, kind: type[T], what: str, advice: str) -> T:
     """Return JSON as a value of a type; raise RunFolderError, which names ``what`` and the wrong part, if it is not one."""
     with _naming(what, advice):
-        return _adapter(kind).validate_json(content, strict=True)
+        return make_adapter(kind).validate_json(content, strict=True)
 
 
 def check_shape(value: Any, kind: type, what: str, advice: str) -> None:
     """Raise RunFolderError, which names ``what`` and the wrong part, if a value is not of a type."""
     with _naming(what, advice):
-        _adapter(kind).validate_python(value, strict=True)
+        make_adapter(kind).validate_python(value, strict=True)
 
 
 @contextlib.contextmanager
@@ -294,7 +294,8 @@ def read_file(path: Path, advice: str) -> bytes:
 
 
 @cache
-def _adapter(kind: Any) -> TypeAdapter[Any]:
+def make_adapter(kind: Any) -> TypeAdapter[Any]:
+    """Return what reads values as a type and checks them; made once for each type, because making it takes long."""
     from pydantic import TypeAdapter
 
     return TypeAdapter(kind)

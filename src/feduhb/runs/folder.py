@@ -18,7 +18,7 @@ import tomllib
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NotRequired, Required
+from typing import Any, ClassVar, Literal, NamedTuple, NotRequired, Required
 
 from typing_extensions import TypedDict  # pydantic reads that of typing only from Python 3.12 on
 
@@ -45,11 +45,16 @@ from feduhb.runs.scores import format_score, list_scores, name_score
 from feduhb.stopping import Series, StopReason
 
 HISTORY = "history"  # the folder of the history in a run folder
+KEPT_MODELS = "kept-models"  # the folder of the models that a run keeps for rollbacks
 WORK = "audit-work"  # the folder for the runs that an audit makes, deleted at its end
 # Files of a Flower strategy.
 NAMES, LEFT_OUT, REQUEST, LIMITS = "names.json", "left_out.json", "request.json", "limits.json"
 TRUST = "trust.json"  # which code of the user's own may be run, see `feduhb.runs.trust`
-REMAINS = ("audit.json", HISTORY, "result.json", ".result.json", "rounds.jsonl", "state.safetensors")
+ROUNDS = 40  # of an unlearning, at most, if no number is given
+MACHINERY = ("name", "device", "precision", "threads")  # what the seconds of an engine depend on
+REMAINS = (
+    "audit.json", HISTORY, KEPT_MODELS, "result.json", ".result.json", "rounds.jsonl", "state.safetensors",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +81,8 @@ class Round:
     # Written only if the run records them.
     distance: Number | None = None  # ‖w[t+1] - w[0]‖
     held_out: Mapping[str, Number] = field(default_factory=dict)  # of w[t], see `feduhb.runs.held_out`
+    # Written only in a round in which leavers worked on the data that they asked to forget.
+    leavers: tuple[str, ...] = ()  # all of those that were asked
 
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 (read by pydantic)
 
@@ -97,10 +104,15 @@ class Round:
             parts.append(f"stops below {self.threshold:.3g}")
         return "  ".join(parts)
 
+    @property
+    def leaver_epochs(self) -> int:
+        """The client epochs of leavers."""
+        return self.client_epochs if self.leavers else 0
+
     def to_json(self) -> str:
         """Return one line of JSON."""
         values = asdict(self)
-        unused = [name for name in ("distance", "held_out") if values[name] in (None, {})]
+        unused = [name for name in ("distance", "held_out", "leavers") if values[name] in (None, {}, ())]
         return json.dumps({key: values[key] for key in values if key not in unused}, allow_nan=False)
 
     @classmethod
@@ -140,10 +152,18 @@ class Result(TypedDict):
     # Names and shapes of the parameters, in the flat vector's order.
     layout: NotRequired[list[tuple[str, list[Count]]]]
     came_from: NotRequired[list[str]]  # digests of config.toml of the runs that it came from, nearest first
-    start: NotRequired[str]  # the declaration on a start that was given, in words
-    kept_round: NotRequired[
-        Count
-    ]  # with keep="best": after how many rounds the model was the one that was kept
+    start: NotRequired[str]  # what is declared on a start that was given or shared, in words
+    # All that the method needs, in words: see `feduhb.methods.list_needs`. Earlier versions did not write it.
+    requires: NotRequired[list[str]]
+    kept_models_bytes: NotRequired[Count]  # with keep_models: the models in the folder
+    # Only if the method asks leavers.
+    leavers: NotRequired[list[str]]  # those that were asked to work on the data that they asked to forget
+    leaver_epochs: NotRequired[Count]  # their part of client_epochs
+    # With keep="best": after how many rounds the model was the one that was kept.
+    kept_round: NotRequired[Count]
+    # Of a rollback: the round at which it continued the training, and the SHA-256 of the model that was kept before it.
+    restart_round: NotRequired[Count]
+    restart_sha256: NotRequired[str]
 
 
 # Keys that the first versions did not write.
@@ -180,7 +200,7 @@ class TableShape(TypedDict, total=False):
 
 
 class FederationShape(TypedDict, total=False):
-    """What reports read of [federation] in config.toml, beside settings of any type."""
+    """What reports read of [federation] in config.toml, besides settings of any type."""
 
     table: TableShape
 
@@ -248,6 +268,30 @@ def make_series(rounds: Iterable[Round], best: Literal["high", "low"] = "high") 
     for record in rounds:
         series = series.add(record.moved, record.distance, record.held_out)
     return series
+
+
+class Pace(NamedTuple):
+    """How fast the rounds of a run were."""
+
+    start: float  # seconds that the first round took beyond the others, as when code is compiled
+    rate: float  # seconds for a unit of work
+
+    def expect(self, amount: float) -> float:
+        """Return the expected seconds of a run with this amount of work; no work takes no time."""
+        return self.start + self.rate * amount if amount else 0.0
+
+
+def measure_pace(amounts: Sequence[float], seconds: Sequence[float]) -> Pace | None:
+    """Return the pace of rounds, given the work and the seconds of each; None if there was no work or no time was recorded.
+
+    With the same work as these rounds, the expected seconds are those that they took, unless the first was the fastest.
+    """
+    if sum(amounts) <= 0 or sum(seconds) <= 0:
+        return None
+    if sum(amounts[1:]) <= 0 or sum(seconds[1:]) <= 0:  # only the first round worked
+        return Pace(0.0, sum(seconds) / sum(amounts))
+    rate = sum(seconds[1:]) / sum(amounts[1:])
+    return Pace(max(0.0, seconds[0] - rate * amounts[0]), rate)
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,14 +376,24 @@ class RunFolder:
         try:
             found = tomllib.loads(read_text(self.config_path, "restore a backup"))
         except (FileNotFoundError, NotADirectoryError):
-            raise RunFolderError(
-                f"{self.path} is not a run folder: it has no config.toml; make one with feduhb train CONFIG.toml --out {self.path}"
-            ) from None
+            raise RunFolderError(f"{self.path} is not a run folder: {self._explain_absence()}") from None
         except (tomllib.TOMLDecodeError, RecursionError) as error:
             reason = "it is nested too deeply" if isinstance(error, RecursionError) else error
             raise RunFolderError(f"{self.config_path} cannot be read: {reason}; restore a backup") from None
         check_shape(found, Shape, str(self.config_path), "restore a backup")
         return found
+
+    def _explain_absence(self) -> str:
+        """Return why there is no run here, and what to do."""
+        make = f"make one with feduhb train CONFIG.toml --out {self.path}"
+        if not self.path.exists():
+            return f"there is no such folder; check the path, or {make}"
+        if not self.path.is_dir():
+            return "it is a file; give the folder of a run"
+        inside = sorted(config.parent for config in self.path.glob(f"*/{self.config_path.name}"))
+        if inside:
+            return f"it holds runs; name one of them, such as {inside[0]}"
+        return f"it has no config.toml; {make}"
 
     def rounds(self) -> list[Round]:
         """Return every complete round, without a last line that a crash cut short."""

@@ -1,8 +1,8 @@
-"""What a run records for stop rules beside movements, and the best model so far.
+"""What a run records for stop rules besides movements, and the best model so far.
 
 In every round, the clients that answer score the model that they were sent on their held-out data. The loss and the main
-score are averaged by the numbers of held-out examples. A score that is no mean over examples, such as AUROC, is
-computed for each client, and a client for which it is not defined is left out of it.
+score are averaged by the numbers of held-out examples. A score that is not a mean over examples, such as AUROC,
+is computed for each client, and clients for which it is not defined are left out.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from torch import Tensor
 from feduhb.core.scores import SCORES, Best, Score
 from feduhb.core.types import Engine
 from feduhb.data.federation import Federation
+from feduhb.engines import device_of
 from feduhb.engines.scoring import make_held_out_evaluator, try_scores
 from feduhb.errors import ConfigError
 from feduhb.runs.folder import Round, make_series
@@ -37,7 +38,7 @@ class AsksHeldOut(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """What a run records beside movements and test scores, and which model it keeps."""
+    """What a run records besides movements and test scores, and which model it keeps."""
 
     held_out: HeldOut | None = None
     best: Best = "high"  # whether more or less of the main score is better
@@ -92,9 +93,7 @@ def _find_held_out(federation: Federation, engine: Engine, score: Score | None) 
             "this needs held-out data of the remaining clients, and they have none; give held_out=0.25 to feduhb.load, or "
             "examples to Federation(held_out=...), or use feduhb.distance_stop(), which needs none"
         )
-    evaluate = make_held_out_evaluator(
-        federation, score, "cuda" if engine.about["device"] == "cuda" else "cpu"
-    )
+    evaluate = make_held_out_evaluator(federation, score, device_of(engine))
     return lambda _, params, clients: evaluate(params, clients)
 
 

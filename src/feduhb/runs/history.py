@@ -12,6 +12,7 @@ import json
 import os
 import re
 from collections.abc import Generator, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -38,6 +39,7 @@ from feduhb.runs.files import (
 
 WAY_OUT = "train again with --keep-history, or use feduhb, which needs none"
 ROUND = re.compile(r"[0-9]{5,}")  # the name of a round's folder
+LARGE = 2**20  # bytes, for which starting threads is worth it
 DTYPES = ("float64", "float32", "float16", "bfloat16")
 
 
@@ -169,7 +171,7 @@ class DiskHistory:
         if self.half and not values.isfinite().all():
             raise HistoryError("an update is too large for float16; keep full precision: keep_history = true")
         _write(self._place(round) / _block(number), "values", values)
-        digests = [_digest(row) for row in values.detach().cpu()]
+        digests = _digest_all(values.detach().cpu())
         return {"clients": list(block.clients), "weights": block.weights.tolist(), "digests": digests}
 
     def finish(self, round: int, params: Tensor, blocks: Sequence[Block]) -> None:
@@ -218,15 +220,7 @@ class DiskHistory:
 
     def check_links(self) -> None:
         """Raise HistoryError if the history, or a part of it, is a link: an erasure would not reach what it points to."""
-        inside = (
-            Path(place, name) for place, *names in os.walk(self.folder) for name in itertools.chain(*names)
-        )
-        for path in itertools.chain([self.folder], inside):
-            if path.is_symlink():
-                raise HistoryError(
-                    f"{path} is a link, and an erasure would not reach the stored updates that it points to; "
-                    "put the folder or file itself in its place, or delete it there and remove the link"
-                )
+        check_links(self.folder, "stored updates")
 
     def _list_started(self) -> list[int]:
         """Return the rounds that have a folder, complete or not, in order."""
@@ -269,6 +263,21 @@ class DiskHistory:
         return about
 
 
+def check_links(folder: Path, what: str) -> None:
+    """Raise HistoryError if a folder, or a part of it, is a link.
+
+    Args:
+        what: the folder holds, in words.
+    """
+    inside = (Path(place, name) for place, *names in os.walk(folder) for name in itertools.chain(*names))
+    for path in itertools.chain([folder], inside):
+        if path.is_symlink():
+            raise HistoryError(
+                f"{path} is a link, and an erasure would not reach the {what} that it points to; "
+                "put the folder or file itself in its place, or delete it there and remove the link"
+            )
+
+
 def _read_tensor(path: Path, name: str, shape: list[int], rows: Sequence[int] | None = None) -> Tensor:
     """Return a tensor, or some rows of it; raise HistoryError if it does not have this shape."""
     try:
@@ -284,8 +293,17 @@ def _read_tensor(path: Path, name: str, shape: list[int], rows: Sequence[int] | 
 
 def _check_digests(path: Path, found: Sequence[Tensor] | Tensor, wanted: Sequence[str] | None) -> None:
     """Raise HistoryError if stored values have changed. Histories of earlier versions have no digests."""
-    if wanted is not None and [_digest(value) for value in found] != wanted:
+    if wanted is not None and _digest_all(found) != wanted:
         raise HistoryError(f"{path} is damaged: its values are not those that were stored; {WAY_OUT}")
+
+
+def _digest_all(values: Sequence[Tensor] | Tensor) -> list[str]:
+    """Return the digest of each value; of large ones on every core, because hashing takes longer than reading."""
+    rows = list(values)
+    if sum(row.nbytes for row in rows) < LARGE:
+        return [_digest(row) for row in rows]
+    with ThreadPoolExecutor(min(len(rows), os.cpu_count() or 1)) as threads:
+        return list(threads.map(_digest, rows))
 
 
 def _digest(value: Tensor) -> str:

@@ -16,13 +16,16 @@ from typing import Any, Literal, TypeVar
 from feduhb.data.request import Request
 from feduhb.errors import RequestError, RunFolderError
 from feduhb.methods import find_method
+from feduhb.methods.binding import uses_old_run
 from feduhb.runs.audits import KeptAudit, read_kept_audits
 from feduhb.runs.files import resolve
-from feduhb.runs.folder import HISTORY, WORK, RunFolder, Tombstone
+from feduhb.runs.folder import HISTORY, KEPT_MODELS, WORK, RunFolder, Tombstone
 from feduhb.runs.history import DiskHistory
+from feduhb.runs.kept import KeptModels
 from feduhb.runs.lineage import (
     Ancestor,
     Erased,
+    Store,
     digest_config,
     read_ancestors,
     read_erased,
@@ -52,8 +55,10 @@ def read_status(folder: str | Path, of: str | None = None) -> Status:
     unread: set[Path] = set()
     facts = _find(root, unread)
     if not facts:
-        hint = "give the folder in which your runs are" if root.is_dir() else "there is no such folder"
-        raise RunFolderError(f"there is no run in {shorten(root)}; {hint}")
+        hint = "" if root.is_dir() else ": there is no such folder"
+        raise RunFolderError(
+            f"there is no run in {shorten(root)}{hint}; give the folder in which your runs are"
+        )
     families = _split_families(facts)
     if of is not None:
         _check_known(of, facts, families)
@@ -80,9 +85,8 @@ class _Facts:
     leavers: Request | None = None  # for whom it was retired
     own: str = ""  # the digest of its config.toml, also if it was retired
     earlier: set[str] = field(default_factory=set)  # the digests of the runs that it came from
-    digests: set[str] = field(
-        default_factory=set
-    )  # these, its own and, if it was retired, that of its replacement
+    # These, its own and, if it was retired, that of its replacement.
+    digests: set[str] = field(default_factory=set)
     ancestors: Sequence[Ancestor] = ()
     later: Sequence[Path] = ()
     data: Mapping[str, str] = field(default_factory=dict)
@@ -95,7 +99,7 @@ class _Facts:
 
     @property
     def is_replaying(self) -> bool:
-        """Whether it replays a history and has not finished, so that its checkpoint holds parts of that history.
+        """Whether it uses an older run and has not finished, so that its checkpoint holds parts of that run.
 
         A method of the user's own counts as one that does: it is not imported to find out.
         """
@@ -103,7 +107,7 @@ class _Facts:
             return False
         if "code" in self.config.get("unlearn", {}):
             return True
-        return self.attempt(lambda: find_method(name).needs_history, False)
+        return self.attempt(lambda: uses_old_run(find_method(name)), False)
 
     @property
     def method(self) -> str:
@@ -206,7 +210,7 @@ def _read(place: Path, *, inside: bool = True) -> _Facts:
     one.erased = one.attempt(lambda: _read_erased(place), [])
     one.audits = one.attempt(lambda: read_kept_audits(place), [])
     if inside:
-        work = one.attempt(lambda: [*find_runs(list_audit_work(place), depth=1, unread=set())], [])
+        work = one.attempt(lambda: [*find_runs(list_audit_work(place), unread=set())], [])
         one.in_work = [_read(run, inside=False) for run in work]
     return one
 
@@ -373,7 +377,7 @@ def _find_parent(one: _Facts, facts: Sequence[_Facts]) -> Path | None:
 
 
 def _find_reason(one: _Facts, leaver: _Leaver) -> Reason | None:
-    """Return by what a run is known to hold a leaver; None if it does not."""
+    """Return why a run is known to hold a leaver; None if it does not hold it."""
     related = any(one is member for member in leaver.family.runs)
     covered = one.has_forgotten(leaver.request)
     if one.is_retired:
@@ -404,14 +408,23 @@ def _list_remnants(one: _Facts, leaver: Request, reason: Reason) -> tuple[Remnan
     model = _find_parts("model" if files.is_finished() else "checkpoint", one.path, [files.state_path])
     if one.has_forgotten(leaver):  # a replay, whose checkpoint holds parts of a history
         return (*model,)
-    history = DiskHistory(one.path / HISTORY)
-    clients = (*leaver.clients, *leaver.rows, *(history.all_clients() if leaver.classes else ()))
-    kept = [Remnant("history", history.folder, 0)] if history.folder.is_symlink() else []
-    if not kept and (rounds := history.rounds_to_forget(clients)):
-        kept = [Remnant("history", history.folder, history.measure(rounds), len(rounds))]
+    kept = [
+        *_find_stored("kept models", KeptModels(one.path / KEPT_MODELS), leaver),
+        *_find_stored("history", DiskHistory(one.path / HISTORY), leaver),
+    ]
     records = _find_parts("records", one.path, [one.path / name for name in RECORDS])
     temporary = _find_parts("temporary files", one.path, list_files(one.path, TEMPORARY))
     return (*model, *kept, *records, *temporary, *work)
+
+
+def _find_stored(part: Part, store: Store, leaver: Request) -> Iterator[Remnant]:
+    """Yield what a history or kept models know of a leaver, if anything."""
+    if store.folder.is_symlink():
+        yield Remnant(part, store.folder, 0)
+        return
+    clients = (*leaver.clients, *leaver.rows, *(store.all_clients() if leaver.classes else ()))
+    if rounds := store.rounds_to_forget(clients):
+        yield Remnant(part, store.folder, store.measure(rounds), len(rounds))
 
 
 def _find_parts(part: Part, folder: Path, places: Iterable[Path]) -> Iterator[Remnant]:

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Required
+from typing import Required
 
 from typing_extensions import TypedDict
 
@@ -32,8 +32,9 @@ from feduhb.runs.files import (
     resolve,
     write_json,
 )
-from feduhb.runs.folder import HISTORY, RunFolder, now
+from feduhb.runs.folder import HISTORY, KEPT_MODELS, RunFolder, now
 from feduhb.runs.history import DiskHistory
+from feduhb.runs.kept import KeptModels
 
 LINEAGE, ERASED = "lineage.json", "erased.json"
 EARLIER, LATER = "earlier.json", "later.json"  # written by earlier versions
@@ -44,7 +45,8 @@ SHARED_SEED = (
     "the difference of their first sums is the update of the forgotten clients; leave seed out, so that every run "
     "draws its own"
 )
-INSIST = "To bring it back all the same: --allow-revival, in Python allow_revival=True"
+INSIST = "To serve the request all the same: --allow-revival, in Python allow_revival=True"
+Store = DiskHistory | KeptModels  # what an erasure deletes from the leavers' first round on
 PATIENCE = 10.0  # seconds to wait for another process that uses a run folder
 
 
@@ -106,7 +108,8 @@ def read_lineage(folder: Path) -> Lineage:
     found = find_json(path, Lineage, RESTORE)
     if found is not None and found.get("sha256") != _digest(found):
         raise RunFolderError(f"{path} is damaged; {RESTORE} (its checksum does not match)")
-    recorded = _read_result(folder).get("came_from")
+    files = RunFolder(folder)
+    recorded = files.result().get("came_from") if files.is_finished() else None
     if found is None:
         if recorded is not None:
             raise RunFolderError(f"{path} is missing; {RESTORE}")
@@ -115,11 +118,6 @@ def read_lineage(folder: Path) -> Lineage:
     if recorded not in (None, [one["config"] for one in found["earlier"]]):
         raise RunFolderError(f"{path} names other runs than result.json; {RESTORE}")
     return found
-
-
-def _read_result(folder: Path) -> Mapping[str, Any]:
-    files = RunFolder(folder)
-    return files.result() if files.is_finished() else {}
 
 
 def _digest(found: Lineage) -> str:
@@ -196,9 +194,9 @@ def read_forgotten(folder: RunFolder) -> Request | None:
 
 @dataclass(frozen=True, slots=True)
 class Erased:
-    """What an erasure deleted of a history, as erased.json records it in the folder of the history's run."""
+    """What an erasure deleted of a history or of kept models, as erased.json records it in the folder of their run."""
 
-    history: str  # its folder
+    history: str  # the folder of the history, or of the kept models
     first_round: Count  # counted from 0
     last_round: Count
     bytes: Count
@@ -206,11 +204,18 @@ class Erased:
     begun: str
     finished: str | None = None  # None: it was interrupted
 
+    @property
+    def what(self) -> str:
+        """What was deleted, in words."""
+        rounds = f"{self.first_round} to {self.last_round}"
+        if Path(self.history).name == KEPT_MODELS:
+            return f"kept models after {rounds} rounds"
+        return f"rounds {rounds} of its history"
+
     def __str__(self) -> str:
-        return (
-            f"erased {self.bytes} bytes of history in {self.history}: rounds {self.first_round} to {self.last_round}; "
-            f"{Path(self.history).with_name(ERASED)} records it"
-        )
+        where = f"{self.history}: rounds {self.first_round} to {self.last_round}"
+        kind = "kept models" if Path(self.history).name == KEPT_MODELS else "history"
+        return f"erased {self.bytes:,} bytes of {kind} in {where}; {Path(self.history).with_name(ERASED)} records it"
 
 
 def read_erased(folder: Path) -> list[Erased]:
@@ -218,17 +223,22 @@ def read_erased(folder: Path) -> list[Erased]:
     return find_json(folder / ERASED, list[Erased], "delete it: it is a record for people to read") or []
 
 
-def _is_left(history: DiskHistory, leavers: Sequence[ClientId]) -> bool:
-    """Whether a history holds the leavers, or an interrupted erasure was not recorded as finished."""
+def _is_open(one: Erased, store: Store) -> bool:
+    """Whether a record is of an erasure of a store that was interrupted."""
+    return one.finished is None and Path(one.history).name == store.folder.name
+
+
+def _is_left(history: Store, leavers: Sequence[ClientId]) -> bool:
+    """Whether a store holds the leavers, or an interrupted erasure was not recorded as finished."""
     begun = read_erased(history.folder.parent)
-    return bool(history.rounds_to_forget(leavers)) or any(one.finished is None for one in begun)
+    return bool(history.rounds_to_forget(leavers)) or any(_is_open(one, history) for one in begun)
 
 
-def _erase(history: DiskHistory, leavers: Sequence[ClientId], by: Path | None) -> Erased:
-    """Delete a history from the leavers' first round on. Record it before and after, so that a crash loses no record."""
+def _erase(history: Store, leavers: Sequence[ClientId], by: Path | None) -> Erased:
+    """Delete a store from the leavers' first round on. Record it before and after, so that a crash loses no record."""
     folder, rounds = history.folder.parent, history.rounds_to_forget(leavers)
     records = read_erased(folder)
-    done, begun = ([one for one in records if (one.finished is None) == is_open] for is_open in (False, True))
+    done, begun = ([one for one in records if _is_open(one, history) == is_open] for is_open in (False, True))
     new = begun[0] if begun else Erased(
         str(history.folder), rounds[0], rounds[-1], history.measure(rounds), by and relate(by.resolve(), folder), now()
     )  # fmt: skip
@@ -245,9 +255,9 @@ def _record(folder: Path, erased: Sequence[Erased]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Erasure:
-    """The histories that a request must delete, each with its leavers, and the runs that could not be found."""
+    """The histories and kept models that a request must delete, each with its leavers, and the runs that could not be found."""
 
-    histories: tuple[tuple[DiskHistory, tuple[ClientId, ...]], ...] = ()
+    histories: tuple[tuple[Store, tuple[ClientId, ...]], ...] = ()
     missing: tuple[Ancestor, ...] = ()
 
     def delete(self, by: Path | None = None) -> list[Erased]:
@@ -269,13 +279,24 @@ class Erasure:
 
     def warnings(self) -> list[str]:
         """Return a sentence for each run that could not be found, or that was not completely retired."""
-        return [
-            f"retiring {one.path}, a run that this one came from, was interrupted; finish it: feduhb retire {one.path}"
-            if RunFolder(one.path).tombstone_path.exists()
-            else f"{one.path}, a run that this one came from, no longer exists; if you moved it, "
-            "delete its history yourself: it contains the leavers' updates"
-            for one in self.missing
-        ]
+        return [_explain_missing(one.path) for one in self.missing]
+
+
+def _explain_missing(run: Path) -> str:
+    """Return in words why the stores of a run that the present one came from were not erased, and what to do."""
+    if RunFolder(run).tombstone_path.exists():
+        return (
+            f"retiring {run}, a run that this one came from, was interrupted; finish it: feduhb retire {run}"
+        )
+    rest = "delete its history and its kept models yourself: they contain the leavers' updates"
+    if run.exists():
+        return f"{run} does not hold the run that this one came from: its config is another one, or damaged; find that run and {rest}"
+    return f"{run}, a run that this one came from, no longer exists; if you moved it, {rest}"
+
+
+def _list_stores(folder: Path) -> list[Store]:
+    kinds = ((HISTORY, DiskHistory), (KEPT_MODELS, KeptModels))
+    return [kind(folder / name) for name, kind in kinds if (folder / name).is_dir()]
 
 
 def find_histories(
@@ -283,27 +304,26 @@ def find_histories(
     ancestors: Sequence[Ancestor],
     leavers: Sequence[ClientId],
     total: Request,
-    holders: Callable[[Request, DiskHistory], Collection[ClientId]],
+    holders: Callable[[Request, Store], Collection[ClientId]],
 ) -> Erasure:
-    """Return what a request must delete: the history of a run and those of the runs that it came from.
+    """Return what a request must delete: histories and kept models of a run and of the runs that it came from.
 
     Args:
         folder: the folder of the run that is to forget.
         leavers: the clients of that run whose data the request names.
         total: everything that is forgotten once the request is served.
-        holders: a function of a request for classes and a history that returns the clients with these classes.
+        holders: a function of a request for classes and a store that returns the clients with these classes.
     """
-    found: list[tuple[DiskHistory, tuple[ClientId, ...]]] = []
-    if folder is not None and (folder / HISTORY).is_dir():
-        found.append((DiskHistory(folder / HISTORY), tuple(leavers)))
+    found: list[tuple[Store, tuple[ClientId, ...]]] = []
+    if folder is not None:
+        found += [(store, tuple(leavers)) for store in _list_stores(folder)]
     for one in ancestors:
-        if not one.is_there or not (one.path / HISTORY).is_dir():
-            continue
-        later = total.subtract(read_forgotten(RunFolder(one.path)))
+        stores = _list_stores(one.path) if one.is_there else []
+        later = total.subtract(read_forgotten(RunFolder(one.path))) if stores else None
         if later is not None:
-            history = DiskHistory(one.path / HISTORY)
-            held = holders(Request(classes=later.classes), history) if later.classes else ()
-            found.append((history, (*leavers, *later.clients, *later.rows, *held)))
+            for store in stores:
+                held = holders(Request(classes=later.classes), store) if later.classes else ()
+                found.append((store, (*leavers, *later.clients, *later.rows, *held)))
     return Erasure(tuple(found), tuple(a for a in ancestors if not a.is_there and not a.is_retired))
 
 

@@ -16,8 +16,9 @@ from typing import Literal, TypeVar
 import torch
 from torch import Tensor
 
-from feduhb.core.types import ClientId, Engine, Method, State, Updates, Work
+from feduhb.core.types import ClientId, Engine, Method, State, Updates
 from feduhb.errors import AnswerError
+from feduhb.methods.binding import list_asked
 from feduhb.runs.folder import Round
 from feduhb.runs.statistics import WithStatistics
 from feduhb.stopping import Series, StopRule, decide, never
@@ -46,6 +47,7 @@ def run(
     statistics: int = 0,
     held_out: HeldOut | None = None,
     start: Tensor | None = None,
+    leavers: Sequence[ClientId] = (),
 ) -> Iterator[tuple[S, Round]]:
     """Run rounds ``first`` to ``rounds - 1`` and yield each new state with its record.
 
@@ -62,6 +64,7 @@ def run(
         statistics: how many numbers at the end of the vectors are statistics, which do not count as movement.
         held_out: scores the model that was sent on held-out data of the clients that answered; None records nothing.
         start: the fresh model [P], to record the distance to it; None does not.
+        leavers: the clients that a method may ask to work on the data that they asked to forget, if it declares so.
     """
     carried = carry_statistics(method, statistics)
     series = moved if isinstance(moved, Series) else Series(tuple(moved))
@@ -77,13 +80,13 @@ def run(
         if work is None:
             new = carried.tell(state, ())
         else:
-            asked = _list_asked(work, clients(t) if callable(clients) else clients)
+            asked = list_asked(method, work, clients(t) if callable(clients) else clients, leavers)
             payload = work.params.numel() * work.params.element_size()
             passes = work.epochs or 1  # a full-batch gradient is one pass over the data
             with contextlib.closing(clock.watch(engine.train(work, asked, t))) as blocks:
                 good = check_answers(blocks, asked, work.params, t, answered, on_bad, max_norm)
                 new = carried.tell(state, _require_one(good, asked, t) if work.needed else good)
-            if held_out is not None:
+            if held_out is not None and not work.leavers:
                 began = time.perf_counter()
                 held = held_out(t, work.params, sorted(answered))
                 scoring = time.perf_counter() - began
@@ -109,6 +112,7 @@ def run(
             evaluate_seconds=scoring,
             distance=distance,
             held_out=held,
+            leavers=asked if work is not None and work.leavers else (),
         )
         yield state, record
         if record.stopped is not None:
@@ -140,16 +144,6 @@ def shown(rounds: Rounds[S], tell: Callable[[Round], object]) -> Iterator[tuple[
     for state, record in rounds:
         tell(record)
         yield state, record
-
-
-def _list_asked(work: Work, taking_part: Sequence[ClientId]) -> tuple[ClientId, ...]:
-    """Return the clients to ask, sorted; raise AnswerError if one of them does not take part."""
-    chosen = set(taking_part if work.clients is None else work.clients)
-    if strangers := chosen - set(taking_part):
-        raise AnswerError(
-            f"the method asked {', '.join(sorted(strangers))}, which do not take part; a method may ask only the remaining clients"
-        )
-    return tuple(sorted(chosen))
 
 
 def _require_one(blocks: Iterator[Updates], asked: Sequence[ClientId], round: int) -> Iterator[Updates]:
@@ -196,27 +190,23 @@ def check_answers(
         del block  # its memory is free while the clients work on the next one
 
 
-def find_faults(
-    block: Updates, params: Tensor, max_norm: float, max_weight: float = math.inf
-) -> list[str | None]:
+def find_faults(block: Updates, params: Tensor, max_norm: float) -> list[str | None]:
     """Return what is wrong with each row; None if nothing is."""
     if block.values.shape[1:] != params.shape:
         return [f"{block.values.shape[1]} numbers instead of {params.numel()}"] * len(block.values)
     rows = zip(block.values, block.weights.tolist(), strict=True)
-    found = [_describe_fault(row, weight, max_norm, max_weight) for row, weight in rows]
+    found = [_describe_fault(row, weight, max_norm) for row, weight in rows]
     if block.mean_square is not None and not 0 <= block.mean_square < math.inf:
         return [fault or f"a mean squared length of {block.mean_square:g}" for fault in found]
     return found
 
 
-def _describe_fault(row: Tensor, weight: float, max_norm: float, max_weight: float) -> str | None:
+def _describe_fault(row: Tensor, weight: float, max_norm: float) -> str | None:
     low, high = map(float, torch.aminmax(row))  # isfinite would take the memory of the row
     if not (math.isfinite(low) and math.isfinite(high)):
         return "NaN" if torch.isnan(row).any() else "infinity"
     if not 0 < weight < math.inf:
         return f"a weight of {weight:g} examples"
-    if weight > max_weight:
-        return f"a weight of {weight:g} examples, above the limit {max_weight:g}"
     if math.isfinite(max_norm) and (norm := float(torch.linalg.vector_norm(row))) > max_norm:
         return f"an update of norm {norm:.3g}, above the limit {max_norm:g}"
     return None

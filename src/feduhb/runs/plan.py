@@ -15,8 +15,10 @@ from feduhb.data.request import Request
 from feduhb.runs.folder import Round, RunFolder
 from feduhb.runs.held_out import Recording
 from feduhb.runs.history import DiskHistory
+from feduhb.runs.kept import Keeper
 from feduhb.runs.lineage import Ancestor, Erasure
 from feduhb.runs.loop import OnBad, Participants, Rounds, Score
+from feduhb.runs.rollback import Restart
 from feduhb.stopping import StopRule, never
 
 
@@ -55,17 +57,19 @@ class Reporter:
 class Plan:
     """Everything that `feduhb.runs.execute.execute` needs to know of a run: training, unlearning, or a part of an audit.
 
-    `feduhb.api` makes plans from federations, `feduhb.flower.server` from a Flower grid.
+    `feduhb.runs.prepare` makes plans from federations, `feduhb.flower.server` from a Flower grid.
     """
 
     # What is run
     label: str  # for the progress bar
     method: Method[Any]  # with its history bound, if it needs one
     start: Tensor  # [P] the fresh model
-    declaration: str | None = None  # on a start that was given, for result.json
+    declaration: str | None = None  # on a start that was given or shared, for result.json
+    restart: Restart | None = None  # where a rollback continues a training; None: at the fresh model
     statistics: int = 0  # how many numbers at its end are statistics of normalisation layers
     engine: Engine
     clients: Participants  # all clients that take part, or a function that samples them for a round
+    leavers: tuple[ClientId, ...] = ()  # those that a method with `asks_leaver` may ask
     rounds: int  # the largest number of rounds
     stop: StopRule = never
     on_bad: OnBad = "raise"
@@ -78,6 +82,7 @@ class Plan:
     files: dict[str, bytes] = field(default_factory=dict)  # written into a new folder before config.toml
     resume: bool = False
     history_to_write: DiskHistory | None = None
+    keeper: Keeper | None = None  # keeps models for rollbacks
     checkpoint_every: float = 0.0  # the least number of seconds between two checkpoints
     # Names and shapes of the parameters, in the order of `start`.
     layout: tuple[tuple[str, tuple[int, ...]], ...] = ()

@@ -21,17 +21,10 @@ from feduhb.data.request import Request
 from feduhb.errors import ConfigError, FeduhbError, RequestError, RunFolderError
 from feduhb.runs import lineage
 from feduhb.runs.audits import LAST, read_kept_audit
-from feduhb.runs.files import (
-    digest,
-    digest_file,
-    disk_errors,
-    remove,
-    resolve,
-    sync_folder,
-    write_json,
-)
+from feduhb.runs.files import digest, digest_file, disk_errors, remove, resolve, sync_folder, write_json
 from feduhb.runs.folder import (
     HISTORY,
+    KEPT_MODELS,
     LEFT_OUT,
     LIMITS,
     NAMES,
@@ -68,7 +61,7 @@ TEMPORARY = (".*.tmp", ".tmp??????")
 RECORDS = (
     "rounds.jsonl", ".result.json", "result.json", NAMES, LEFT_OUT, REQUEST, LIMITS, TRUST, "config.toml",
 )  # fmt: skip
-DELETED = (RunFolder.STATE, *TEMPORARY, HISTORY, WORK, *RECORDS)  # weights first
+DELETED = (RunFolder.STATE, *TEMPORARY, KEPT_MODELS, HISTORY, WORK, *RECORDS)  # weights first
 # Evidence and lineage, without weights and updates.
 KEPT = (
     "retired.json", lineage.LINEAGE, lineage.EARLIER, lineage.LATER, lineage.ERASED, LAST, "audit-*.json", ".lock",
@@ -324,13 +317,13 @@ def choose_replacement(old: RunFolder, unaudited: str | None) -> RunFolder:
     Flower's strategies of earlier versions did not record it. Without a record, runs beside the old run that came from it are taken.
     """
     digest = digest_config(old.path)
-    around = find_runs([old.path.parent], depth=1, unread=set())  # the plan names the unread ones
+    around = find_runs([old.path.parent], unread=set())  # the plan names the unread ones
     beside = [place for place in around if digest in list_ancestor_digests(place)]
     named = [place for place in read_successors(old.path) if digest_config(place)]
     known = [RunFolder(place) for place in named or beside]
     if not known:
         raise RunFolderError(
-            f"no run replaces {shorten(old.path)}; unlearn it first with feduhb unlearn, or name the new run by --replaced-by"
+            f"no run replaces {shorten(old.path)}; unlearn it first with feduhb unlearn, or name the new run with --replaced-by"
         )
     fit: list[tuple[RunFolder, Request]] = []
     reasons: list[FeduhbError] = []
@@ -345,7 +338,7 @@ def choose_replacement(old: RunFolder, unaudited: str | None) -> RunFolder:
     if len(best) != 1:
         names = ", ".join(str(shorten(new.path)) for new, _ in fit)
         raise RunFolderError(
-            f"several runs could replace {shorten(old.path)}: {names}; name one by --replaced-by"
+            f"several runs could replace {shorten(old.path)}: {names}; name one with --replaced-by"
         )
     return best[0]
 
@@ -380,13 +373,13 @@ def check_replacing(
         if rest is not None and audit["verdict"] not in PASSED:
             raise RunFolderError(
                 f"the audit of {shorten(Path(audit['run']))} says {audit['verdict']!r}, so {there} may still be needed; "
-                "read the reasons in its audit.json, or give yours by --unaudited"
+                "read the reasons in its audit.json, or give yours with --unaudited"
             )
         rest = rest and rest.subtract(Request.parse(audit["forgot"]))
     if rest is not None and unaudited is None:
         raise RunFolderError(
             f"{here}, which replaces {there}, has no audit about {rest}; "
-            f"audit it: feduhb audit {here} --original {there}, or give a reason by --unaudited"
+            f"audit it: feduhb audit {here} --original {there}, or give a reason with --unaudited"
         )
     return leavers, audits
 

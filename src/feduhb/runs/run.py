@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +18,7 @@ from feduhb.core.local import describe_function
 from feduhb.core.modules import list_carried
 from feduhb.core.own_code import Code, find_code, is_code
 from feduhb.core.scores import Best
-from feduhb.core.types import ClientId, Engine, Method
+from feduhb.core.types import BlockSize, ClientId, Engine, Method
 from feduhb.data.deleted import restore_keys, select_held
 from feduhb.data.federation import Federation
 from feduhb.data.load import build_federation
@@ -27,6 +27,8 @@ from feduhb.data.request import Request
 from feduhb.engines import EngineMaker, make_engine
 from feduhb.errors import ConfigError, RunFolderError
 from feduhb.methods import (
+    FAST,
+    RECOMMENDED,
     change_method,
     check_method,
     list_settings,
@@ -34,14 +36,11 @@ from feduhb.methods import (
     make_method,
     restore_method,
 )
+from feduhb.methods.binding import uses_old_run
 from feduhb.methods.retrain import Plain
 from feduhb.runs.checkpoint import load_params, load_state
-from feduhb.runs.config import (
-    Config,
-    TrainSettings,
-    parse_config,
-    validate,
-)
+from feduhb.runs.config import Config, TrainSettings, parse_config, validate
+from feduhb.runs.expected import Expected
 from feduhb.runs.folder import HISTORY, Round, RunFolder, explain_end, make_series
 from feduhb.runs.held_out import Keep, find_kept
 from feduhb.runs.history import DiskHistory
@@ -78,11 +77,17 @@ class Run:
     earlier: tuple[Ancestor, ...] = ()  # the runs with folders that it came from, nearest first
     folder: Path | None = None
     engine: str | EngineMaker = "auto"
-    block: int | None = None  # clients trained at once, if bits depend on it
+    # How many clients were computed together, or "recorded", if bits depend on it.
+    block: BlockSize | None = None
     scheduled: int  # the largest number of rounds
     stop: StopRule = never
     keep: Keep = "last"
-    erased: tuple[Erased, ...] = ()  # what was deleted of histories when this run was made
+    erased: tuple[Erased, ...] = ()  # what was deleted of histories and kept models when this run was made
+    # The first round that this run itself ran: above 0 for a rollback from a kept model.
+    restart_round: int = 0
+    machine: Mapping[str, Any] = field(default_factory=dict)  # its engine, as result.json records it
+    # Its cost, expected before it began; None for a training, and for a run that was opened or resumed.
+    expected: Expected | None = None
     # Clients whose row numbers rest on a lineage that no run confirms any more.
     unconfirmed: tuple[ClientId, ...] = ()
 
@@ -132,7 +137,7 @@ class Run:
             path: its suffix decides: .safetensors or .pt (the state_dict under the model's own names), .onnx, .md (the model
                 card), or none: a folder with model.safetensors and the card as README.md.
             format: "safetensors", "pt", "onnx", "card" or "folder", whatever the suffix.
-            overwrite: replace a file that is there.
+            overwrite: replace an existing file.
         """
         from feduhb.runs.export import export_run  # needs this module for its types
 
@@ -217,7 +222,7 @@ def open_run(
         check_start(files.path, config.start, start)
     named = (method_from,) if isinstance(method_from, str) else method_from
     chosen = _find_method(files, config, strategy, named) if method is None else check_method(method)
-    if chosen.needs_history:
+    if uses_old_run(chosen):
         params = load_params(files.state_path)
     else:  # earlier versions kept the whole state
         fresh = flatten(module)
@@ -245,6 +250,8 @@ def open_run(
         scheduled=config.unlearn.rounds if config.unlearn else config.train.rounds,
         stop=_find_stop(config, chosen),
         keep=(config.unlearn or config.train).keep or "last",
+        restart_round=(config.unlearn.restart_round if config.unlearn else None) or 0,
+        machine=result["engine"],
         unconfirmed=_list_unconfirmed(given, original, ancestors),
     )
 
@@ -257,7 +264,7 @@ class Chosen(NamedTuple):
 
 
 def choose_method(given: str | Method[Any] | Chosen, settings: TrainSettings, **changes: Any) -> Chosen:
-    """Return the method that a name, or "module:Class" or "file.py:Class", stands for; anything else as it is.
+    """Return the method that a name, "fast", or "module:Class" or "file.py:Class", stands for; anything else as it is.
 
     Args:
         settings: those of the run that is to forget.
@@ -267,6 +274,9 @@ def choose_method(given: str | Method[Any] | Chosen, settings: TrainSettings, **
         return given
     if not isinstance(given, str):
         return Chosen(check_method(given))
+    if given == FAST:
+        name, recommended = RECOMMENDED
+        return Chosen(adapt_method(name, settings, **recommended | changes))
     if not is_code(given):
         return Chosen(adapt_method(given, settings, **changes))
     code = find_code(given, Path.cwd())
@@ -300,7 +310,7 @@ def _check_fingerprints(files: RunFolder, remaining: Federation, config: Config)
 
 def _check_clients(files: RunFolder, rounds: Sequence[Round], remaining: Federation) -> None:
     """Raise RunFolderError if a client that a Flower strategy asked is missing. The server knows no fingerprints."""
-    asked = {client for record in rounds for client in record.asked}
+    asked = {client for record in rounds for client in record.asked if client not in record.leavers}
     if missing := sorted(asked - {*remaining.clients}):
         raise RunFolderError(
             f"client {missing[0]} took part in {files.path}, but the federation does not have it; give its data by this id"
@@ -359,7 +369,7 @@ def _find_method(
         ) from error
     if made.name != name:
         raise RunFolderError(
-            f"{files.path} was made by the method {name!r}, but its code defines {made.name!r} now; name that method by --method-from"
+            f"{files.path} was made by the method {name!r}, but its code defines {made.name!r} now; name that method with --method-from"
         )
     return made
 

@@ -56,7 +56,7 @@ def find_siblings(old: Path, new: Path, leavers: Request) -> Siblings:
             work, inside = place / WORK, [place]
             found: Path | None = place if place != new and still_holds(place, leavers) else None
             if found is None and (work.exists() or work.is_symlink()):
-                found, inside = work, [place, *find_runs([work], depth=1, unread=unread)]
+                found, inside = work, [place, *find_runs([work], unread=unread)]
             if found is not None and (found == new / WORK or any(map(is_related, inside))):
                 holding.append(found)
             elif found is not None and any(map(is_named, inside)):
@@ -69,7 +69,7 @@ def find_siblings(old: Path, new: Path, leavers: Request) -> Siblings:
     owners = {find_work(place): place for place in around}
     for work in {*list_work()} - {find_work(place) for place in (old, *holding, *may_hold)}:
         try:
-            inside = [*find_runs([work], depth=1, unread=unread), *([owners[work]] if work in owners else [])]
+            inside = [*find_runs([work], unread=unread), *([owners[work]] if work in owners else [])]
             if work == find_work(new) or any(map(is_related, inside)):
                 holding.append(work)
             elif any(map(is_named, inside)):
@@ -115,12 +115,9 @@ def list_data(place: Path) -> dict[str, str]:
     return {}
 
 
-def find_runs(places: Iterable[Path], *, depth: int, unread: set[Path]) -> Iterator[Path]:
-    """Yield the run folders in some folders, and in the folders there that are not runs, down to a depth.
-
-    Add the folders that cannot be read to ``unread``.
-    """
-    for folder in walk(places, depth=depth, unread=unread):
+def find_runs(places: Iterable[Path], *, unread: set[Path]) -> Iterator[Path]:
+    """Yield the run folders that lie directly in some folders; add the folders that cannot be read to ``unread``."""
+    for folder in walk(places, depth=1, unread=unread):
         try:
             is_run = RunFolder(folder).exists()
         except FeduhbError:

@@ -1,4 +1,4 @@
-"""Statistics of normalisation layers, which the server averages beside whatever a method does to the parameters.
+"""Statistics of normalisation layers, which the server averages separately from what a method does to the parameters.
 
 A model's vector is [w, b]: P trained parameters, then K statistics. Clients start from both and answer with both.
 
@@ -6,7 +6,7 @@ A model's vector is [w, b]: P trained parameters, then K statistics. Clients sta
 
 That is the weighted mean of the statistics of the clients that answered, without momentum, whatever the method and its
 aggregation rule. Values are averaged, not their changes, so that rounding makes no variance negative. In a round in which
-no client answers, such as an estimated round of FedRecover, the statistics stay as they are.
+no client answers, such as an estimated round of FedRecover, or leavers do, the statistics stay as they are.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from feduhb.core.aggregate import RunningMean
 from feduhb.core.types import Method, Updates, Work
 
 
 @dataclass(frozen=True, slots=True)
 class WithStatistics:
-    """A method on the parameters [P], beside which the statistics [K] are averaged.
+    """A method on the parameters [P], with the statistics [K] averaged separately.
 
     A state is the method's own, but its ``params`` hold both.
     """
@@ -45,9 +46,21 @@ class WithStatistics:
     def tell(self, state: Any, answers: Iterable[Updates]) -> Any:
         """Return the method's next state, with the mean of the statistics that were answered."""
         inner, b = self._open(state)
-        mean = _Mean(b)
-        new = self.method.tell(inner, mean.watch(answers))
-        return self._join(new, b if mean.total is None else mean.total / mean.weight)
+        mean = RunningMean()
+        new = self.method.tell(inner, self._take(answers, b, mean))
+        if mean.total is not None and not self._asks_leavers(inner):
+            b = mean.finish()
+        return self._join(new, b)
+
+    def _take(self, answers: Iterable[Updates], start: Tensor, mean: RunningMean) -> Iterator[Updates]:
+        """Yield the answers without their statistics, which are added to a mean. They began at ``start`` [K]."""
+        for block in answers:
+            mean.add(replace(block, values=start - block.values[:, -self.count :]))
+            yield replace(block, values=block.values[:, : -self.count])
+
+    def _asks_leavers(self, inner: Any) -> bool:
+        work = self.method.ask(inner) if self.method.asks_leaver else None
+        return work is not None and work.leavers
 
     def _split(self, vector: Tensor) -> tuple[Tensor, Tensor]:
         return vector[: -self.count].clone(), vector[-self.count :].clone()
@@ -58,22 +71,3 @@ class WithStatistics:
 
     def _join(self, state: Any, b: Tensor) -> Any:
         return state._replace(params=torch.cat([state.params, b]))
-
-
-class _Mean:
-    """The weighted sum of the statistics in answers, added up client by client as they pass."""
-
-    def __init__(self, start: Tensor) -> None:
-        self.start = start  # [K] b[t]
-        self.total: Tensor | None = None  # [K]
-        self.weight = 0.0
-
-    def watch(self, answers: Iterable[Updates]) -> Iterator[Updates]:
-        """Yield the answers without their statistics."""
-        count = len(self.start)
-        for block in answers:
-            for row, n in zip(block.values[:, -count:], block.weights.tolist(), strict=True):
-                own = self.start - row
-                self.total = own * n if self.total is None else self.total.add_(own, alpha=n)
-                self.weight += n
-            yield replace(block, values=block.values[:, :-count])

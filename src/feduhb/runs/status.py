@@ -11,7 +11,7 @@ from feduhb.runs.audits import KeptAudit
 from feduhb.runs.lineage import Erased
 
 State = Literal["unfinished", "finished", "superseded", "retired", "retiring", "damaged"]
-Part = Literal["model", "checkpoint", "history", "records", "temporary files", "audit work"]
+Part = Literal["model", "checkpoint", "kept models", "history", "records", "temporary files", "audit work"]
 # By what a run is known to hold a leaver.
 Reason = Literal["lineage", "data", "restored", "audit work", "name", "unreadable"]
 UNSURE = ("name", "unreadable")  # reasons that do not prove it
@@ -25,7 +25,7 @@ class Remnant:
     part: Part
     path: Path
     bytes: int
-    rounds: int = 0  # of a history
+    rounds: int = 0  # of a history; of kept models, their number
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class RunStatus:
     weights_sha256: str = ""  # that it ended with
     holds: tuple[Held, ...] = ()
     audits: tuple[KeptAudit, ...] = ()  # the last one first
-    erased: tuple[Erased, ...] = ()  # what erasures deleted of its history
+    erased: tuple[Erased, ...] = ()  # what erasures deleted of its history and its kept models
     left: tuple[str, ...] = ()  # files that feduhb did not write, in a run that holds a leaver or was retired
 
     def is_related(self, other: RunStatus) -> bool:

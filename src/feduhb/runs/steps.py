@@ -21,7 +21,7 @@ ASKED = "asked by feduhb status"  # in place of a reason not to audit, which is 
 
 def list_steps(runs: Sequence[RunStatus], leavers: Sequence[Leaver]) -> list[Step]:
     """Return what to do, in order, without repetitions."""
-    requests = [Request.parse(run.forgot) for run in runs if run.forgot]
+    requests = [Request.parse(run.forgot) for run in runs if run.forgot and not _is_beside(run, runs)]
     served = {
         one.request
         for one in leavers
@@ -38,6 +38,16 @@ def list_steps(runs: Sequence[RunStatus], leavers: Sequence[Leaver]) -> list[Ste
     for step in steps:
         unique.setdefault((step.what, step.path), step)
     return sorted(unique.values(), key=lambda step: ORDER.index(step.what))
+
+
+def _is_beside(run: RunStatus, runs: Sequence[RunStatus]) -> bool:
+    """Whether a run is a comparison: others superseded the run that it came from. It serves no request."""
+    before = next((one for one in runs if one.path == run.came_from), None)
+    if (
+        before is None or run.made_with == "Flower"
+    ):  # strategies of earlier versions did not record what they superseded
+        return False
+    return bool(before.superseded_by) and run.path not in before.superseded_by
 
 
 def _finish(runs: Sequence[RunStatus]) -> Iterator[Step]:
@@ -116,9 +126,8 @@ def _retire(run: RunStatus, runs: Sequence[RunStatus]) -> Iterator[Step]:
     if new is None:
         ended = (one for one in runs if one.state in {"finished", "superseded"} and one.forgot)
         folders = [RunFolder(one.path) for one in ended]
-        fit = (
-            one for reason in (None, ASKED) for one in folders if _can_replace(old, one, reason)
-        )  # audited first
+        # Audited runs first.
+        fit = (one for reason in (None, ASKED) for one in folders if _can_replace(old, one, reason))
         new = next(fit, None)
         command += "" if new is None else f" --replaced-by {_name(new.path)}"
     if new is not None:
@@ -181,13 +190,20 @@ def _take_along(run: RunStatus, heads: Sequence[Path]) -> Iterator[Step]:
 def _forget(runs: Sequence[RunStatus], leavers: Sequence[Leaver], served: Collection[str]) -> Iterator[Step]:
     """Yield how to serve a request that no run has served, for leavers that were asked about."""
     replaced = {digest for run in runs for digest in run.earlier_sha256}
-    current = {
-        run.path for run in runs if run.state == "finished" and run.config_sha256 not in replaced
-    }  # not those that another run came from, nor copies of them
+    # Neither runs that another run came from, nor copies of them.
+    current = {run.path for run in runs if run.state == "finished" and run.config_sha256 not in replaced}
     for leaver in (one for one in leavers if one.request not in served):
         for run in (one for one in runs if one.path in leaver.held_by and one.path in current):
             command = f"feduhb unlearn {_name(run.path)} --forget {shlex.quote(leaver.request)}"
-            yield Step("unlearn", run.path, f"no run has forgotten {leaver}", command)
+            is_compared = any(one.forgot and _has_forgotten(one, leaver) for one in runs)
+            says = f"only a comparison has forgotten {leaver}; if it asked to be forgotten, serve the request"
+            yield Step(
+                "unlearn", run.path, says if is_compared else f"no run has forgotten {leaver}", command
+            )
+
+
+def _has_forgotten(run: RunStatus, leaver: Leaver) -> bool:
+    return Request.parse(leaver.request).subtract(Request.parse(run.forgot)) is None
 
 
 def _delete_by_hand(runs: Sequence[RunStatus]) -> Iterator[Step]:

@@ -56,7 +56,7 @@ class _Record:
     parameters: int | None  # None: a retired run does not record it
     layout: Sequence[tuple[str, Sequence[int]]]  # empty in earlier versions
     dtype: torch.dtype | None  # None: the run's own weights are not there any more
-    start: StartSettings  # what the run carries beside these weights
+    start: StartSettings  # what the run carries besides these weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +148,7 @@ def _compare(file: _File, record: _Record) -> tuple[str, str | None]:
                 f"{file.path} does not keep the order of its tensors, and this run does not record it; "
                 f"give a file that does: {SAVE}"
             )
-        return found, f"their SHA-256 is {found[:12]}..."
+        return found, f"the SHA-256 of the file's weights is {found[:12]}..."
     known = {*names, *record.start.carried}
     strange = [name for name in tensors if name not in known and not is_counter(name)]
     if extra := [name for name in strange if not _is_tied(name, names, tensors)]:
@@ -169,7 +169,7 @@ def _digest_carried(file: _File, record: _Record) -> str:
 
 
 def _name_others(file: _File, record: _Record) -> str:
-    """Return what a file holds beside the weights, in words, and whether it was compared."""
+    """Return what a file holds besides the weights, in words, and whether it was compared."""
     counters = [name for name in file.tensors if is_counter(name)]
     carried = [name for name in record.start.carried if name in file.tensors]
     if _has_carried(file, record):
@@ -181,7 +181,7 @@ def _name_others(file: _File, record: _Record) -> str:
 
 
 def _find_other_type(tensors: Sequence[Tensor], record: _Record) -> str | None:
-    """Return that the weights have another type than those of the run; None if they have the same."""
+    """Return a remark if the weights have another type than those of the run; None if they have the same."""
     kinds = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in tensors})
     wanted = None if record.dtype is None else str(record.dtype).removeprefix("torch.")
     if kinds == [wanted] or (wanted is None and kinds == ["float32"]):

@@ -11,7 +11,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
@@ -21,6 +21,7 @@ J = TypeVar("J")
 R = TypeVar("R")
 
 START = "import sys; sys.path[:] = sys.argv[1:]; from feduhb.runs.workers import main; main()"
+AHEAD = 4
 SIZE = 8  # bytes in front of every message, which hold its length
 # "done" with the result, "failed" or "died" with the error, or "unread" if the job could not be unpickled
 Answer = tuple[str, Any]
@@ -35,7 +36,8 @@ def spread(
 ) -> Iterator[R]:
     """Yield the result of ``function`` for every job, in order, with ``workers`` processes.
 
-    Jobs are pickled and sent through pipes. A job that cannot be pickled, such as a model whose class is defined in the
+    A long job holds back the results of later ones, but hardly their work: it goes on until `AHEAD` results for each
+    worker wait. Jobs are pickled and sent through pipes. A job that cannot be pickled, such as a model whose class is defined in the
     user's script, runs in this process. Workers end with this process, however it ends.
 
     Args:
@@ -49,7 +51,10 @@ def spread(
         try:
             for job in jobs:
                 running.append(threads.submit(pool.run, function, job, lost))
-                if len(running) > workers:
+                unfinished = [one for one in running if not one.done()]
+                if len(unfinished) > workers:
+                    wait(unfinished, return_when=FIRST_COMPLETED)
+                while running and (running[0].done() or len(running) > AHEAD * workers):
                     yield running.popleft().result()
             while running:
                 yield running.popleft().result()

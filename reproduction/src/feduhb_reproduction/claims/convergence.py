@@ -33,15 +33,7 @@ from feduhb_reproduction.claims.parts import (
 )
 from feduhb_reproduction.claims.recover import judge_recovered, judge_weaker
 from feduhb_reproduction.federations import Federation
-from feduhb_reproduction.measures import (
-    ACCURACY,
-    UHB,
-    UHB_ON,
-    Reached,
-    final_value,
-    find_kept,
-    find_reached,
-)
+from feduhb_reproduction.measures import ACCURACY, UHB, UHB_ON, Reached, final_value, find_kept, find_reached
 from feduhb_reproduction.words import GOAL, LABELS, format_counts
 
 ROUNDS = 20  # "within approximately 20 rounds"
@@ -113,12 +105,7 @@ def judge_halved(evidence: Evidence, *, data: str) -> Judged:
     """Judge our own target: reach Retrain's final accuracy in at most half of its rounds, and keep it."""
     lead = "Round at which FedUHB first has Retrain's final accuracy / from which it keeps it"
     every = [(one, look(one, UHB)) for one in evidence.clean(data) for look in (find_reached, find_kept)]
-    brief = (
-        f"first at round {{}}, kept from {{}}; half is {{}}{_explain_never(every)}",
-        ".1f",
-        ".1f",
-        ".0f",
-    )
+    brief = (f"first at round {{}}, kept from {{}}; half is {{}}{_explain_never(every)}", ".1f", ".1f", ".0f")
     judged = judge_data(evidence, data, _see_halved, lead, brief)
     near = [
         f"{mean:.1f} for {name}, with {_count_by_half(one, find_kept(one, UHB))} by then"

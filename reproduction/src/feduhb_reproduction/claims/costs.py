@@ -41,10 +41,8 @@ def judge_stored(evidence: Evidence) -> Judged:
 
 def _see_stored(federation: Federation) -> Seen | None:
     model, own = _find_model_bytes(federation), sum_of(federation, UHB, HISTORY).mean
-    rounds, whole = (
-        sum_of(federation, "federaser", "rounds").mean,
-        sum_of(federation, "fedrecover", HISTORY).mean,
-    )
+    rounds = sum_of(federation, "federaser", "rounds").mean
+    whole = sum_of(federation, "fedrecover", HISTORY).mean
     if model is None or own is None or rounds is None or whole is None:
         return None
     values = model + own, rounds * federation.cells[0].place.clients * model, whole

@@ -191,10 +191,8 @@ def _see_removed(federation: Federation) -> Seen | None:
     gone = {LABELS[run]: more <= REMOVED for run, more in found.items() if more is not None}
     if len(gone) < len(found):
         return None
-    seen, ours = (
-        weigh_all(gone, _format_rates(federation), "true of {} only", _list_rates(federation)),
-        measure_asr(federation, UHB).mean,
-    )
+    seen = weigh_all(gone, _format_rates(federation), "true of {} only", _list_rates(federation))
+    ours = measure_asr(federation, UHB).mean
     if not seen.holds or ours is None or abs(ours - PAPERS) <= SAME:
         return seen
     return replace(

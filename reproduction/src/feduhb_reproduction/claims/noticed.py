@@ -1,4 +1,4 @@
-"""Observations beside the paper's claims: a row for each federation, and phrases with numbers for each data set."""
+"""Observations besides the paper's claims: a row for each federation, and phrases with numbers for each data set."""
 
 from __future__ import annotations
 

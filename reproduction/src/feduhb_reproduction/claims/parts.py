@@ -14,7 +14,7 @@ from feduhb.errors import RunFolderError
 from feduhb.report.words import NOTHING, format_number, format_percent, join_names
 from feduhb_reproduction.cells import Cell, read_cells
 from feduhb_reproduction.federations import Federation, group_cells
-from feduhb_reproduction.measures import Reached, Spread
+from feduhb_reproduction.measures import ACCURACY, Reached, Spread
 from feduhb_reproduction.search import read_search
 from feduhb_reproduction.theorem_page import FILE as THEOREM
 from feduhb_reproduction.theorem_page import Found as Theorem
@@ -124,11 +124,7 @@ def judge_federations(
 
 
 def limit_verdict(
-    every: Mapping[str, Federation],
-    judged: Judged,
-    fit: Mapping[str, Federation],
-    nothing: str,
-    where: str,
+    every: Mapping[str, Federation], judged: Judged, fit: Mapping[str, Federation], nothing: str, where: str
 ) -> Judged:
     """Limit a verdict to the federations that can be judged, and name the others."""
     if not fit:
@@ -245,18 +241,16 @@ def report_missing(data: str) -> Judged:
     return Judged("", UNKNOWN, f"there is no cell of {DATA[data]}")
 
 
-def count_broken(federation: Federation, run: str = "fedrecover") -> str:
-    """Return the number of seeds in which a run broke off, in words; "" if there are none."""
-    failed, every = federation.failed(run), federation.every(run)
+def count_broken(federation: Federation) -> str:
+    """Return the number of seeds in which FedRecover broke off, in words; "" if there are none."""
+    failed, every = federation.failed("fedrecover"), federation.every("fedrecover")
     return f"broke off in {len(failed)} of {len(every)} seeds" if failed else ""
 
 
-def values_at(
-    federation: Federation, run: str, round: int, series: str = "test_accuracy"
-) -> dict[int, float]:
-    """Return a run's value after a round, counted from 1, by seed: the last of a shorter run, none of a broken one."""
+def values_at(federation: Federation, run: str, round: int) -> dict[int, float]:
+    """Return a run's accuracy after a round, counted from 1, by seed: the last of a shorter run, none of a broken one."""
     tracks = federation.tracks(run)
-    found = {seed: values[:round][-1] for seed, track in tracks.items() if (values := track.of(series))}
+    found = {seed: values[:round][-1] for seed, track in tracks.items() if (values := track.of(ACCURACY))}
     return {seed: value for seed, value in found.items() if math.isfinite(value)}
 
 

@@ -65,10 +65,7 @@ def judge_stopped(evidence: Evidence, *, data: str) -> Judged:
 
 
 def _see_stopped(federation: Federation) -> Seen | None:
-    found, whole = (
-        replay_rule(federation, scale=federation.cells[0].place.scale),
-        final_value(federation, UHB_ON),
-    )
+    found, whole = replay_rule(federation), final_value(federation, UHB_ON)
     if found.executed.mean is None or found.accuracy.mean is None or whole.mean is None:
         return None
     lost = Spread(tuple(on - off for on, off in zip(whole.values, found.accuracy.values, strict=True)))

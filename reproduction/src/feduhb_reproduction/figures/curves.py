@@ -151,11 +151,8 @@ def _describe_cut(low: float, found: Sequence[Federation]) -> str:
 
 
 def _make_heading(federation: Federation, first: Federation) -> Heading:
-    goal, found, ends = (
-        final_value(federation, RETRAIN).mean,
-        find_reached(federation, UHB_ON),
-        replay_rule(federation),
-    )
+    goal = final_value(federation, RETRAIN).mean
+    found, ends = find_reached(federation, UHB_ON), replay_rule(federation)
     phrases = describe_size(federation, first)
     if goal is not None and found.n:
         phrases.append((f"Retrain's {format_percent(goal)}: {_format_round(found)}", BLUE))

@@ -65,11 +65,10 @@ def draw_band(axes: Axes, mean: Sequence[float], sd: Sequence[float], stroke: St
     """Draw a mean line in a band of one standard deviation to either side."""
     draw_line(axes, list(mean), stroke)
     if any(value > 0 for value in sd if math.isfinite(value)):
-        x, low, high = (
-            range(1, len(mean) + 1),
-            *([m + side * s for m, s in zip(mean, sd, strict=True)] for side in (-1, 1)),
+        low, high = ([m + side * s for m, s in zip(mean, sd, strict=True)] for side in (-1, 1))
+        axes.fill_between(
+            range(1, len(mean) + 1), low, high, color=stroke.colour, alpha=0.16, linewidth=0, zorder=1
         )
-        axes.fill_between(x, low, high, color=stroke.colour, alpha=0.16, linewidth=0, zorder=1)
 
 
 def set_round_axis(axes: Axes, rounds: int) -> None:

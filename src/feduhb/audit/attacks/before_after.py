@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -27,27 +28,34 @@ from feduhb.audit.attacks.membership import (
     AttackSetup,
     Candidates,
     Models,
+    choose_device,
     compute_confidences,
     judge,
+    load_model,
     to_confidences,
 )
 from feduhb.audit.result import ORIGINAL, RETRAIN, UNLEARNED, Attack, Kept
 from feduhb.audit.statistics import Scores, compare_aucs, compute_roc
 from feduhb.audit.verdict import Finding
 from feduhb.core.flat import flatten, split
-from feduhb.core.inputs import Inputs, call_model
+from feduhb.core.inputs import Inputs, call_model, map_tensors
+from feduhb.core.local import move_loss
 from feduhb.core.modules import list_trained
 from feduhb.core.types import Loss
 from feduhb.data.federation import Examples
+from feduhb.engines.precision import compute_alike
 from feduhb.engines.scoring import CPU_CHUNK
 from feduhb.errors import ModelError
+from feduhb.runs.checkpoint import digest_weights
+from feduhb.runs.run import Run
 
 Change = Callable[[nn.Module, nn.Module, Examples, Loss], Tensor]  # of two models, for each example
 Strata = dict[str, list[Scores]]  # by model
+KnownScores = dict[tuple[Any, ...], list[Scores]]  # by what `_Pairs` scored
 
 
 def attack_by_change(
-    setup: AttackSetup, later: Models, margin: float, notes: list[str]
+    setup: AttackSetup, later: Models, margin: float, notes: list[str], known: KnownScores
 ) -> list[tuple[Attack, Finding]]:
     """Attack all forgotten data (except in a rehearsal) and the canaries by what changed between two models.
 
@@ -55,19 +63,20 @@ def attack_by_change(
         later: Retrain and the original, each after one more round with its clients. Between a model and itself one round
             later, nothing was forgotten: these pairs are the controls that must not be caught.
         notes: takes the reason if the weights of this model cannot be compared.
+        known: takes the scores of each pair, and gives those that it has. The audits of several runs share their controls' pairs.
     """
-    whole, canaries = setup.candidates, setup.candidates.canaries
     found: list[tuple[Attack, Finding]] = []
-    for part, is_wanted in ((whole, not setup.rehearsal), (canaries, True)):
-        for name, change in CHANGES.items() if is_wanted and part.members else ():
+    for part, are_canaries in setup.parts:
+        for name in CHANGES:
+            pairs = _Pairs(part, name, (setup.rehearsal, are_canaries), known)
             try:
-                known, revealed = _score_pairs(setup.models, later, part, change)
+                knows, revealed = _score_pairs(setup.models, later, pairs)
             except ModelError as error:
                 notes += [str(error)] if str(error) not in notes else []
                 continue
             rocs = {model: compute_roc(scores) for model, scores in revealed.items()}
             kept = Kept(rocs, compare_aucs(revealed[UNLEARNED], revealed[RETRAIN]))
-            attack, finding = judge(setup, name, known, margin, canaries=part is canaries)
+            attack, finding = judge(setup, name, knows, margin, canaries=are_canaries)
             found.append((replace(attack, kept=kept, says=f"{attack.says} {_describe(kept)}"), finding))
     return found
 
@@ -133,25 +142,47 @@ CHANGES: Mapping[str, Change] = {
 }
 
 
-def _score_pairs(
-    models: Models, later: Models, candidates: Candidates, change: Change
-) -> tuple[Strata, Strata]:
+class _Pairs(NamedTuple):
+    """The examples to score pairs of models on, and the scores that are known."""
+
+    candidates: Candidates
+    change: str  # one of `CHANGES`
+    which: tuple[bool, bool]  # whether the examples are of a rehearsal, and whether they are its canaries
+    known: KnownScores
+
+    def score(self, before: Run, after: Run) -> list[Scores]:
+        """Return `score_changes` of two models, computed only once."""
+        key = (self.change, *self.which, digest_weights(before.params), digest_weights(after.params))
+        if key not in self.known:
+            pair = load_model(before).to(choose_device(after)), load_model(after)
+            self.known[key] = score_changes(
+                *pair, self.candidates, CHANGES[self.change], after.federation.loss
+            )
+        return self.known[key]
+
+
+def _score_pairs(models: Models, later: Models, pairs: _Pairs) -> tuple[Strata, Strata]:
     """Return how much better than Retrain each model knows the examples, and how much better than each the original does."""
-    modules, onward = ({name: run.model() for name, run in some.items()} for some in (models, later))
-    loss, retrain, original = models[RETRAIN].federation.loss, modules[RETRAIN], modules[ORIGINAL]
-    afters = {UNLEARNED: modules[UNLEARNED], ORIGINAL: original, RETRAIN: onward[RETRAIN]}
-    known = {name: score_changes(retrain, after, candidates, change, loss) for name, after in afters.items()}
-    befores = {UNLEARNED: modules[UNLEARNED], ORIGINAL: onward[ORIGINAL]}
-    revealed = {name: score_changes(one, original, candidates, change, loss) for name, one in befores.items()}
-    return known, {**revealed, RETRAIN: known[ORIGINAL]}
+    retrain, original = models[RETRAIN], models[ORIGINAL]
+    afters = {UNLEARNED: models[UNLEARNED], ORIGINAL: original, RETRAIN: later[RETRAIN]}
+    known = {name: pairs.score(retrain, after) for name, after in afters.items()}
+    befores = {UNLEARNED: models[UNLEARNED], ORIGINAL: later[ORIGINAL], RETRAIN: retrain}
+    return known, {name: pairs.score(before, original) for name, before in befores.items()}
 
 
 def _compute_slopes(model: nn.Module, direction: Tensor, examples: Examples, loss: Loss) -> Tensor:
     """Return the derivative of φ along a direction [P] of the trained parameters for each example, [n] in float64."""
-    towards = split(direction, model)[: len(list_trained(model))]
-    chunks = (examples.batch(some) for some in torch.arange(len(examples)).split(CPU_CHUNK))
-    slopes = [_compute_slope(model, towards, x, y, loss) for x, y in chunks]
-    return torch.cat([torch.zeros(0).double(), *slopes])
+    towards, device = split(direction, model)[: len(list_trained(model))], direction.device
+    loss = move_loss(loss, device)
+    # For recurrent layers cuDNN has no second derivative.
+    is_recurrent = any(isinstance(layer, nn.RNNBase) for layer in model.modules())
+    slopes = [torch.zeros(0).double()]
+    for some in torch.arange(len(examples)).split(CPU_CHUNK):
+        x, y = examples.batch(some)
+        x = map_tensors(lambda part: part.to(device), x)
+        with compute_alike(device, cudnn=not is_recurrent):
+            slopes.append(_compute_slope(model, towards, x, y.to(device), loss).cpu())
+    return torch.cat(slopes)
 
 
 def _compute_slope(model: nn.Module, towards: Sequence[Tensor], x: Inputs, y: Tensor, loss: Loss) -> Tensor:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from feduhb.audit.attacks.membership import AttackSetup, Candidates, compute_confidences, judge
+from feduhb.audit.attacks.membership import AttackSetup, Candidates, compute_confidences, judge, load_model
 from feduhb.audit.result import UNLEARNED, Attack
 from feduhb.audit.statistics import Scores, compute_roc
 from feduhb.audit.verdict import Finding
@@ -87,7 +87,7 @@ def attack_by_lira(
 
 def compute_all_confidences(run: Run, candidates: Candidates) -> dict[ClientId, Tensor]:
     """Return a model's confidence in every client's candidates [n]."""
-    model, loss = run.model(), run.federation.loss
+    model, loss = load_model(run), run.federation.loss
     return {c: compute_confidences(model, Examples.of(*candidates.all(c)), loss) for c in candidates.members}
 
 

@@ -13,16 +13,50 @@ from torch.nn.functional import cross_entropy
 from feduhb.audit.result import RETRAIN, UNLEARNED, Attack, Roc
 from feduhb.audit.statistics import Scores, compare_aucs, compute_power, compute_roc
 from feduhb.audit.verdict import Finding, judge_membership
-from feduhb.core.inputs import join_inputs
+from feduhb.core.flat import with_params
+from feduhb.core.inputs import Inputs, join_inputs
+from feduhb.core.scores import are_labels
 from feduhb.core.types import ClientId, Loss
 from feduhb.data.federation import Examples, Federation
 from feduhb.data.request import Request
 from feduhb.engines.scoring import compute_outputs
+from feduhb.runs.checkpoint import digest_weights
 from feduhb.runs.run import Run
 
 ALL, CANARIES, REHEARSED = "all forgotten data", "canaries", ", in a rehearsal"
 
+TEST = "test"  # what some answers are of
+
 Models = Mapping[str, Run]  # by `feduhb.audit.result.MODELS`
+
+
+def load_model(run: Run) -> nn.Module:
+    """Return the model of a run on the device where it answers."""
+    return with_params(run.federation.fresh_model(), run.params.to(choose_device(run))).eval()
+
+
+def choose_device(run: Run) -> torch.device:
+    """Return where the model of a run answers: on the GPU if its clients trained on one and there is one here."""
+    is_there = run.machine.get("device") == "cuda" and torch.cuda.is_available()
+    return torch.device("cuda" if is_there else "cpu")
+
+
+Answers = dict[
+    tuple[str, str], Tensor
+]  # outputs, by what they are of and by the digest of the model's weights
+
+
+def compute_answers(run: Run, what: str, x: Inputs, known: Answers) -> Tensor:
+    """Return the outputs of a run's model on some inputs, only once computed.
+
+    Args:
+        what: names the inputs, the same for the same inputs.
+        known: takes the outputs, and gives those that it has.
+    """
+    key = (what, digest_weights(run.params))
+    if key not in known:
+        known[key] = compute_outputs(load_model(run), x)
+    return known[key]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +108,12 @@ class AttackSetup:
     candidates: Candidates
     rehearsal: bool = False  # whether the models come from a rehearsal
 
+    @property
+    def parts(self) -> list[tuple[Candidates, bool]]:
+        """All forgotten data (except in a rehearsal) and the canaries, as far as there are any; and whether they are canaries."""
+        whole = [] if self.rehearsal else [(self.candidates, False)]
+        return [pair for pair in (*whole, (self.candidates.canaries, True)) if pair[0].members]
+
 
 def judge(
     setup: AttackSetup,
@@ -103,12 +143,10 @@ def judge(
 
 def attack_by_loss(setup: AttackSetup, margin: float) -> list[tuple[Attack, Finding]]:
     """Attack all forgotten data (except in a rehearsal) and the canaries by their loss. Reference: Yeom et al. 2018."""
-    whole, canaries = setup.candidates, setup.candidates.canaries
     found: list[tuple[Attack, Finding]] = []
-    for part, is_wanted in ((whole, not setup.rehearsal), (canaries, True)):
-        if is_wanted and part.members:
-            strata = {n: score_losses(r.model(), part, r.federation.loss) for n, r in setup.models.items()}
-            found.append(judge(setup, "loss", strata, margin, canaries=part is canaries))
+    for part, are_canaries in setup.parts:
+        strata = {n: score_losses(load_model(r), part, r.federation.loss) for n, r in setup.models.items()}
+        found.append(judge(setup, "loss", strata, margin, canaries=are_canaries))
     return found
 
 
@@ -137,8 +175,7 @@ def compute_confidences(model: nn.Module, examples: Examples, loss: Loss) -> Ten
 
 def to_confidences(given: Tensor, y: Tensor, loss: Loss) -> Tensor:
     """Return the confidences φ [n] of `compute_confidences` from a model's outputs."""
-    labels = y.dim() == 1 and not y.is_floating_point() and given.dim() == 2 and given.shape[1] > 1
-    if not labels:
+    if not are_labels(given, y):
         return -_losses(given, y, loss)
     z, own = given.double(), y.long()[:, None]
     return z.gather(1, own).squeeze(1) - z.scatter(1, own, -torch.inf).logsumexp(dim=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import warnings
 from collections.abc import Generator, Mapping
 from typing import Any
@@ -12,15 +13,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from feduhb.audit.attacks.membership import Models
+from feduhb.audit.attacks.membership import TEST, Answers, Models, compute_answers
 from feduhb.audit.result import ORIGINAL, Misr, MisrRates
 from feduhb.core.checks import check_whole
 from feduhb.core.inputs import join_inputs
 from feduhb.core.seeds import generator, seed_for
 from feduhb.data.federation import Federation
 from feduhb.data.request import Request
-from feduhb.engines.scoring import compute_outputs
 from feduhb.errors import DataError
+from feduhb.runs.checkpoint import digest_weights
 
 SAYS = (
     "MISR is a recall: the share of the forgotten data that an attacker, fitted on the original model, calls members. Chance "
@@ -34,28 +35,73 @@ TREES: dict[str, Any] = {
     "early_stopping": False,
     "class_weight": "balanced",
 }
+FOLDS = 5
 REGRESSION: dict[str, Any] = {"max_iter": 1000, "class_weight": "balanced"}
 Rows = NDArray[np.float64]  # [n, k]
 Turns = NDArray[np.int64]  # [n]
 
 
-def measure_misr(models: Models, federation: Federation, request: Request, notes: list[str]) -> Misr | None:
-    """Return MISR on the real data; None, with a note, if there is too little data."""
+class Attackers:
+    """Attackers that were fitted on the outputs of one original model: for each fold, without the examples of that fold."""
+
+    def __init__(self, forgotten: Rows, test: Rows, seed: int, folds: int) -> None:
+        turn_in = _draw_order(len(forgotten), seed, "forgotten")
+        turn_out = _draw_order(len(test), seed, "test")
+        self.folds = turn_in % folds, turn_out % folds  # of each forgotten and of each test example
+        sampled = turn_out < len(forgotten)
+        self.fitted: dict[str, list[Any]] = {}  # by name, one for each fold
+        with _single_threaded():
+            for name, plain in _make_attackers(seed).items():
+                self.fitted[name] = [copy.deepcopy(plain) for _ in range(folds)]
+                for fold, attacker in enumerate(self.fitted[name]):
+                    mine_in, mine_out = (turns == fold for turns in self.folds)
+                    members, others = forgotten[~mine_in], test[sampled & ~mine_out]
+                    truth = np.repeat([1, 0], [len(members), len(others)])
+                    attacker.fit(np.concatenate([members, others]), truth)
+
+    def rate(self, name: str, outputs: tuple[Rows, Rows]) -> MisrRates:
+        """Return how often an attacker calls a model's forgotten and test examples members."""
+        with _single_threaded():
+            called = (
+                [attacker.predict(x[fold == number]) for number, attacker in enumerate(self.fitted[name])]
+                for x, fold in zip(outputs, self.folds, strict=True)
+            )
+            return MisrRates(*(float(np.concatenate(found).mean()) for found in called))
+
+
+def measure_misr(
+    models: Models,
+    federation: Federation,
+    request: Request,
+    notes: list[str],
+    known: Answers,
+    fitted: dict[str, Attackers],
+) -> Misr | None:
+    """Return MISR on the real data; None, with a note, if there is too little data.
+
+    Args:
+        known: answers of models that were computed before.
+        fitted: attackers, by the digest of the original that they were fitted on. The audits of several runs share them.
+    """
     gone = join_inputs([examples.all()[0] for examples in federation.forgotten(request).values()])
     test = federation.test.all()[0]
-    modules = {name: run.model() for name, run in models.items()}
     logits = {
-        n: (compute_outputs(module, gone), compute_outputs(module, test)) for n, module in modules.items()
+        name: (compute_answers(run, "forgotten", gone, known), compute_answers(run, TEST, test, known))
+        for name, run in models.items()
     }
     try:
-        return Misr(compute_misr(logits, seed=federation.seed), SAYS)
+        rows = _check(logits, FOLDS)
     except DataError as error:
         notes.append(f"MISR was not measured: {error}.")
         return None
+    key = digest_weights(models[ORIGINAL].params)
+    if key not in fitted:
+        fitted[key] = Attackers(*rows[ORIGINAL], federation.seed, FOLDS)
+    return Misr(_rate_all(rows, fitted[key]), SAYS)
 
 
 def compute_misr(
-    logits: Mapping[str, tuple[Tensor, Tensor]], *, seed: int, folds: int = 5
+    logits: Mapping[str, tuple[Tensor, Tensor]], *, seed: int, folds: int = FOLDS
 ) -> dict[str, dict[str, MisrRates]]:
     """Return how often attackers fitted on the original model's logits call examples members, by attacker and by model.
 
@@ -70,32 +116,14 @@ def compute_misr(
     was fitted without it, because otherwise the attacker could have memorized the example.
     """
     rows = _check(logits, folds)
-    forgotten, test = rows[ORIGINAL]
-    turn_in, turn_out = _draw_order(len(forgotten), seed, "forgotten"), _draw_order(len(test), seed, "test")
-    folded = turn_in % folds, turn_out % folds, turn_out < len(forgotten)
-    with _single_threaded():
-        return {name: _cross_fit(attacker, rows, *folded) for name, attacker in _make_attackers(seed).items()}
+    return _rate_all(rows, Attackers(*rows[ORIGINAL], seed, folds))
 
 
-def _cross_fit(
-    attacker: Any,
-    rows: Mapping[str, tuple[Rows, Rows]],
-    fold_in: Turns,
-    fold_out: Turns,
-    sampled: NDArray[np.bool_],
-) -> dict[str, MisrRates]:
-    """For each fold, fit on the other folds of the original model, and classify the fold under every model."""
-    forgotten, test = rows[ORIGINAL]
-    called = {model: (np.zeros(len(forgotten)), np.zeros(len(test))) for model in rows}
-    for fold in range(int(fold_in.max()) + 1):
-        mine_in, mine_out = fold_in == fold, fold_out == fold
-        members, others = forgotten[~mine_in], test[sampled & ~mine_out]
-        truth = np.repeat([1, 0], [len(members), len(others)])
-        attacker.fit(np.concatenate([members, others]), truth)
-        for model, (x_in, x_out) in rows.items():
-            called[model][0][mine_in] = attacker.predict(x_in[mine_in])
-            called[model][1][mine_out] = attacker.predict(x_out[mine_out])
-    return {model: MisrRates(float(a.mean()), float(b.mean())) for model, (a, b) in called.items()}
+def _rate_all(rows: Mapping[str, tuple[Rows, Rows]], attackers: Attackers) -> dict[str, dict[str, MisrRates]]:
+    return {
+        name: {model: attackers.rate(name, outputs) for model, outputs in rows.items()}
+        for name in attackers.fitted
+    }
 
 
 def _make_attackers(seed: int) -> dict[str, Any]:

@@ -1,10 +1,12 @@
-"""The examples of clients: stored where the engine computes, and sampled for a trial."""
+"""The examples of clients: stored where the engine computes, and sampled for a trial; and the memory there."""
 
 from __future__ import annotations
 
+import functools
 import itertools
+import os
 from bisect import bisect_right
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -32,11 +34,10 @@ class ExampleStore:
         self.x: Any = map_tensors(lambda part: part.to(device).contiguous(), everything)
         (y,) = list_tensors(join_inputs([examples.y for examples in whole.values()]))
         self.y = y.to(device).contiguous()
-        self.rows = {
-            c: _positive_rows(e) + begins[_key(e)] for c, e in clients.items()
-        }  # positions, on the CPU
+        # Positions in the store, on the CPU.
+        self.rows = {c: _positive_rows(e) + begins[_key(e)] for c, e in clients.items()}
         self._made_of = {client: (examples, _versions(examples)) for client, examples in clients.items()}
-        self._checked: set[ClientId] = set()
+        self._checked: set[tuple[ClientId, int | None]] = set()
 
     def gather(self, rows: Tensor) -> tuple[Inputs, Tensor]:
         """Return the inputs and targets at positions [C, B]."""
@@ -50,9 +51,14 @@ class ExampleStore:
                 return False
         return True
 
-    def check(self, client: ClientId, classes: int | None) -> None:
-        """Raise IndexError for rows outside a client's data and for labels that are not classes."""
-        if client in self._checked:
+    def check(self, client: ClientId, classes: int | None, ignored: int | None = None) -> None:
+        """Raise IndexError for rows outside a client's data and for labels that are not classes.
+
+        Args:
+            classes: the number of classes; None if targets are not labels.
+            ignored: a label that may occur although it is not a class; None allows no such label.
+        """
+        if (client, ignored) in self._checked:
             return
         examples, _ = self._made_of[client]
         size = count_rows(examples.x)
@@ -61,16 +67,44 @@ class ExampleStore:
             bad = low if low < -size else high
             raise IndexError(f"row {bad} is out of bounds: the client has {size} examples")
         if classes is not None:
-            low, high = map(int, torch.aminmax(examples.targets))
+            labels = examples.targets
+            labels = labels if ignored is None else labels[labels != ignored]
+            low, high = map(int, torch.aminmax(labels)) if len(labels) else (0, 0)
             if low < 0 or high >= classes:
                 raise IndexError(f"Target {low if low < 0 else high} is out of bounds.")
-        self._checked.add(client)
+        self._checked.add((client, ignored))
 
     @staticmethod
     def bytes(clients: Mapping[ClientId, Examples]) -> int:
         """Return the size of a store of these clients."""
         whole = {_key(examples): examples for examples in clients.values()}
         return sum(part.nbytes for e in whole.values() for part in _list_parts(e))
+
+
+class Stores:
+    """Finds a store that holds some clients' examples, and keeps one of all examples if there is room for it."""
+
+    def __init__(self, clients: Mapping[ClientId, Examples], device: torch.device) -> None:
+        self.clients = clients
+        self.device = device
+        self.kept: ExampleStore | None = None
+
+    def find(self, clients: Sequence[ClientId]) -> ExampleStore:
+        """Return a store of all clients' examples if it can be kept, else one of these clients' examples."""
+        block = {client: self.clients[client] for client in clients}
+        if self.kept is not None and self.kept.holds(block):
+            return self.kept
+        self.kept = ExampleStore(self.clients, self.device) if self.keeps_all else None
+        return self.kept or ExampleStore(block, self.device)
+
+    @functools.cached_property
+    def keeps_all(self) -> bool:
+        """Whether all examples stay on the device: all clients share their tensors, or a GPU has room for a copy."""
+        if are_tensors_shared(self.clients):
+            return True
+        return self.device.type == "cuda" and 4 * ExampleStore.bytes(self.clients) < count_free_bytes(
+            self.device
+        )
 
 
 def are_tensors_shared(clients: Mapping[ClientId, Examples]) -> bool:
@@ -97,6 +131,16 @@ def _versions(examples: Examples) -> tuple[int, ...]:
 def _positive_rows(examples: Examples) -> Tensor:
     """Return a client's rows counted from its first: -1 is the last row of the client, not of the store."""
     return torch.where(examples.rows < 0, examples.rows + count_rows(examples.x), examples.rows)
+
+
+def count_free_bytes(device: torch.device) -> int:
+    """Return the number of free bytes on a device."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError):  # not all systems have these names
+        return 2 << 30
 
 
 def sample_examples(clients: Mapping[ClientId, Examples], count: int) -> tuple[Any, Tensor]:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn import functional
 
 from feduhb.core.draws import augment_batch, draw_at
 from feduhb.core.flat import list_parts, split
-from feduhb.core.inputs import Inputs, list_tensors
+from feduhb.core.inputs import Inputs, call_with, list_tensors
 from feduhb.core.loss import WeightedEntropy
 from feduhb.core.modules import list_trained
 from feduhb.core.types import Local, Loss
@@ -93,7 +92,6 @@ class MappedNetwork:
         self.statistics = stacked
         used = {name: w for name, w in self.weights.items() if name not in idle}
         self.optimizer = None if local.is_plain else Optimizer(local, used)
-        self._own = [(layer, name, p) for layer in module.modules() for name, p in layer._parameters.items()]
 
     def begin(self, params: Tensor) -> None:
         """Set every client to the parameters [P]."""
@@ -136,7 +134,7 @@ class MappedNetwork:
     def end(self) -> Tensor:
         """Return the parameters of all clients [C, P]."""
         stacked = (*self.weights.values(), *self.statistics.values())
-        return torch.cat([part.flatten(1) for part in stacked], dim=1)
+        return _join(stacked)
 
     def gradients(
         self, params: Tensor, x: Inputs, y: Tensor, share: Tensor, factor: Tensor, keys: Tensor | None = None
@@ -147,8 +145,8 @@ class MappedNetwork:
         """
         weights, statistics = self._split(params)
         found = self._differentiate(None, weights, statistics, x, y, share, factor, keys)
-        gradients, gathered = ([part.flatten(1) for part in parts.values()] for parts in found)
-        return torch.cat(gradients, dim=1), torch.cat([share[:, :0], *gathered], dim=1)
+        gradients, gathered = (_join((share[:, :0], *parts.values())) for parts in found)
+        return gradients, gathered
 
     def _differentiate(
         self,
@@ -189,13 +187,13 @@ class MappedNetwork:
         """Return the loss of one client, and its new statistics."""
         norms = normalize_by(share, statistics) if statistics else nullcontext(statistics)
         with norms as found, nullcontext() if key is None else draw_at(key):
-            x = augment_batch(self.local.augment, x)
-            args, kwargs = ((), x) if isinstance(x, dict) else (x if isinstance(x, tuple) else (x,), {})
-            outputs = functional_call(self.module, weights, args, kwargs)
-        # functional_call leaves its parameters in a layer that the module uses twice.
-        for layer, name, parameter in self._own:
-            layer._parameters[name] = parameter
+            outputs = call_with(self.module, weights, augment_batch(self.local.augment, x))
         return (compute_losses(self.local.loss, outputs, y) * factor).sum(), found
+
+
+def _join(parts: Iterable[Tensor]) -> Tensor:
+    """Return tensors [C, ...] as [C, P], with the numbers of all of them in a row; a part may be one number [C]."""
+    return torch.cat([part.reshape(len(part), -1) for part in parts], dim=1)
 
 
 class LayeredNetwork:

@@ -6,8 +6,10 @@ Letters in shapes: C clients of a block, T steps of the longest client, B exampl
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Sequence
+import time
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,7 +28,24 @@ from feduhb.engines.triton import HAS_TRITON
 from feduhb.engines.triton.elementwise import gather_batches
 
 STRIDE = 8  # steps in one graph
+REPEATS = 3  # measurements of a step, of which the shortest counts
 WASTE = 0.05  # share of the places in steps that may be masked, to need fewer graphs
+
+
+class NotRecordableError(Exception):
+    """The reason why the steps of a model cannot be recorded, in words."""
+
+
+@contextlib.contextmanager
+def explain_recording() -> Generator[None]:
+    """Raise NotRecordableError if a step cannot be recorded as a CUDA graph. Memory that runs out is an error of its own."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        why = " ".join(str(error).split())[:160]
+        raise NotRecordableError(f"its steps cannot be recorded ({why})") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +228,26 @@ class Runner:
             done = ready
         return self.network.end()[: len(schedule.clients)]
 
+    def time_step(self, schedule: Schedule, store: ExampleStore, start: Tensor) -> float:
+        """Return the seconds that a GPU needs for one step of all clients of a schedule."""
+        inputs = self._prepare(schedule, store)
+        self._write_settings(inputs, schedule, 0, 0)
+        inputs.draft.zero_()
+        schedule.pad(inputs.draft, [store.rows[client] for client in schedule.clients])
+        inputs.order.copy_(inputs.draft)
+        clients = len(schedule.clients)
+        self.network.begin(start)
+        self._record_graphs(inputs, clients)
+        taken = []
+        for _ in range(REPEATS + 1):
+            inputs.now.zero_()
+            torch.cuda.synchronize(self.device)
+            began = time.perf_counter()
+            inputs.graphs[clients, 1].replay()
+            torch.cuda.synchronize(self.device)
+            taken.append(time.perf_counter() - began)
+        return min(taken[1:])
+
     def _advance(self, inputs: Inputs, phase: Phase) -> None:
         if self.device.type != "cuda":
             for _ in range(phase.steps):
@@ -249,12 +288,12 @@ class Runner:
         inputs.now.zero_()
         aside = torch.cuda.Stream(self.device)
         aside.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(aside):
+        with explain_recording(), torch.cuda.stream(aside):
             self._step(inputs, clients)
         torch.cuda.current_stream(self.device).wait_stream(aside)
         for steps in (1, STRIDE):
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=inputs.memory):
+            with explain_recording(), torch.cuda.graph(graph, pool=inputs.memory):
                 for _ in range(steps):
                     self._step(inputs, clients)
             inputs.memory = graph.pool()

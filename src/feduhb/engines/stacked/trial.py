@@ -16,7 +16,7 @@ from feduhb.core.draws import augment_batch, draw_at
 from feduhb.core.flat import flatten
 from feduhb.core.inputs import Inputs, call_model, map_tensors
 from feduhb.core.local import Local, Loss, move_loss
-from feduhb.core.loss import IGNORED, WeightedEntropy
+from feduhb.core.loss import WeightedEntropy, find_ignored
 from feduhb.core.modules import has_batch_norm, list_statistics, list_trained
 from feduhb.core.types import ClientId
 from feduhb.data.federation import Examples
@@ -42,15 +42,29 @@ class Trial:
     idle: frozenset[str]  # parameters that the module does not use
     outputs: int  # numbers in the outputs of all layers for one example, which `backward` needs
     classes: int | None  # number of classes, if the loss is cross-entropy and targets are labels
+    ignored: int  # the label that torch's cross-entropy leaves out
+    weighs: bool  # whether the loss of clients that are mapped leaves it out, too
+    refusal: str | None = None  # why clients cannot be trained together, in words; None if they can
+
+    def find_ignored(self, *, alone: bool) -> int | None:
+        """Return the label that is left out and need not be a class; None if there is none.
+
+        Args:
+            alone: whether each client trains alone, by torch's own loss.
+        """
+        return self.ignored if alone or self.weighs else None
 
 
 def run_trial(module: nn.Module, local: Local, clients: Mapping[ClientId, Examples]) -> Trial:
-    """Try the module on some examples, and the loss on all targets; raise ConfigError if they cannot be stacked.
+    """Try the module on some examples, and the loss on all targets; return also why they cannot be stacked.
 
     The trial leaves out targets that the loss rejects. Training names the clients that hold them.
 
     Args:
         module: in training mode (`prepare_training`), on the CPU.
+
+    Raises:
+        ConfigError: the targets of the clients do not fit into one tensor.
     """
     _check_alike(clients)
     local = replace(local, loss=move_loss(local.loss, torch.device("cpu")))
@@ -60,11 +74,16 @@ def run_trial(module: nn.Module, local: Local, clients: Mapping[ClientId, Exampl
     good = [i for i in range(len(y)) if _is_finite(local.loss, outputs[i : i + 1], y[i : i + 1])]
     if len(good) > has_batch_norm(module):  # which needs two
         x, y, outputs = map_tensors(lambda part: part[good], x), y[good], outputs[good]
-    idle, inner = _compare_gradients(module, local, x, y)
-    size = max(1, outputs[0].numel(), y[0].numel())
-    if WeightedEntropy.of(local.loss, y) is None:
-        check_mean(local.loss, outputs, sample_targets(clients, max(FEW, min(VALUES, NUMBERS // size))))
-    return Trial(idle, inner, _count_classes(local.loss, outputs, y))
+    labels = _count_classes(local.loss, outputs, y), find_ignored(local.loss)
+    weighs = WeightedEntropy.of(local.loss, y) is not None
+    try:
+        idle, inner = _compare_gradients(module, local, x, y)
+        size = max(1, outputs[0].numel(), y[0].numel())
+        if not weighs:
+            check_mean(local.loss, outputs, sample_targets(clients, max(FEW, min(VALUES, NUMBERS // size))))
+    except ConfigError as error:
+        return Trial(frozenset(), 0, *labels, weighs, refusal=str(error))
+    return Trial(idle, inner, *labels, weighs)
 
 
 def _compute_outputs(module: nn.Module, local: Local, x: Inputs) -> Tensor:
@@ -221,12 +240,9 @@ def _is_finite(loss: Loss, outputs: Tensor, targets: Tensor) -> bool | None:
 
 
 def _count_classes(loss: Loss, outputs: Tensor, targets: Tensor) -> int | None:
-    """Return the number of classes if targets are labels of cross-entropy; None if they are not, or some may be left out."""
+    """Return the number of classes if targets are labels of cross-entropy; None if they are not."""
     inner = loss.func if isinstance(loss, functools.partial) else loss
     entropy = inner is functional.cross_entropy or type(inner) is nn.CrossEntropyLoss
-    weighted = WeightedEntropy.of(loss, targets)
-    if weighted is not None and weighted.ignored != IGNORED:
-        return None
     labels = not targets.is_floating_point() and (outputs.dim(), targets.dim()) == (2, 1)
     return outputs.shape[1] if entropy and labels else None
 

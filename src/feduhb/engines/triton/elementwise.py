@@ -1,4 +1,4 @@
-"""The kernels beside the convolutions: batches, bias and ReLU, and the gradient of the cross-entropy."""
+"""The kernels besides the convolutions: batches, bias and ReLU, and the gradient of the cross-entropy."""
 
 # pyright: reportInvalidTypeForm=false, reportMissingParameterType=false
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`python -m feduhb.cli`."""
+"""`python -m feduhb`."""
 
 from feduhb.cli import main
 

@@ -1,0 +1,218 @@
+"""The design of a study: a TOML file with federations, candidates, stop rules, and two groups of seeds.
+
+Settings are chosen on the seeds of ``tune`` and reported on those of ``report``. No seed may be in both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from pathlib import Path
+from typing import Literal
+
+import feduhb
+from feduhb.core import check_whole
+from feduhb.data import list_datasets, parse_partition
+from feduhb.errors import ConfigError
+from feduhb.runs import read_toml, validate
+from feduhb.stopping import StopRule
+from feduhb_reproduction.cells import RETRAIN, Place
+
+FOLDER = Path(__file__).parents[1] / "experiments" / "studies"
+SMOOTH = 5  # rounds in the mean that a stop rule is compared with
+FORBID = {"extra": "forbid"}  # pydantic: a key that is not a setting is an error
+PAPER = "feduhb"  # the run with the paper's settings
+BESIDE = ("federaser", "fedrecover")  # approximate methods, run on the reported seeds for their client work
+Values = Mapping[str, tuple[int | float, ...]]
+NAMES = {
+    "retrain": "Retrain", "feduhb": "heavy ball", "nesterov": "Nesterov", "fedadam": "FedAdam", "fednadam": "FedNadam",
+    "fedyogi": "FedYogi", "fedexp": "FedExP", "federaser": "FedEraser", "fedrecover": "FedRecover",
+}  # fmt: skip
+SHORT = {"step_size": "step", "scale": "λ"}  # names of settings in labels
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """[[federations]]: partitions of one data set."""
+
+    data: str
+    partitions: tuple[str, ...]
+    per_client: tuple[int, ...] = ()  # images of a client, with the held-out part; empty: all, shared out
+
+    __pydantic_config__ = FORBID
+
+    def __post_init__(self) -> None:
+        if self.data not in list_datasets():
+            raise ConfigError(
+                f"there is no data set {self.data!r}; choose one of {', '.join(list_datasets())}"
+            )
+        for text in self.partitions:
+            parse_partition(text)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidates:
+    """[[candidates]]: an exact method. Every combination of the values of its settings is a candidate."""
+
+    family: str  # one candidate of each family is chosen and reported
+    method: str
+    settings: Values = field(default_factory=dict)
+
+    __pydantic_config__ = FORBID
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """[[rules]]: a kind of stop rule. Every combination of the values of its settings is tried."""
+
+    family: str
+    rule: Literal["patience", "distance_stop", "dynamic_stop"]
+    watch: str | None = None  # of patience
+    settings: Values = field(default_factory=dict)
+
+    __pydantic_config__ = FORBID
+
+    def make(self) -> dict[str, StopRule]:
+        """Return the rules by their settings in words."""
+        kind = getattr(feduhb, self.rule)
+        more = {} if self.watch is None else {"watch": self.watch}
+        return {_join_settings(each) or "default": kind(**more, **each) for each in _combine(self.settings)}
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One method with its settings."""
+
+    family: str
+    method: str
+    settings: Mapping[str, int | float]
+
+    @property
+    def name(self) -> str:
+        """The name of its runs: "retrain" and "feduhb" are the methods with their own settings."""
+        return "-".join([self.method, *(f"{key}-{value:g}" for key, value in self.settings.items())])
+
+    @property
+    def label(self) -> str:
+        """The name for tables."""
+        if self.name == PAPER:
+            return "FedUHB"
+        return ", ".join(
+            [NAMES.get(self.method, self.method), *filter(None, [_join_settings(self.settings)])]
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Study:
+    """A whole study."""
+
+    title: str
+    federations: tuple[Part, ...]
+    candidates: tuple[Candidates, ...]
+    rules: tuple[Rules, ...]
+    tune: tuple[int, ...] = (1, 2)
+    finalists: int | None = (
+        None  # candidates, besides Retrain, that run on the tuning seeds after the first; None: all
+    )
+    report: tuple[int, ...] = (3, 4, 5, 6, 7)
+    clients: int = 20
+    forget: str = "c00,c01"
+    rounds: int = 40
+    long: int = 80  # rounds of the runs on which stop rules are replayed
+    epochs: int = 5
+    batch_size: int = 64
+    lr: float = 0.005
+    held_out: float = 0.25
+    model: str | None = None  # None: the data set's own
+
+    __pydantic_config__ = FORBID
+
+    def __post_init__(self) -> None:
+        check_whole("rounds", self.rounds)
+        check_whole("long", self.long, least=max(self.rounds, SMOOTH))
+        if self.finalists is not None:
+            check_whole("finalists", self.finalists)
+        if not self.tune or not self.report:
+            raise ConfigError("a study needs seeds to tune on and seeds to report; give tune and report")
+        if both := sorted({*self.tune} & {*self.report}):
+            raise ConfigError(
+                f"seed {both[0]} is in tune and in report; settings must be chosen on other seeds than those reported"
+            )
+        names = [candidate.name for candidate in self.list_candidates()]
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise ConfigError(f"two candidates are {twice}; name it once")
+        if lost := [name for name in (RETRAIN, PAPER) if name not in names]:
+            raise ConfigError(
+                f"the candidates lack {lost[0]} with its own settings, which the others are compared with; add it"
+            )
+        families = [rules.family for rules in self.rules]
+        if not families or len({*families}) < len(families):
+            raise ConfigError("[[rules]] must name each family of stop rules once, and at least one")
+        for rules in self.rules:
+            rules.make()
+        places = [label_place(place) for place in self.places(self.tune)]
+        if twice := next((name for name in places if places.count(name) > 1), None):
+            raise ConfigError(f"two parts make the cell {twice}; merge them")
+
+    def list_candidates(self) -> list[Candidate]:
+        """Return every candidate, in the order of the file."""
+        return [
+            Candidate(part.family, part.method, settings)
+            for part in self.candidates
+            for settings in _combine(part.settings)
+        ]
+
+    def list_families(self) -> dict[str, list[Candidate]]:
+        """Return the candidates by family."""
+        found: dict[str, list[Candidate]] = {}
+        for candidate in self.list_candidates():
+            found.setdefault(candidate.family, []).append(candidate)
+        return found
+
+    def places(self, seeds: Sequence[int] | None = None) -> Iterator[Place]:
+        """Yield the cells of these seeds, or of all, seed by seed."""
+        for seed in (*self.tune, *self.report) if seeds is None else seeds:
+            for part in self.federations:
+                for partition, size in product(part.partitions, part.per_client or (None,)):
+                    yield Place(
+                        data=part.data, partition=partition, per_client=size, backdoor=False, seed=seed, clients=self.clients,
+                        forget=self.forget, rounds=self.rounds, epochs=self.epochs, batch_size=self.batch_size, lr=self.lr,
+                        momentum=0.9, scale=0.6, model=self.model, held_out=self.held_out,
+                    )  # fmt: skip
+
+    def count_federations(self) -> int:
+        """Return the number of federations."""
+        return sum(1 for _ in self.places(self.tune[:1]))
+
+
+def label_place(place: Place) -> str:
+    """Return the name of a cell with its data set."""
+    return f"{place.data}/{place.name}"
+
+
+def read_study(path: Path) -> Study:
+    """Return the study in a file."""
+    if not path.exists():
+        raise ConfigError(f"there is no study file {path}; write one; {find_study('study')} is an example")
+    return validate(Study, read_toml(path), str(path))
+
+
+def find_study(name: str) -> Path:
+    """Return the file of a study by name, or the path of a user's own."""
+    if name.endswith(".toml"):
+        return Path(name)
+    found = FOLDER / f"{name}.toml"
+    if not found.is_file():
+        known = " or ".join(sorted(path.stem for path in FOLDER.glob("*.toml")))
+        raise ConfigError(f"there is no study {name!r}; choose {known}, or give the path of a .toml file")
+    return found
+
+
+def _combine(settings: Values) -> Iterator[dict[str, int | float]]:
+    for values in product(*settings.values()):
+        yield dict(zip(settings, values, strict=True))
+
+
+def _join_settings(settings: Mapping[str, int | float]) -> str:
+    return ", ".join(f"{SHORT.get(key, key)} {value:g}" for key, value in settings.items())

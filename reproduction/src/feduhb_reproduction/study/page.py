@@ -1,0 +1,335 @@
+"""The page of a study, from its folder: verdicts, three figures, tables, and what was not run yet. It trains nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from feduhb.report.grids import Grid
+from feduhb.report.words import NOTHING, join_names
+from feduhb.runs import write_atomically
+from feduhb_reproduction.measures import final_value
+from feduhb_reproduction.study.choose import FINALISTS_BY, METHODS_BY, RULES_BY, summarise_stops
+from feduhb_reproduction.study.criteria import Results, judge_study, list_ahead, read_results
+from feduhb_reproduction.study.design import BESIDE, NAMES, PAPER, Study, find_study, read_study
+from feduhb_reproduction.study.figures import draw_study, label_runs
+from feduhb_reproduction.study.make import estimate_study
+from feduhb_reproduction.study.results import (
+    count_client_epochs,
+    count_rounds,
+    cut_runs,
+    list_labels,
+    subtract_at_equal_work,
+)
+from feduhb_reproduction.words import format_counts, format_numbers, format_shares
+
+STUDIES = ("study", "study-quick")
+FIGURES = {
+    "rounds": "Rounds to Retrain's accuracy, by federation and method",
+    "stopping": "Points that stop rules lose against the rounds that they save",
+    "work": "Test accuracy against the work of clients",
+}
+
+
+INTRO = """\
+Which exact method needs the fewest rounds, and which stop rule can be trusted? Every candidate starts from a fresh model and sees only the updates of the
+remaining clients, so all are [exact](../exact.md). Settings are chosen on some seeds and reported on others. Criteria were written before anything was run,
+and a verdict is computed from the stored cells. One rule was changed later, to save time: only the best candidates run on a second tuning seed. This was
+decided after 119 runs of the first seed on MNIST, and before any run on CIFAR-10, on the second seed or on a reported one."""
+RUN = """\
+## Run it
+
+```sh
+feduhb study --dry-run                  # what is missing, and how long it takes
+feduhb study --data FOLDER --engine stacked:tf32 --out results/study --minutes 8   # a piece; again for the next
+python -m feduhb_reproduction.pages     # this page
+```
+
+- A cell is one federation with one seed. Its file in `results/study/DATA/cells/` is written after every run. An interrupted command continues where it ended. After
+  `--minutes` no run begins, and the last one is finished, which should take less than half a minute on an H200.
+- `--only mnist/iid` and `--seeds 1,2` choose cells, for several machines. Copy their files into one folder.
+- Cells of reported seeds begin after methods and rules are in `chosen.json`, which needs every tuning cell. Then runs are made in phases.
+  Retrain and the recommended method come first: by these, the criteria on rounds and stop rules are judged. FedEraser and FedRecover are
+  next, for the criteria on client work. FedUHB and the other methods come last. `--dry-run` estimates the minutes of each phase.
+- Cells are made one after another, because a run keeps a GPU busy. `--workers` changes that; the weights of a run do not depend on it.
+- Retrain's final accuracy is that of the same seed. “Kept” means that the test accuracy is never below it again."""
+QUICK = """\
+## The quick tier: a rehearsal
+
+This is the same study on 4,000 training images of `mnist-5k` with a perceptron and other local settings, run on two cores to try every step from cells to this page.
+**It says nothing about MNIST or CIFAR-10**, and no verdict above rests on it."""
+
+
+def make_page(results: Path, pictures: dict[str, dict[str, str]]) -> Iterator[str]:
+    """Yield the parts of the page in docs/, from a folder of results with study and study-quick.
+
+    Args:
+        pictures: by the name of a study, the path of each figure that there is.
+    """
+    study, quick = (read_study(find_study(name)) for name in STUDIES)
+    found = read_results(study, results / "study")
+    yield "# Faster exact methods, and stop rules"
+    yield INTRO
+    yield from render_study(found, pictures.get("study", {}))
+    yield RUN
+    yield describe_cost(study)
+    rehearsed = read_results(quick, results / "study-quick")
+    if rehearsed.reported:
+        yield QUICK
+        yield from render_study(rehearsed, pictures.get("study-quick", {}), level=3)
+
+
+def describe_cost(study: Study) -> str:
+    """Return the estimated minutes of a study on a GPU, by phase."""
+    phases = estimate_study(study)
+    runs = sum(one.missing for one in phases)
+    tried = f"{len(study.list_candidates())} candidates on the tuning seeds"
+    if study.finalists is not None:
+        tried = f"{len(study.list_candidates())} candidates on seed {study.tune[0]} and the best {study.finalists} on seed {join_names([str(seed) for seed in study.tune[1:]])}"
+    minutes = [(one.name, one.whole) for one in phases if one.whole is not None]
+    if len(minutes) < len(phases):
+        return f"The study has {runs} runs. Rounds of its data were not measured on a GPU."
+    words = join_names([f"{each:.0f} for {name}" for name, each in minutes[1:]])
+    return (
+        f"The study has {runs} runs. Estimated from [measured rounds](../speed.md) of one NVIDIA H200 in tf32, one run after the other: {minutes[0][1]:.0f} minutes "
+        f"for {tried}; then, on the {len(study.report)} reported seeds, {words}. Compiling kernels is not in it."
+    )
+
+
+def write_study(study: Study, out: Path) -> list[Path]:
+    """Write the report on a study's cells beside them: README.md, summary.json and the figures; return its files."""
+    from feduhb.report.drawing import to_png
+
+    results = read_results(study, out)
+    figures = {f"{name}.png": to_png(figure) for name, figure in draw_study(results).items()}
+    pictures = {name: f"{name}.png" for name in FIGURES if f"{name}.png" in figures}
+    page = "\n\n".join(
+        [f"# Faster exact methods, and stop rules: {study.title}", *render_study(results, pictures)]
+    )
+    numbers = json.dumps(summarise(results), allow_nan=False, ensure_ascii=False, indent=1)
+    made = {"README.md": f"{page}\n".encode(), "summary.json": f"{numbers}\n".encode(), **figures}
+    for name, data in made.items():
+        write_atomically(out / name, data, private=False)
+    return [out / name for name in made]
+
+
+def render_study(results: Results, pictures: dict[str, str], level: int = 2) -> Iterator[str]:
+    """Yield the parts of a page: state, verdicts, figures, tables.
+
+    Args:
+        pictures: the path of each figure that there is, by name.
+        level: of the headings.
+    """
+    mark = "#" * level
+    yield describe_state(results)
+    tuned = tabulate_tuning(results)
+    if tuned.rows:
+        yield f"{mark} {tuned.title}"
+        yield tuned.note
+        yield tuned.to_markdown().rstrip()
+        yield f"{mark} What will be judged"
+    yield _tabulate_verdicts(results).to_markdown().rstrip()
+    for name, path in pictures.items():
+        yield f"![{FIGURES[name]}]({path})"
+    if results.choice is None:
+        return
+    yield f"{mark} What was chosen"
+    record = results.choice.record
+    words = [
+        f"On seeds {join_names([str(seed) for seed in results.study.tune])} alone. The fastest method there is the recommended one: {record['fast']['why']}.",
+        f"A method is chosen by {METHODS_BY}",
+        record.get("finalists_by", ""),
+        f"A rule is chosen by this: {RULES_BY}",
+    ]
+    yield " ".join(filter(None, words))
+    yield _tabulate_choice(results).to_markdown().rstrip()
+    for table in (tabulate_rounds(results), tabulate_work(results), tabulate_rules(results)):
+        if table.rows:
+            yield f"{mark} {table.title}"
+            yield table.to_markdown().rstrip()
+            yield table.note
+
+
+def describe_state(results: Results) -> str:
+    """Return what is there, and what made it."""
+    study, cells = results.study, [cell for one in results.reported.values() for cell in one.cells]
+    wanted = study.count_federations() * len(study.report)
+    if not cells:
+        begun = "The tuning has begun" if results.tuned else "Not run yet"
+        if results.choice is not None:
+            begun = (
+                "The tuning is done"
+                if results.choice.rule
+                else "The methods are chosen, and no stop rule yet"
+            )
+        return f"**{begun}.** None of the {wanted} cells of the reported seeds has been made, so nothing is judged."
+    made = [made for cell in cells for made in cell.origins]
+    devices = join_names(
+        sorted({f"{one['device']} ({one['engine']['name']}, {one['engine']['precision']})" for one in made})
+    )
+    commits = join_names(sorted({str(one["commit"]) for one in made}))
+    done = "All" if len(cells) == wanted else f"**Incomplete:** {len(cells)} of"
+    names = {**label_runs(results), **{rival: NAMES[rival] for rival in BESIDE}}
+    lacking = [name for run, name in names.items() if any(run not in cell.runs for cell in cells)]
+    missing = f" **Runs are missing** in some or all of them: of {'; '.join(lacking)}." if lacking else ""
+    return (
+        f"{done} {wanted} cells of reported seeds ({', '.join(map(str, study.report))}) are there, made on {devices} at commit {commits}. "
+        f"{study.clients} clients, {len(study.forget.split(','))} forgotten; {study.epochs} local epochs, batch {study.batch_size}, learning rate {study.lr:g}, "
+        f"{study.held_out:.0%} of each client's data held out.{missing}"
+    )
+
+
+def _tabulate_verdicts(results: Results) -> Grid:
+    rows = [[one.words, one.verdict, one.measured] for one in judge_study(results)]
+    return Grid("", ["criterion", "verdict", "measured"], rows, frozenset({0, 1, 2}))
+
+
+def _tabulate_choice(results: Results) -> Grid:
+    record = {} if results.choice is None else results.choice.record
+    finalists = record.get("finalists")
+    every, first = (", ".join(map(str, seeds)) for seeds in (results.study.tune, results.study.tune[:1]))
+    rows = [
+        [
+            _label(results, name), f"{score['worst']:.1f}", f"{score['mean']:.1f}",
+            every if finalists is None or name in finalists else first, "yes" if name == one["chosen"] else "",
+        ]
+        for one in record.get("methods", {}).values()
+        for name, score in one["tried"].items()
+    ]  # fmt: skip
+    headers = ["candidate", "rounds in its worst federation", "rounds on average", "seeds", "chosen"]
+    return Grid("", headers, rows, frozenset({0, 3, 4}))
+
+
+def tabulate_tuning(results: Results) -> Grid:
+    """Return the rounds of every candidate in each federation, as far as the tuning seeds were run."""
+    rows = []
+    for candidate in results.study.list_candidates():
+        found = [count_rounds(one, candidate.name) for one in results.tuned.values()]
+        if any(one.values for one in found):
+            rows.append([candidate.label, *map(format_counts, found)])
+    study = results.study
+    runs = sum(len(cell.runs) for one in results.tuned.values() for cell in one.cells)
+    every = len(study.list_candidates())
+    later = every if study.finalists is None else 1 + study.finalists
+    wanted = study.count_federations() * (every + later * len(study.tune[1:]))
+    by = "" if study.finalists is None else f" {FINALISTS_BY.format(n=study.finalists)}"
+    note = (
+        f"{runs} of {wanted} tuning runs are there. The table shows the round from which a candidate keeps the accuracy of the same seed's Retrain after "
+        f"{study.rounds} rounds.{by} Settings will be chosen when all are there; nothing is reported on these seeds."
+    )
+    return Grid("So far, on the tuning seeds", ["candidate", *results.tuned], rows, frozenset({0}), note)
+
+
+def tabulate_rounds(results: Results) -> Grid:
+    """Return the rounds, client epochs and final scores of every chosen method."""
+    rows: list[list[str]] = []
+    for label, federation in results.reported.items():
+        short = cut_runs(federation, results.study.rounds)
+        for run, name in label_runs(results).items():
+            if not federation.has(run):
+                continue
+            first, kept = (count_rounds(federation, run, kept=each) for each in (False, True))
+            rows.append([
+                label, name, format_counts(first), format_counts(kept), format_counts(count_client_epochs(federation, run)),
+                format_shares(final_value(short, run)), format_numbers(final_value(short, run, "test_loss")), f"{len(federation.tracks(run))}",
+            ])  # fmt: skip
+    headers = [
+        "federation", "method", "first round", "kept from", "client epochs", "final accuracy", "final loss",
+        "seeds",
+    ]  # fmt: skip
+    note = (
+        f"First round with the accuracy of the same seed's Retrain after {results.study.rounds} rounds; round from which it is kept; client epochs up to that, of the seeds "
+        f"that keep it; scores after {results.study.rounds} rounds. A seed that never has it counts with {results.study.rounds + 1}. Means ± standard deviation over seeds."
+    )
+    return Grid("Rounds to Retrain's accuracy", headers, rows, frozenset({0, 1}), note)
+
+
+def tabulate_work(results: Results) -> Grid:
+    """Return by how much the exact methods are ahead at the client work of FedEraser and FedRecover."""
+    runs = [run for run in label_runs(results) if any(one.has(run) for one in results.reported.values())]
+    n = len(results.reported)
+    rows = [
+        [_label(results, run), *(cell for rival in BESIDE for cell in _compare(results, run, rival, n))] for run in runs
+    ] if any(one.tracks(rival) for one in results.reported.values() for rival in BESIDE) else []  # fmt: skip
+    headers = [
+        "method",
+        *(
+            head
+            for rival in BESIDE
+            for head in (f"ahead of {NAMES[rival]} in", "points, from worst to best federation")
+        ),
+    ]
+    note = "Accuracy after as many whole rounds as the other method's client epochs pay for, minus its final accuracy; means over seeds."
+    return Grid("At equal client work", headers, rows, frozenset({0}), note)
+
+
+def _compare(results: Results, run: str, rival: str, n: int) -> list[str]:
+    found = [subtract_at_equal_work(one, run, rival) for one in results.reported.values()]
+    means = sorted(100 * one.mean for one in found if one.mean is not None)
+    if not means:
+        return [NOTHING, NOTHING]
+    return [f"{len(list_ahead(results, run, rival))} of {n}", f"{means[0]:+.1f} to {means[-1]:+.1f}"]
+
+
+def tabulate_rules(results: Results) -> Grid:
+    """Return every chosen rule on the recommended method and on FedUHB."""
+    rows: list[list[str]] = []
+    for run in dict.fromkeys(filter(None, [results.fast, PAPER])):
+        for family, rule in results.list_rules().items():
+            found = list(results.stop(run, rule).values())
+            if not found or results.choice is None:
+                continue
+            score, lost = summarise_stops(found), [one.mean_lost for one in found]
+            rows.append([
+                _label(results, run), family, results.choice.rules[family], f"{score['mean_end']:.1f}", f"{score['worst_lost']:.2f}",
+                f"{sum(one <= 0.5 for one in lost)} of {len(lost)}", f"{score['worst_seed']:.2f}", f"{score['fired']:.0f} of {sum(len(one.ends) for one in found)}",
+            ])  # fmt: skip
+    headers = [
+        "runs of", "rule", "settings", "mean end", "points lost, worst federation", "at most 0.5 points in",
+        "worst seed", "fires in",
+    ]  # fmt: skip
+    note = (
+        f"One setting in all federations, replayed on runs of {results.study.long} rounds. A run in which the rule does not fire counts with all of them. Points are those of test "
+        "accuracy below the best mean of five rounds; in the worst federation as a mean over seeds."
+    )
+    return Grid("Stop rules", headers, rows, frozenset({0, 1, 2}), note)
+
+
+def _label(results: Results, run: str) -> str:
+    return next((one.label for one in results.study.list_candidates() if one.name == run), run)
+
+
+def summarise(results: Results) -> dict[str, Any]:
+    """Return the numbers of the page, unrounded, for `json.dumps`."""
+    return {
+        "title": results.study.title,
+        "reported": list(results.study.report),
+        "missing": [label for label in list_labels(results.study) if label not in results.reported],
+        "verdicts": [{"criterion": one.words, "verdict": one.verdict, "measured": one.measured} for one in judge_study(results)],
+        "federations": {
+            label: {run: _summarise_run(results, label, run) for run in label_runs(results) if one.has(run)}
+            for label, one in results.reported.items()
+        },
+        "rules": {
+            run: {
+                family: {label: {"ends": one.ends, "lost": one.lost, "fired": one.fired} for label, one in results.stop(run, rule).items()}
+                for family, rule in results.list_rules().items()
+            }
+            for run in dict.fromkeys(filter(None, [results.fast, PAPER]))
+        },
+    }  # fmt: skip
+
+
+def _summarise_run(results: Results, label: str, run: str) -> dict[str, Any]:
+    federation = results.reported[label]
+    short = cut_runs(federation, results.study.rounds)
+    return {
+        "first_round": count_rounds(federation, run, kept=False).values,
+        "kept_from": count_rounds(federation, run).values,
+        "client_epochs": count_client_epochs(federation, run).values,
+        "test_accuracy": final_value(short, run).values,
+        "test_loss": final_value(short, run, "test_loss").values,
+        **{f"ahead_of_{rival}": subtract_at_equal_work(federation, run, rival).values for rival in BESIDE},
+    }

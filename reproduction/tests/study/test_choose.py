@@ -1,0 +1,231 @@
+"""Settings are chosen on tuning seeds alone, and reported on others alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from feduhb.errors import ConfigError, RunFolderError
+from feduhb.methods import RECOMMENDED
+from feduhb_reproduction.cells import Track
+from feduhb_reproduction.study import choose as module
+from feduhb_reproduction.study.choose import FILE, choose, find_finalists, rank_rule, read_choice
+from feduhb_reproduction.study.criteria import read_results
+from feduhb_reproduction.study.design import Candidates, find_study, read_study
+from feduhb_reproduction.study.make import check_study, estimate_study, list_next, plan_cell
+from feduhb_reproduction.study.page import STUDIES
+from study.series import GOAL, LONG, SOONER, fill, longer, runs, study, track, write
+
+GARBAGE = "not a cell"
+
+
+def spoil(out: Path, seeds: tuple[int, ...]) -> None:
+    for path in out.glob("*/cells/*.json"):
+        if path.stem.endswith(tuple(f"-s{seed}" for seed in seeds)):
+            path.write_text(GARBAGE)
+
+
+def test_no_seed_may_be_tuned_on_and_reported():
+    with pytest.raises(
+        ConfigError, match="seed 2 is in tune and in report; settings must be chosen on other seeds"
+    ):
+        study(report=(2, 3))
+
+
+def test_the_choice_opens_no_cell_of_a_reported_seed(tmp_path):
+    plan = study()
+    fill(tmp_path, plan, (1, 2, 3, 4))
+    spoil(tmp_path, plan.report)
+    found = choose(plan, tmp_path)
+    assert found is not None
+    assert found.fast == "nesterov-momentum-0.9"
+    assert found.families == {"Retrain": "retrain", "FedUHB": "feduhb", "Nesterov": "nesterov-momentum-0.9"}
+    with pytest.raises(RunFolderError, match="is damaged"):
+        read_results(plan, tmp_path)
+
+
+def test_the_report_opens_no_cell_of_a_tuning_seed(tmp_path):
+    plan = study()
+    fill(tmp_path, plan, (1, 2, 3, 4))
+    choose(plan, tmp_path)
+    spoil(tmp_path, plan.tune)
+    assert [one.seeds for one in read_results(plan, tmp_path).reported.values()] == [(3, 4), (3, 4)]
+    with pytest.raises(RunFolderError, match="is damaged"):
+        choose(plan, tmp_path)
+
+
+def test_the_file_says_why(tmp_path):
+    plan = study()
+    fill(tmp_path, plan, plan.tune)
+    choose(plan, tmp_path)
+    record = json.loads((tmp_path / FILE).read_text())
+    assert record["seeds"] == [1, 2]
+    assert record["fast"]["method"] == "nesterov"
+    assert record["fast"]["settings"] == {"momentum": 0.9}
+    assert "needs at most 2.0 rounds in a federation and 2.0 on average over 2" in record["fast"]["why"]
+    assert "the next is FedUHB with 5.0 and 5.0" in record["fast"]["why"]
+    assert record["methods"]["Nesterov"]["tried"]["nesterov-momentum-0.5"]["worst"] == 5
+
+
+def test_nothing_is_chosen_before_every_tuning_cell_is_there(tmp_path):
+    plan = study()
+    first, *others = plan.places(plan.tune)
+    fill(tmp_path, plan, plan.tune)
+    path = tmp_path / "digits" / "cells" / f"{others[0].name}.json"
+    path.unlink()
+    assert choose(plan, tmp_path) is None
+    assert not (tmp_path / FILE).exists()
+    reported = next(plan.places(plan.report))
+    names = [one.name for one in plan.list_candidates()]
+    assert plan_cell(plan, reported, None, names) == {}
+    assert len(plan_cell(plan, first, None, names)) == 4
+
+
+def test_after_the_first_tuning_seed_only_the_best_run(tmp_path):
+    """A candidate that was not among the best on the first seed is judged by that seed alone, whatever a cell of another holds."""
+    plan = study(finalists=1)
+    first, later = plan.places((1,)), [*plan.places((2,))]
+    fill(tmp_path, plan, (1,))
+    (tmp_path / "digits" / "cells" / f"{next(first).name}.json").unlink()
+    assert find_finalists(plan, tmp_path) == []
+    assert check_study(plan, tmp_path).later == 2 * 2 + 4 * 5
+    fill(tmp_path, plan, (1,))
+    assert find_finalists(plan, tmp_path) == ["retrain", "nesterov-momentum-0.9"]
+    assert [[*runs] for _, runs in check_study(plan, tmp_path).missing] == 2 * [
+        find_finalists(plan, tmp_path)
+    ]
+    assert choose(plan, tmp_path) is None
+    for place in later:
+        write(
+            tmp_path,
+            place,
+            {
+                "retrain": track(GOAL),
+                "nesterov-momentum-0.9": track(longer(GOAL)),
+                "feduhb": track([1.0] * LONG),
+            },
+        )
+    found = choose(plan, tmp_path)
+    assert found is not None
+    assert found.fast == "nesterov-momentum-0.9"
+    assert found.families == {"Retrain": "retrain", "FedUHB": "feduhb", "Nesterov": "nesterov-momentum-0.9"}
+    tried = {
+        name: one["worst"]
+        for family in found.record["methods"].values()
+        for name, one in family["tried"].items()
+    }
+    assert tried == {"retrain": 6, "feduhb": 5, "nesterov-momentum-0.5": 5, "nesterov-momentum-0.9": 4}
+    assert "the next is Retrain with 6.0 and 6.0" in found.record["fast"]["why"]
+
+
+def test_rules_are_chosen_once_the_long_runs_are_there(tmp_path):
+    plan = study()
+    fill(tmp_path, plan, plan.tune, {"nesterov-momentum-0.9": track(SOONER)})
+    found = choose(plan, tmp_path)
+    assert found is not None
+    assert found.rule is None
+    place = next(plan.places(plan.tune))
+    assert plan_cell(plan, place, found, [])["nesterov-momentum-0.9"].rounds == LONG
+    assert plan_cell(plan, next(plan.places(plan.report)), found, []) == {}
+    assert [one.missing for one in estimate_study(plan, tmp_path)] == [4, 8, 8, 4, 0]
+    fill(tmp_path, plan, plan.tune)
+    found = choose(plan, tmp_path)
+    assert found is not None
+    assert found.rule == "accuracy"
+    assert found.rules == {"accuracy": "rounds 2, smooth 1, first 1", "paper": "λ 0.6"}
+
+
+def test_long_runs_that_differ_choose_again_before_anything_is_reported(tmp_path):
+    """The first rounds of a longer run may differ in their bits from the shorter run that it replaces, on a GPU."""
+    plan = study()
+    fill(tmp_path, plan, plan.tune, {"nesterov-momentum-0.9": track(SOONER)})
+    choose(plan, tmp_path)
+    found = check_study(plan, tmp_path)
+    assert {place.seed for place, _ in found.missing} == {*plan.tune}
+    assert found.later == 4 * 5
+    fill(tmp_path, plan, plan.tune, {"nesterov-momentum-0.9": track(longer(GOAL))})
+    chosen = choose(plan, tmp_path)
+    assert chosen is not None
+    assert chosen.fast == "feduhb"
+    assert chosen.rule is not None
+    assert {place.seed for place, _ in check_study(plan, tmp_path).missing} == {*plan.report}
+
+
+def test_what_criteria_need_is_made_first(tmp_path):
+    plan = study(candidates=(*study().candidates, Candidates(family="FedExP", method="fedexp")))
+    fill(tmp_path, plan, plan.tune, {"fedexp": track(GOAL)})
+    choose(plan, tmp_path)
+    made: dict[str, Track] = {}
+    every = {**runs(), "fedexp": track(GOAL)}
+    for names in [{"retrain", "nesterov-momentum-0.9"}, {"federaser", "fedrecover"}, {"feduhb"}, {"fedexp"}]:
+        missing = check_study(plan, tmp_path)
+        assert [{*plans} for _, plans in list_next(plan, missing)] == 4 * [names]
+        assert next(one.missing for one in estimate_study(plan, tmp_path) if one.missing) == 4 * len(names)
+        made |= {name: every[name] for name in names}
+        for place in plan.places(plan.report):
+            write(tmp_path, place, made)
+    assert [one.missing for one in estimate_study(plan, tmp_path)] == [0] * 5
+    assert sum(one.missing for one in estimate_study(plan)) == 4 * 5 + 4 * 6
+
+
+def test_reported_cells_hold_the_choice(tmp_path):
+    plan = study()
+    fill(tmp_path, plan, (1, 2, 3, 4))
+    choose(plan, tmp_path)
+    fill(tmp_path, plan, plan.tune, {"nesterov-momentum-0.9": track(longer(GOAL))})
+    with pytest.raises(
+        RunFolderError,
+        match=r"now choose nesterov-momentum-0\.5, but reported cells were made with nesterov-momentum-0\.9",
+    ):
+        choose(plan, tmp_path)
+
+
+def test_a_choice_among_other_candidates_is_refused(tmp_path):
+    plan = study()
+    fill(tmp_path, plan, plan.tune)
+    choose(plan, tmp_path)
+    more = study(candidates=(*plan.candidates, Candidates(family="FedExP", method="fedexp")))
+    with pytest.raises(RunFolderError, match="was chosen among other candidates, rules or seeds"):
+        read_choice(more, tmp_path)
+    (tmp_path / FILE).write_text("{}")
+    with pytest.raises(RunFolderError, match="is damaged"):
+        read_choice(plan, tmp_path)
+
+
+def test_ties_go_to_the_lower_mean_and_late_rules_come_last():
+    def score(end: float, lost: float) -> dict[str, float]:
+        return {"mean_end": end, "worst_lost": lost}
+
+    late, early, good = score(module.LATEST + 1, 0.0), score(20, 9.0), score(50, 0.5)
+    assert sorted([late, early, good], key=rank_rule) == [good, early, late]
+    assert rank_rule(score(40, 0.5)) < rank_rule(good)
+
+
+def test_the_built_in_studies_are_sound():
+    whole, quick = (read_study(find_study(name)) for name in ("study", "study-quick"))
+    assert whole.count_federations() == 12
+    assert (whole.tune, whole.report) == ((1, 2), (3, 4, 5, 6, 7))
+    assert (whole.epochs, whole.batch_size, whole.lr, whole.held_out, whole.long) == (5, 64, 0.005, 0.25, 80)
+    assert {one.data for one in quick.federations} == {"mnist-5k"}
+    with pytest.raises(ConfigError, match="there is no study 'nonsense'; choose study or study-quick"):
+        find_study("nonsense")
+
+
+def test_a_study_needs_as_many_rounds_as_the_mean_that_rules_are_compared_with():
+    with pytest.raises(ConfigError, match="long is 4; give 5 or more"):
+        study(rounds=2, long=4)
+
+
+def test_a_study_needs_what_others_are_compared_with():
+    with pytest.raises(ConfigError, match="the candidates lack retrain with its own settings"):
+        study(candidates=(Candidates(family="FedUHB", method="feduhb"),))
+
+
+def test_fast_is_what_the_study_chose():
+    """The study of MNIST and CIFAR-10 decides if its results are there; until then, its rehearsal."""
+    results = Path(__file__).parents[3] / "results"
+    chosen = next(path for name in STUDIES if (path := results / name / FILE).exists())
+    fast = json.loads(chosen.read_text())["fast"]
+    assert (fast["method"], fast["settings"]) == RECOMMENDED

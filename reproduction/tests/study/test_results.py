@@ -1,0 +1,199 @@
+"""Measures and verdicts of series made by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+import feduhb
+from feduhb_reproduction.study import criteria
+from feduhb_reproduction.study.choose import choose
+from feduhb_reproduction.study.criteria import judge_study, list_ahead, read_results
+from feduhb_reproduction.study.figures import draw_rounds, draw_work
+from feduhb_reproduction.study.page import (
+    describe_state,
+    tabulate_rounds,
+    tabulate_rules,
+    tabulate_work,
+    write_study,
+)
+from feduhb_reproduction.study.results import (
+    count_client_epochs,
+    count_rounds,
+    cut_track,
+    read_seeds,
+    stop_federation,
+    subtract_at_equal_work,
+)
+from report.looking import written
+from study.series import LONG, SOON, SOONER, broken, fill, longer, runs, study, track, write
+
+FAST = "nesterov-momentum-0.9"
+
+
+@pytest.fixture
+def made(tmp_path):
+    """A whole study."""
+    plan = study()
+    fill(tmp_path, plan, (1, 2, 3, 4))
+    choose(plan, tmp_path)
+    return plan, tmp_path
+
+
+def verdicts(plan, out) -> list[str]:
+    return [one.verdict for one in judge_study(read_results(plan, out))]
+
+
+def test_rounds_are_counted_to_the_first_time_and_for_good(made):
+    plan, out = made
+    federation = next(iter(read_seeds(plan, out, (3, 4)).values()))
+    assert count_rounds(federation, "nesterov-momentum-0.5", kept=False).values == (3, 3)
+    assert count_rounds(federation, "nesterov-momentum-0.5").values == (5, 5)
+    assert count_rounds(federation, "federaser").values == (7, 7)  # never: one more than were run
+    assert count_client_epochs(federation, "feduhb").values == (20, 20)  # 4 epochs in each of 5 rounds
+
+
+def test_only_the_first_rounds_of_a_long_run_are_compared_with_retrain(made):
+    plan, out = made
+    fill(out, plan, plan.report, {FAST: track((*SOONER, *[0.1] * (LONG - len(SOONER))))})
+    federation = next(iter(read_seeds(plan, out, (3, 4)).values()))
+    assert count_rounds(federation, FAST).values == (2, 2)
+    cut = cut_track(federation.every(FAST)[3], 6)
+    assert (cut.rounds, cut.sums["client_epochs"]) == (6, 24)
+
+
+def test_methods_are_compared_at_equal_client_work(made):
+    plan, out = made
+    federation = next(iter(read_seeds(plan, out, (3, 4)).values()))
+    # FedRecover's 9 epochs pay for two rounds of 4 epochs: 0.6 against its 0.65, 0.5 for the other
+    assert subtract_at_equal_work(federation, FAST, "fedrecover").values == pytest.approx((-0.05, -0.05))
+    assert subtract_at_equal_work(federation, "nesterov-momentum-0.5", "fedrecover").mean == pytest.approx(
+        -0.15
+    )
+    assert subtract_at_equal_work(federation, FAST, "federaser").mean == pytest.approx(0.3)
+    results = read_results(plan, out)
+    assert list_ahead(results, FAST, "fedrecover") == []
+    assert list_ahead(results, FAST, "federaser") == ["digits 40, iid", "digits 40, Dirichlet 0.5"]
+
+
+def test_before_feduhbs_runs_are_there_nothing_is_said_of_them(made):
+    plan, out = made
+    for place in plan.places(plan.report):
+        write(out, place, {name: run for name, run in runs().items() if name != "feduhb"})
+    found = judge_study(read_results(plan, out))
+    assert "**Runs are missing** in some or all of them: of FedUHB." in describe_state(
+        read_results(plan, out)
+    )
+    assert [one.verdict for one in found] == ["holds", "holds", "does not hold", "holds", *["holds"] * 4]
+    assert [one.measured for one in found[2:4]] == ["ahead in 0 of 2", "ahead in 2 of 2"]
+    assert "README.md" in {path.name for path in write_study(plan, out)}
+
+
+def test_figures_name_only_what_is_drawn(made):
+    plan, out = made
+    for place in plan.places(plan.report):
+        write(out, place, {name: run for name, run in runs().items() if name in {"retrain", FAST}})
+    results = read_results(plan, out)
+    for figure in (draw_rounds(results), draw_work(results)):
+        texts = " ".join(written(figure))
+        assert "Nesterov, momentum 0.9 (recommended)" in texts
+        assert not any(name in texts for name in ("FedUHB", "FedEraser", "FedRecover"))
+
+
+def test_a_rival_that_broke_off_with_every_seed_is_behind(made):
+    plan, out = made
+    fill(out, plan, plan.report, {"fedrecover": broken(track((0.1,)))})
+    assert len(list_ahead(read_results(plan, out), FAST, "fedrecover")) == 2
+
+
+def test_a_stop_rule_is_replayed_on_the_long_run(made):
+    plan, out = made
+    rising = tuple(0.5 + 0.02 * t for t in range(LONG))
+    score = (0.1, 0.2, 0.3, *[0.3] * (LONG - 3))
+    fill(out, plan, plan.report, {FAST: track(rising, score=score)})
+    federation = next(iter(read_seeds(plan, out, (3, 4)).values()))
+    rule = feduhb.patience(rounds=2, smooth=1, first=1)
+    found = stop_federation(federation, FAST, rule, LONG)
+    assert found is not None
+    assert found.ends == (5, 5)  # the best score is that of round 3
+    best = 100 * (0.5 + 0.02 * (LONG - 3))  # the mean of the last five rounds
+    assert found.lost == pytest.approx([best - 58] * 2)
+    never = stop_federation(federation, FAST, feduhb.never, LONG)
+    assert never is not None
+    assert (never.ends, never.fired) == ((LONG, LONG), 0)
+    assert stop_federation(federation, "retrain", rule, LONG) is None  # too short
+
+
+def test_every_criterion_has_a_verdict(made):
+    plan, out = made
+    assert verdicts(plan, out) == ["holds", "holds", "does not hold", "holds", *["holds"] * 4]
+    assert (
+        judge_study(read_results(plan, out))[3].measured
+        == "ahead in 2 of 2; FedUHB with the paper's settings in 2"
+    )
+
+
+def test_a_slow_method_fails_and_the_federation_is_named(made, monkeypatch):
+    plan, out = made
+    monkeypatch.setattr(criteria, "MOST", 3)
+    for place in list(plan.places(plan.report))[::2]:  # both seeds of the iid federation
+        fill(out, study(federations=(plan.federations[0].__class__(data="digits", partitions=(place.partition,), per_client=(40,)),)), plan.report, {FAST: track(longer(SOON))})  # fmt: skip
+    found = judge_study(read_results(plan, out))[0]
+    assert found.verdict == "does not hold"
+    assert found.measured == "2.0 to 5.0 rounds; later in digits 40, iid (5.0)"
+
+
+def test_a_rule_that_an_early_overshoot_fools_fails(made):
+    plan, out = made
+    values = (0.5, 0.6, 0.55, 0.55, *[0.9] * (LONG - 4))
+    fill(out, plan, plan.report, {FAST: track(values)})
+    found = judge_study(read_results(plan, out))
+    assert [one.verdict for one in found[4:]] == ["does not hold"] * 3 + ["holds"]
+    assert "35.00 points" in found[4].measured
+
+
+def test_no_stop_rule_is_judged_without_the_seed_whose_run_broke_off(made):
+    plan, out = made
+    write(out, next(plan.places((3,))), {**runs(), FAST: broken(track(longer(SOONER)[:9]))})
+    found = judge_study(read_results(plan, out))[4:]
+    assert {(one.verdict, one.measured) for one in found} == {
+        ("cannot be judged", "1 of 4 runs broke off before the last round")
+    }
+
+
+def test_what_is_not_run_cannot_be_judged(tmp_path):
+    plan = study()
+    assert {one.measured for one in judge_study(read_results(plan, tmp_path))} == {
+        "not run: the settings are not chosen yet"
+    }
+    fill(tmp_path, plan, (1, 2, 3))
+    choose(plan, tmp_path)
+    found = judge_study(read_results(plan, tmp_path))
+    assert {one.verdict for one in found} == {"cannot be judged"}
+    assert found[0].measured == "not run: 0 of 2 federations have all 2 seeds"
+
+
+@pytest.mark.slow
+def test_the_report_is_written_from_stored_cells(made):
+    plan, out = made
+    written = write_study(plan, out)
+    assert [path.name for path in written] == [
+        "README.md",
+        "summary.json",
+        "rounds.png",
+        "stopping.png",
+        "work.png",
+    ]
+    text = (out / "README.md").read_text()
+    assert "All 4 cells of reported seeds (3, 4) are there" in text
+    assert "missing" not in text
+    assert (
+        "On seeds 1 and 2 alone. The fastest method there is the recommended one: Nesterov, momentum 0.9 needs at most 2.0 rounds"
+        in text
+    )
+    assert "| digits 40, iid | Nesterov, momentum 0.9 (recommended) | 2 | 2 | 8 | 70.0% | 0.300 | 2 |" in text
+    results = read_results(plan, out)
+    assert len(tabulate_rounds(results).rows) == 2 * 3
+    assert [row[1] for row in tabulate_work(results).rows] == ["0 of 2", "2 of 2", "2 of 2"]
+    assert [row[:2] for row in tabulate_rules(results).rows][:2] == [
+        ["Nesterov, momentum 0.9", "accuracy"], ["Nesterov, momentum 0.9", "paper"],
+    ]  # fmt: skip
