@@ -201,7 +201,7 @@ def _bind(
     parts: dict[str, Any] = {"layout": tuple(layout.shapes.items())}
     leavers = set() if request is None else {*request.clients, *request.rows}
     if method.needs_history:
-        parts["history"] = history = DiskHistory(trained.path / HISTORY)
+        parts["history"] = history = DiskHistory(trained.path / HISTORY).freeze()
         history.check(identify_run(trained.config()), start.numel(), len(trained.rounds()))
         asked = history.all_clients() - leavers
     else:

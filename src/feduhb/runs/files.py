@@ -151,6 +151,18 @@ def remove(path: Path) -> None:
             path.unlink(missing_ok=True)
 
 
+def measure_files(path: Path) -> int:
+    """Return the bytes of a file, or of all files below a folder. Links are not followed, and files may vanish meanwhile."""
+    is_folder = path.is_dir() and not path.is_symlink()
+    places = os.walk(path) if is_folder else [(path.parent, [], [path.name])]
+    total = 0
+    for file in (Path(place, name) for place, _, names in places for name in names):
+        with contextlib.suppress(FileNotFoundError):
+            about = file.lstat()
+            total += about.st_size if stat.S_ISREG(about.st_mode) else 0
+    return total
+
+
 @contextlib.contextmanager
 def lock_folder(folder: Path, name: str = ".writing.lock") -> Generator[None]:
     """Hold a lock of a folder, by default while a file in it is replaced, and delete the lock file afterwards."""

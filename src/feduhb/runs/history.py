@@ -31,6 +31,7 @@ from feduhb.runs.files import (
     digest_json,
     disk_errors,
     make_private_folder,
+    measure_files,
     read_json,
     remove,
     sync_folder,
@@ -74,25 +75,34 @@ class DiskHistory:
     of the model.
     """
 
-    def __init__(self, folder: Path, *, half: bool = False) -> None:
+    def __init__(self, folder: Path, *, half: bool = False, rounds: Sequence[int] | None = None) -> None:
         self.folder = folder
         self.half = half
+        self._rounds = rounds  # None: those on disk whenever it is asked
+
+    def freeze(self) -> DiskHistory:
+        """Return this history with the rounds that are complete now, for a reader during whose work another process may erase some.
+
+        Reading a round that is erased raises HistoryError, instead of the history becoming a shorter one.
+        """
+        return DiskHistory(self.folder, half=self.half, rounds=self.rounds)
 
     @property
     def rounds(self) -> list[int]:
         """The complete rounds, in order."""
+        if self._rounds is not None:
+            return [*self._rounds]
         with self._reading():
             return [t for t in self._list_started() if (self._place(t) / "round.json").exists()]
 
     @property
     def bytes(self) -> int:
         """The size on disk."""
-        return sum(file.stat().st_size for file in self.folder.rglob("*") if file.is_file())
+        return measure_files(self.folder)
 
     def measure(self, rounds: Sequence[int]) -> int:
         """Return the size of some rounds on disk."""
-        files = (file for t in rounds for file in self._place(t).rglob("*"))
-        return sum(file.stat().st_size for file in files if file.is_file())
+        return sum(measure_files(self._place(t)) for t in rounds)
 
     def clients(self, round: int) -> tuple[ClientId, ...]:
         """Return the clients that answered in a round."""

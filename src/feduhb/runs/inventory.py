@@ -18,7 +18,7 @@ from feduhb.errors import RequestError, RunFolderError
 from feduhb.methods import find_method
 from feduhb.methods.binding import uses_old_run
 from feduhb.runs.audits import KeptAudit, read_kept_audits
-from feduhb.runs.files import resolve
+from feduhb.runs.files import measure_files, resolve
 from feduhb.runs.folder import HISTORY, KEPT_MODELS, WORK, RunFolder, Tombstone
 from feduhb.runs.history import DiskHistory
 from feduhb.runs.kept import KeptModels
@@ -431,13 +431,7 @@ def _find_parts(part: Part, folder: Path, places: Iterable[Path]) -> Iterator[Re
     """Yield one part of a run folder, if any of its files is there."""
     found = [place for place in places if place.exists() or place.is_symlink()]
     if found:
-        yield Remnant(part, found[0] if len(found) == 1 else folder, sum(map(_measure, found)))
-
-
-def _measure(path: Path) -> int:
-    """Return the size of a file, or of all files in a folder; links are not followed."""
-    places = path.rglob("*") if path.is_dir() and not path.is_symlink() else [path]
-    return sum(each.lstat().st_size for each in places if each.is_file() and not each.is_symlink())
+        yield Remnant(part, found[0] if len(found) == 1 else folder, sum(map(measure_files, found)))
 
 
 def list_left(folder: Path) -> list[str]:

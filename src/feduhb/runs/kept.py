@@ -19,7 +19,14 @@ from feduhb.core.types import ClientId
 from feduhb.errors import CheckpointError, ConfigError, RunFolderError
 from feduhb.methods.retrain import Plain
 from feduhb.runs.checkpoint import load_best, load_params, load_state, save_state
-from feduhb.runs.files import disk_errors, make_private_folder, remove, sync_folder, write_atomically
+from feduhb.runs.files import (
+    disk_errors,
+    make_private_folder,
+    measure_files,
+    remove,
+    sync_folder,
+    write_atomically,
+)
 from feduhb.runs.folder import RunFolder
 from feduhb.runs.history import check_links
 from feduhb.runs.loop import Rounds
@@ -47,7 +54,7 @@ class KeptModels:
 
     def measure(self, rounds: Sequence[int]) -> int:
         """Return the size of some models on disk."""
-        return sum(self.place(done).lstat().st_size for done in rounds)
+        return sum(measure_files(self.place(done)) for done in rounds)
 
     def write(self, done: int, state: Any, best: Tensor | None) -> None:
         """Keep a model. One of a crashed run is deleted first, so that both are never there."""

@@ -234,6 +234,13 @@ def _is_left(history: Store, leavers: Sequence[ClientId]) -> bool:
     return bool(history.rounds_to_forget(leavers)) or any(_is_open(one, history) for one in begun)
 
 
+def _erase_claimed(chosen: Sequence[tuple[Store, tuple[ClientId, ...]]], by: Path | None) -> list[Erased]:
+    """Delete stores whose folders this process has claimed. Another one may have erased them while this one waited."""
+    for history, _ in chosen:
+        history.check_links()
+    return [_erase(history, leavers, by) for history, leavers in chosen if _is_left(history, leavers)]
+
+
 def _erase(history: Store, leavers: Sequence[ClientId], by: Path | None) -> Erased:
     """Delete a store from the leavers' first round on. Record it before and after, so that a crash loses no record."""
     folder, rounds = history.folder.parent, history.rounds_to_forget(leavers)
@@ -273,9 +280,7 @@ class Erasure:
         with contextlib.ExitStack() as claims:
             for folder in sorted({history.folder.parent.resolve() for history, _ in chosen}):
                 claims.enter_context(RunFolder(folder).claim(advice="stop it", patience=PATIENCE))
-            for history, _ in chosen:
-                history.check_links()
-            return [_erase(history, leavers, by) for history, leavers in chosen]
+            return _erase_claimed(chosen, by)
 
     def warnings(self) -> list[str]:
         """Return a sentence for each run that could not be found, or that was not completely retired."""

@@ -357,6 +357,7 @@ def prepare_method(method: Method[Any], run: Run, request: Request, remaining: F
             f"{method.name} replays stored updates, but this run kept none, or they were erased; "
             "train with --keep-history, or use feduhb, which needs none"
         )
+    history = history.freeze()
     history.check(identify_run(RunFolder(run.folder).config()), run.params.numel(), len(run.rounds))
     fresh = remaining.fresh_model()
     if not torch.equal(history.params(0), flatten(fresh)):
@@ -368,7 +369,7 @@ def prepare_method(method: Method[Any], run: Run, request: Request, remaining: F
             f"{method.name} takes stored updates back, so each step must have been their mean, but {run.method.name} made other steps "
             "in this run; use feduhb or retrain"
         )
-    return bind_method(method, run, remaining)
+    return bind_method(method, run, remaining, history=history)
 
 
 def _name_rule(run: Run) -> str:
@@ -392,16 +393,21 @@ def _ends_with_mean(history: History, params: Tensor, statistics: int) -> bool:
 
 
 def bind_method(
-    method: Method[Any], run: Run, remaining: Federation, leavers: Iterable[ClientId] = ()
+    method: Method[Any],
+    run: Run,
+    remaining: Federation,
+    leavers: Iterable[ClientId] = (),
+    history: DiskHistory | None = None,
 ) -> Method[Any]:
     """Return the method with those parts of a run that it declares.
 
     Args:
         remaining: the federation without the forgotten data.
         leavers: the clients that asked to forget something.
+        history: what the run stored, as it was checked; None takes what is there now.
     """
     makers: dict[str, Callable[[], Any]] = {
-        "history": lambda: run.history,
+        "history": lambda: history or run.history,
         "clients": lambda: tuple(sorted(remaining.clients)),
         "leavers": lambda: tuple(sorted(leavers)),
         "model": lambda: run.params.detach().cpu(),
