@@ -230,3 +230,16 @@ def test_an_augmentation_gets_the_numbers_of_its_step():
     assert torch.equal(seen[0], draw(8, 5, NUMBERS, layer="augment"))
     assert torch.equal(out, seen[0][:, :1].expand(5, 2))  # pyright: ignore[reportArgumentType]
     assert augment_batch(None, x) is x
+
+
+def test_dropout_in_place_changes_its_input():
+    for layer in (nn.Dropout(0.5), nn.Dropout2d(0.5), nn.Dropout(1.0)):
+        changing = copy.deepcopy(layer)
+        changing.inplace = True
+        x = torch.rand(3, 4, 2, 2)
+        with draw_at(1):
+            expected = key_dropout(layer)(x)
+        with draw_at(1):
+            found = key_dropout(changing)(x)
+        assert torch.equal(found, expected)
+        assert found is x

@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 from data.wording import refused
+from feduhb.core.describe import name_function
 from feduhb.core.local import (
     LOSSES,
     SCHEDULES,
@@ -19,7 +20,6 @@ from feduhb.core.local import (
     describe_local,
     find_loss,
     move_loss,
-    name_function,
     scale_lr,
 )
 from feduhb.errors import ConfigError

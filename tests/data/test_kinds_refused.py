@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from torch.nn import functional as F  # noqa: N812
 
 import feduhb
 from data.wording import refused
+from feduhb.core.modules import check_module
 from feduhb.errors import ConfigError, DataError, ModelError
 from runs.remembering import files
 
@@ -193,6 +195,10 @@ def test_a_given_start_is_a_module_with_finite_weights():
         ModelError, "1.running_var of the given start is not finite; give a module with weights that are"
     ):
         train(net, given=True)
+    frozen = half_frozen()
+    next(p for p in frozen.parameters() if not p.requires_grad).data.fill_(torch.nan)
+    with refused(ModelError, " of the given start is not finite; give a module with weights that are"):
+        train(frozen, given=True)
     with refused(
         ModelError, "start is 'old'; give 'fresh', or 'given' for a module whose weights are public"
     ):
@@ -249,6 +255,44 @@ def test_losses_and_augmentations():
     draw = own_generator()
     with refused(ModelError, STATE):
         federation(nn.Linear(3, 3), augment=lambda x, _: x + draw()).fresh_model()
+
+
+def test_a_loss_that_counts_its_calls():
+    class Counting(nn.CrossEntropyLoss):
+        calls = 0
+
+        def forward(self, input: Tensor, target: Tensor) -> Tensor:
+            self.calls += 1
+            return super().forward(input, target)
+
+    with refused(
+        ModelError,
+        "Counting(ignore_index=-100, label_smoothing=0.0, reduction='mean') changes when it is called, to ",
+    ):
+        federation(nn.Linear(3, 3), loss=Counting()).fresh_model()
+
+
+class Noted(nn.Module):
+    """Keeps the rate of its dropout in a field of the same name."""
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.dropout = rate
+        self.drop = nn.Dropout(rate)
+        self.head = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.drop(x))
+
+
+def test_layers_that_draw_nothing_are_not_refused():
+    for layer in (Noted(0.5), nn.Sequential(nn.AlphaDropout(0.0), nn.Linear(3, 3))):
+        assert train(layer).params.numel() == 12
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        check_module(nn.LSTM(3, 4, dropout=0.5))
+    with refused(ModelError, NO_ADDRESS):
+        check_module(nn.LSTM(3, 4, num_layers=2, dropout=0.5))
 
 
 def test_an_augmentation_may_write_into_its_batch():

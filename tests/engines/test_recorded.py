@@ -51,6 +51,30 @@ def test_the_number_of_lanes_changes_no_bit(lanes):
     assert len(recorder.lanes) == min(lanes, len(clients))
 
 
+class Remembering(nn.Module):
+    """Adds up what it sees in batches that are larger than those of a trial."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(144, 3)
+        self.register_buffer("seen", torch.zeros(3, dtype=torch.float64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        z = self.head(x.flatten(1))
+        if self.training and len(x) > 20:
+            self.get_buffer("seen").add_(z.detach().mean(0))
+        return z - self.get_buffer("seen")
+
+
+def test_a_client_starts_without_what_the_one_before_left():
+    clients = {name: tensors(name, 24) for name in "abcdefghijkl"}
+    federation = feduhb.Federation(clients, tensors("test", 20), Remembering().double(), seed=7)
+    engine = Stacked(federation, feduhb.Local(batch_size=24), device="cpu", block="recorded")
+    everyone = train_all(engine, federation)
+    alone = engine.train(feduhb.Work(feduhb.core.flat.flatten(federation.fresh_model()), 2), ("l",), 3)
+    assert torch.equal(everyone[-1], next(iter(alone)).values[0])
+
+
 @pytest.mark.parametrize("epochs", [0, 2])
 def test_a_loss_that_cannot_be_stacked_can_be_recorded(epochs):
     federation, local = ragged(), feduhb.Local(batch_size=4, lr=0.01, loss=SUM)

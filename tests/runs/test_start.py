@@ -180,6 +180,8 @@ def test_verify_knows_them_of_a_retired_run(given, tmp_path):
 
 
 LOSSES = [
+    "cross_entropy",
+    nn.CrossEntropyLoss(label_smoothing=0.1),
     "mse",
     nn.HuberLoss(delta=0.5),
     nn.HuberLoss(delta=2.0),
@@ -192,9 +194,8 @@ LOSSES = [
 def test_a_run_knows_its_loss(number, tmp_path):
     """Neither resuming nor opening takes another loss, or the same with other settings or weights."""
     x = torch.rand(8, 3, generator=torch.Generator().manual_seed(0))
-    federations = [
-        feduhb.Federation({"a": (x, x[:, :2])}, (x, x[:, :2]), nn.Linear(3, 2), loss=loss) for loss in LOSSES
-    ]
+    y = x[:, :2].softmax(1)  # probabilities, as cross-entropy needs
+    federations = [feduhb.Federation({"a": (x, y)}, (x, y), nn.Linear(3, 2), loss=loss) for loss in LOSSES]
     feduhb.train(federations[number], 1, out=tmp_path / "run", engine="loop", show=None)
     feduhb.open_run(tmp_path / "run", federations[number])
     for other in [one for i, one in enumerate(federations) if i != number]:
@@ -213,3 +214,34 @@ def test_a_run_knows_its_augmentation(tmp_path):
     feduhb.train(plain.replace(augment=shift), 1, out=tmp_path / "run", engine="loop", show=None)
     with pytest.raises(RunFolderError, match="was made with augment=shift; give the federation the same"):
         feduhb.open_run(tmp_path / "run", plain)
+
+
+def test_a_run_knows_that_it_had_no_augmentation(tmp_path):
+    x, y = torch.rand(8, 3, generator=torch.Generator().manual_seed(0)), torch.arange(8) % 2
+    plain = feduhb.Federation({"a": (x, y)}, (x, y), nn.Linear(3, 2))
+    feduhb.train(plain, 1, out=tmp_path / "run", engine="loop", show=None)
+    with pytest.raises(RunFolderError, match="was made with augment=None; give the federation the same"):
+        feduhb.open_run(tmp_path / "run", plain.replace(augment=lambda x, _: 2 * x))
+
+
+def test_a_run_knows_its_layers(tmp_path):
+    """Neither resuming nor opening takes a model with the same tensors and other layers."""
+
+    def make(*layers: nn.Module) -> feduhb.Federation:
+        x = torch.rand(8, 3, generator=torch.Generator().manual_seed(0))
+        return feduhb.Federation({"a": (x, x)}, (x, x), nn.Sequential(*layers, nn.Linear(3, 3)), loss="mse")
+
+    federation, folder = make(nn.Dropout(0.1)), tmp_path / "run"
+    feduhb.train(federation, 1, out=folder, engine="loop", show=None)
+    feduhb.open_run(folder, make(nn.Dropout(0.1)))
+    words = re.escape(
+        f"{folder} was made with other layers, or other settings of a layer, such as the rate of a dropout"
+    )
+    for other in (make(nn.Dropout(0.9)), make(nn.Dropout(0.1), nn.ReLU())):
+        with pytest.raises(RunFolderError, match=words):
+            feduhb.open_run(folder, other)
+        with pytest.raises(RunFolderError, match=words):
+            feduhb.train(other, 2, out=folder, engine="loop", resume=True, show=None)
+    config = folder / "config.toml"  # a run of an earlier version, which did not record layers
+    config.write_text(re.sub("(?m)^layers = .*\n", "", config.read_text()))
+    feduhb.open_run(folder, make(nn.Dropout(0.9)))

@@ -114,10 +114,11 @@ class KeyedChannelDropout(nn.modules.dropout._DropoutNd):
 def _drop(layer: KeyedDropout | KeyedChannelDropout, x: Tensor, axes: int) -> Tensor:
     if not layer.training or layer.p == 0:
         return x
+    multiply = x.mul_ if layer.inplace else x.mul
     if layer.p == 1:
-        return x * 0
+        return multiply(0)
     keep = draw_uniform(layer.layer, x.shape[:axes], x.device) >= layer.p
-    return x * (keep.to(x.dtype) / (1 - layer.p)).view(*x.shape[:axes], *[1] * (x.dim() - axes))
+    return multiply((keep.to(x.dtype) / (1 - layer.p)).view(*x.shape[:axes], *[1] * (x.dim() - axes)))
 
 
 KEYED: dict[type[nn.Module], type[nn.Module]] = {

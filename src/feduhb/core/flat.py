@@ -14,7 +14,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from feduhb.core.modules import check_module, format_layer, list_norms, list_statistics, list_trained
+from feduhb.core.modules import (
+    check_module,
+    format_layer,
+    is_statistic,
+    list_norms,
+    list_statistics,
+    list_trained,
+)
 from feduhb.core.own_code import describe_error
 from feduhb.core.seeds import fixed_draws
 from feduhb.errors import FeduhbError, ModelError
@@ -63,7 +70,10 @@ def _copy_given(source: ModelSource) -> nn.Module:
             "a given start needs the module itself, with its weights, and not a factory: model=net, start='given'"
         )
     check_module(source)
-    if bad := [name for name, part in list_parts(source) if not part.isfinite().all()]:
+    buffers = [
+        pair for pair in source.named_buffers() if is_statistic(pair[0])
+    ]  # others may hold a mask of -inf
+    if bad := [name for name, part in [*source.named_parameters(), *buffers] if not part.isfinite().all()]:
         raise ModelError(f"{bad[0]} of the given start is not finite; give a module with weights that are")
     return copy_module(source).cpu()
 

@@ -7,7 +7,6 @@ import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from hashlib import blake2b
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from feduhb.core.checks import check_least, check_positive, check_whole, is_finite
+from feduhb.core.describe import name_function
 from feduhb.core.inputs import Inputs
 from feduhb.errors import ConfigError
 
@@ -156,31 +156,3 @@ def list_added(local: Local) -> dict[str, Any]:
     """Return the settings that earlier versions lacked, by name, of those that are used."""
     unused = Local()
     return {name: value for name in ADDED if (value := getattr(local, name)) != getattr(unused, name)}
-
-
-def describe_function(function: Callable[..., Any]) -> str:
-    """Return the name of a loss or an augmentation with its settings, by which a run recognises it; tensors by a digest."""
-    if isinstance(function, functools.partial):
-        settings = function.keywords
-    elif isinstance(function, nn.Module):
-        plain = {key: value for key, value in vars(function).items() if isinstance(value, int | float | str)}
-        settings = {**plain, **function.state_dict()}
-    else:
-        settings = {}
-    shown = [
-        f"{key}={_describe_value(value)}" for key, value in sorted(settings.items()) if key != "training"
-    ]
-    return f"{name_function(function)}({', '.join(shown)})" if shown else name_function(function)
-
-
-def _describe_value(value: Any) -> str:
-    if not isinstance(value, Tensor):
-        return repr(value) if isinstance(value, int | float | str) else type(value).__name__
-    numbers = value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
-    return f"{list(value.shape)} {blake2b(numbers.data, digest_size=6).hexdigest()}"
-
-
-def name_function(function: Callable[..., Any]) -> str:
-    """Return the name of a function, of the function inside a `functools.partial`, or of an object's class."""
-    inner = function.func if isinstance(function, functools.partial) else function
-    return getattr(inner, "__name__", type(inner).__name__)

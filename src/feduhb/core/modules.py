@@ -171,10 +171,12 @@ def _find_fault(layer: nn.Module) -> str | None:
         return "averages over all batches it ever saw (momentum=None), but clients keep no state; give a number, such as momentum=0.1"
     if type(layer) in KEYED:
         return None
-    if isinstance(layer, nn.RReLU | nn.modules.dropout._DropoutNd):
+    if isinstance(layer, nn.RReLU) or (isinstance(layer, nn.modules.dropout._DropoutNd) and layer.p > 0):
         return f"{NO_ADDRESS}; use nn.Dropout, or remove it"
-    rate = getattr(layer, "dropout", 0.0)
-    if isinstance(rate, int | float) and rate > 0:  # of LSTM and attention
+    rate = layer.dropout if isinstance(layer, nn.RNNBase | nn.MultiheadAttention) else 0
+    if rate > 0 and not (
+        isinstance(layer, nn.RNNBase) and layer.num_layers == 1
+    ):  # it drops between its layers
         return f"{NO_ADDRESS}; set its dropout to 0, and use nn.Dropout as a layer of its own"
     return None
 

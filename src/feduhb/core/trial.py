@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from feduhb.core.describe import describe_function
 from feduhb.core.draws import augment_batch, draw_at
 from feduhb.core.inputs import Inputs, call_model, list_tensors, map_tensors
 from feduhb.core.local import Augment, Loss
@@ -67,6 +68,8 @@ def check_fit(module: nn.Module, loss: Loss, examples: Rows, augment: Augment | 
     if isinstance(loss, nn.Module) and any(p.requires_grad for p in loss.parameters()):
         raise ModelError("the loss has parameters of its own, which nobody trains; put them into the model")
     constants = {name: value.clone() for name, value in list_carried(module)}
+    functions = [one for one in (loss, augment) if one is not None]
+    described = [describe_function(one) for one in functions]
     found = _try_step(module, loss, x, y, augment)
     _check_value(found.value)
     _check_numbers(x, y, found)
@@ -85,6 +88,11 @@ def check_fit(module: nn.Module, loss: Loss, examples: Rows, augment: Augment | 
         raise ModelError(
             "the loss returns another value for the same outputs, so it keeps a state or draws; use one that does not"
         )
+    for function, before in zip(functions, described, strict=True):
+        if (after := describe_function(function)) != before:
+            raise ModelError(
+                f"{before} changes when it is called, to {after}, and a run recognises it by these values; keep counters elsewhere"
+            )
 
 
 def _choose_batch(module: nn.Module, examples: Rows) -> tuple[Inputs, Tensor]:

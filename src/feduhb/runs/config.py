@@ -51,6 +51,8 @@ RuleTable = Annotated[
     Discriminator(_choose_rule),
 ]
 
+OTHER_LAYERS = "was made with other layers, or other settings of a layer, such as the rate of a dropout; give the model of the run"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainSettings:
@@ -138,6 +140,9 @@ class Config:
     start: StartSettings | None = None  # None: everything was drawn
     loss: str | None = None  # None: cross-entropy, or a run of an earlier version, which did not record it
     augment: str | None = None
+    layers: str | None = (
+        None  # a digest of the model's layers and their settings, if the model is not one of this package
+    )
     made_by: str = ""  # engine, device, precision and version of torch, on which equal bits depend
     # How many clients were computed together, or "recorded", if bits depend on it.
     block: BlockSize | None = None

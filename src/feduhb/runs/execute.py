@@ -20,7 +20,7 @@ from feduhb.methods import list_needs, settings_of
 from feduhb.methods.binding import bind_again, get_history, get_model, uses_old_run
 from feduhb.methods.retrain import Plain
 from feduhb.runs.checkpoint import digest_weights, load_best, load_state, save_state, saved
-from feduhb.runs.config import find_difference, identify_run, upgrade
+from feduhb.runs.config import OTHER_LAYERS, find_difference, identify_run, upgrade
 from feduhb.runs.files import write_atomically
 from feduhb.runs.folder import Result, Round, RunFolder, explain_end, make_series, now, versions
 from feduhb.runs.held_out import BestModel, find_kept
@@ -202,6 +202,9 @@ def _check_same_run(plan: Plan, old: Mapping[str, Any]) -> None:
             f"{path} was started with different data of client {other[0]}; resume it with the same data, or choose another --out"
         )
     _leave_out_code(before, new)
+    layers = before.pop("layers", None), new.pop("layers", None)
+    if None not in layers and layers[0] != layers[1]:
+        raise RunFolderError(f"{path} {OTHER_LAYERS}")
     if difference := find_difference(before, new):
         raise RunFolderError(
             f"{path} was started with {difference}; {plan.advice.again} with the same settings, or {plan.advice.elsewhere}"

@@ -13,9 +13,9 @@ from torch.nn.functional import cross_entropy
 
 from feduhb.core.aggregate import format_rule, is_built_in_rule
 from feduhb.core.checks import check_show, check_stop, check_whole, list_shows
+from feduhb.core.describe import describe_function, digest_layers
 from feduhb.core.flat import count_statistics, flatten, list_parts
 from feduhb.core.inputs import count_rows
-from feduhb.core.local import describe_function
 from feduhb.core.modules import list_carried, list_trained
 from feduhb.core.own_code import Code
 from feduhb.core.scores import list_built_in
@@ -134,6 +134,7 @@ def run_method(
         start=first.table,
         loss=None if federation.loss is cross_entropy else describe_function(federation.loss),
         augment=None if federation.augment is None else describe_function(federation.augment),
+        layers=first.layers,
         made_by=describe_engine(made),
         block=block_of(made),
         remote=federation.is_remote or None,
@@ -246,6 +247,7 @@ class _First(NamedTuple):
     layout: tuple[tuple[str, tuple[int, ...]], ...]  # names and shapes
     # [start] of config.toml; None if everything was drawn, or nothing is recorded.
     table: StartSettings | None
+    layers: str | None  # a digest of them for config.toml; None if the model is one of this package
 
 
 def _prepare_start(federation: Federation, *, recorded: bool) -> _First:
@@ -254,7 +256,8 @@ def _prepare_start(federation: Federation, *, recorded: bool) -> _First:
     layout = tuple((name, tuple(part.shape)) for name, part in list_parts(fresh))
     has_table = recorded and bool(given or list_carried(fresh))
     table = describe_start(fresh, given=given) if has_table else None
-    return _First(flatten(fresh), count_statistics(fresh), layout, table)
+    layers = None if isinstance(federation.about, FederationSettings) else digest_layers(fresh)
+    return _First(flatten(fresh), count_statistics(fresh), layout, table, layers)
 
 
 def _declare_start(first: _First, restart: Restart | None, federation: Federation) -> str | None:

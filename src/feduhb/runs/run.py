@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from typing_extensions import TypedDict
 
 from feduhb.core.aggregate import parse_rule
+from feduhb.core.describe import describe_function, digest_layers, name_function
 from feduhb.core.flat import count_statistics, flatten, with_params
-from feduhb.core.local import describe_function
 from feduhb.core.modules import list_carried
 from feduhb.core.own_code import Code, find_code, is_code
 from feduhb.core.scores import Best
@@ -39,7 +39,7 @@ from feduhb.methods import (
 from feduhb.methods.binding import uses_old_run
 from feduhb.methods.retrain import Plain
 from feduhb.runs.checkpoint import load_params, load_state
-from feduhb.runs.config import Config, TrainSettings, parse_config, validate
+from feduhb.runs.config import OTHER_LAYERS, Config, TrainSettings, parse_config, validate
 from feduhb.runs.expected import Expected
 from feduhb.runs.folder import HISTORY, Round, RunFolder, explain_end, make_series
 from feduhb.runs.held_out import Keep, find_kept
@@ -215,7 +215,9 @@ def open_run(
         _check_clients(files, rounds, remaining)
     else:
         _check_fingerprints(files, remaining, config)
+        _check_functions(files, remaining, config, result["engine"])
     module = remaining.fresh_model()
+    _check_layers(files, module, config)
     given_start = remaining.start == "given"
     start = describe_start(module, given=given_start) if given_start or list_carried(module) else None
     if config.start is not None or (start is not None and not strategy):
@@ -302,10 +304,29 @@ def _check_fingerprints(files: RunFolder, remaining: Federation, config: Config)
     found = remaining.fingerprints()
     if other := [c for c in sorted({*found, *config.clients}) if found.get(c) != config.clients.get(c)]:
         raise RunFolderError(f"{files.path} was made with other data of client {other[0]}; give that data")
+
+
+def _check_functions(
+    files: RunFolder, remaining: Federation, config: Config, machine: Mapping[str, Any]
+) -> None:
+    """Raise RunFolderError unless a federation has the loss and the augmentation of the run.
+
+    Args:
+        machine: the record of the engine, which has their names if they are not in the config: those of the default.
+    """
     recorded = (("loss", config.loss, remaining.loss), ("augment", config.augment, remaining.augment))
-    for name, old, new in recorded:
-        if old is not None and (new is None or describe_function(new) != old):
+    for name, written, new in recorded:
+        old = written or machine.get(name)
+        found = None if new is None else describe_function(new) if written else name_function(new)
+        if found != old and (written or "loss" in machine):
             raise RunFolderError(f"{files.path} was made with {name}={old}; give the federation the same")
+
+
+def _check_layers(files: RunFolder, module: nn.Module, config: Config) -> None:
+    """Raise RunFolderError if a model has other layers than that of the run. Another torch may describe the same layers otherwise."""
+    same_torch = torch.__version__ == files.result()["versions"].get("torch")
+    if config.layers is not None and same_torch and config.layers != digest_layers(module):
+        raise RunFolderError(f"{files.path} {OTHER_LAYERS}")
 
 
 def _check_clients(files: RunFolder, rounds: Sequence[Round], remaining: Federation) -> None:

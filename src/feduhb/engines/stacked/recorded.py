@@ -64,6 +64,7 @@ class Lane:
         self._names, self._parameters = zip(*list_trained(self.module), strict=True)
         weights = zip(self._names, (p.detach().unsqueeze(0) for p in self._parameters), strict=True)
         self._weights = dict(weights)  # [1, ...] each
+        self._constants = [(buffer, buffer.clone()) for buffer in self.module.buffers()]
         is_plain = local.is_plain and task is None
         self._optimizer = None if is_plain else Optimizer(local, self._weights, task)
         self._task = task
@@ -80,7 +81,9 @@ class Lane:
         return contextlib.nullcontext() if self.stream is None else torch.cuda.stream(self.stream)
 
     def begin(self, start: Tensor) -> None:
-        """Set the module to the parameters [P]; the optimiser starts without a state."""
+        """Set the module to the parameters [P], without what the client before left in it; the optimiser has no state."""
+        for buffer, value in self._constants:
+            buffer.copy_(value)
         unflatten(start, self.module)
         if self._optimizer is not None:
             self._optimizer.begin(

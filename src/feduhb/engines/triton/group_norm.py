@@ -130,6 +130,9 @@ class ChannelsLastGroupNorm(nn.GroupNorm):
     def forward(self, input: Tensor) -> Tensor:
         """Return the normalised images [B, C, H, W]."""
         width = self.num_channels // self.num_groups
-        if not (HAS_TRITON and input.is_cuda and input.dim() == 4 and self.affine and width <= WIDEST):
+        is_whole = (
+            self.weight is not None and self.bias is not None
+        )  # torch 2.13 can leave out the bias alone
+        if not (HAS_TRITON and input.is_cuda and input.dim() == 4 and is_whole and width <= WIDEST):
             return functional.group_norm(input, self.num_groups, self.weight, self.bias, self.eps)
         return _GroupNorm.apply(input, self.weight, self.bias, self.num_groups, self.eps)
