@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from feduhb.core.own_code import find_code, is_code
 from feduhb.core.types import RECORDED, BlockSize, ClientId, Method
@@ -216,7 +216,7 @@ def unlearn(
             for.
         rounds: the largest number of rounds, unless the method has its own; None is 40, whatever the training used. 0 is
             possible for methods that start from the old model. "rollback" repeats the training with its number of
-            rounds, its stop rule and its choice of the model.
+            rounds, its stop rule and its choice of the model, and refuses others.
         stop: "auto" is the method's own rule: the dynamic rule for FedUHB, none for the others.
         engine: None takes the engine of the run.
         block: None also takes recorded steps if the run has them.
@@ -244,19 +244,13 @@ def unlearn(
         erased = finish_replay(RunFolder(Path(out)), chosen, str(total), erasure, REPORTER, Advice())
         return replace(open_run(out, run.original, method=chosen), erased=tuple(erased))
     chosen = prepare_method(chosen, run, request, remaining)
+    restart = None
     if chosen.continues_training:
-        restart = _plan_rollback(
-            run,
-            remaining,
-            stop,
-            keep,
-            record,
-            RunFolder(Path(out)) if resume and out else None,
-            allow_shared_start,
-        )
-        rounds, stop, keep, record = _repeat_training(run.settings)
-    else:
-        restart = None
+        repeated = _Repeated.of(run.settings)
+        repeated.check(rounds, stop, keep, record)
+        begun = RunFolder(Path(out)) if resume and out else None
+        restart = _plan_rollback(run, remaining, begun, allow_shared_start)
+        rounds, stop, keep, record = repeated
     if block is None and restart is not None:
         block = restart.block
     elif block is None and (chosen.continues_training or run.block == RECORDED):
@@ -287,45 +281,54 @@ def unlearn(
     )  # fmt: skip
 
 
+class _Repeated(NamedTuple):
+    """What a rollback repeats of the training."""
+
+    rounds: int
+    stop: StopRule
+    keep: Keep
+    record: tuple[Recorded, ...]
+
+    @classmethod
+    def of(cls, settings: TrainSettings) -> _Repeated:
+        return cls(settings.rounds, settings.stop or never, settings.keep or "last", settings.record or ())
+
+    def check(
+        self,
+        rounds: int | None,
+        stop: Literal["auto"] | StopRule,
+        keep: Keep,
+        record: Sequence[Recorded],
+    ) -> None:
+        """Raise ConfigError if what was given, and not left at its default, is something else."""
+        given = (
+            self.rounds if rounds is None else rounds, self.stop if stop == "auto" else stop, self.keep if keep == "last" else keep,
+            tuple(record) or self.record,
+        )  # fmt: skip
+        if given != self:
+            raise ConfigError(
+                f"rollback repeats the training, with its {self.rounds} rounds, its stop rule, its choice of the model and its records; "
+                "leave rounds, stop, keep and record out, or use retrain"
+            )
+
+
 def _plan_rollback(
-    run: Run,
-    remaining: Federation,
-    stop: Literal["auto"] | StopRule,
-    keep: Keep,
-    record: Sequence[Recorded],
-    begun: RunFolder | None,
-    allow_shared_start: bool,
+    run: Run, remaining: Federation, begun: RunFolder | None, allow_shared_start: bool
 ) -> Restart | None:
     """Return where a rollback continues the training of a run; None if it starts from the fresh model.
 
     Args:
         begun: the folder of a rollback that is resumed, if there is one.
     """
-    rounds, *own = _repeat_training(run.settings)
-    given = (
-        own[0] if stop in ("auto", never) else stop,
-        own[1] if keep == "last" else keep,
-        tuple(record) or own[2],
-    )
-    if list(given) != own:
-        raise ConfigError(
-            "rollback repeats the training, with its stop rule, its choice of the model and its records; leave stop, keep and record "
-            "out, or use retrain"
-        )
     if remaining.is_remote and not allow_shared_start:
         raise ConfigError(REFUSED)
     if begun is not None and begun.exists():
         return resume_restart(run, remaining, begun)
     restart = find_restart(run, remaining)
-    print_notice(explain_restart(restart, run, rounds))
+    print_notice(explain_restart(restart, run, run.settings.rounds))
     if restart is not None and remaining.is_remote:
         print_notice(SHARED_NOTICE)
     return restart
-
-
-def _repeat_training(settings: TrainSettings) -> tuple[int, StopRule, Keep, tuple[Recorded, ...]]:
-    """Return the rounds, the stop rule, which model is kept, and what is recorded, all as in the training."""
-    return settings.rounds, settings.stop or never, settings.keep or "last", settings.record or ()
 
 
 def compare(
@@ -362,8 +365,11 @@ def compare(
         plain = method.method.name
         numbered = (f"{plain}-{i}" for i in itertools.count(2))
         name = next(n for n in itertools.chain([plain], numbered) if n not in found)
+        repeats = method.method.continues_training and rounds not in {None, run.settings.rounds}
+        if repeats:
+            print_notice(f"{name} repeats all {run.settings.rounds} rounds of the training, not {rounds}")
         found[name] = unlearn(
-            run, request, method=method, rounds=rounds, out=Path(out) / name if out else None,
+            run, request, method=method, rounds=None if repeats else rounds, out=Path(out) / name if out else None,
             keep_history=False, erase_history=False, resume=resume, show=show,
         )  # fmt: skip
     return found

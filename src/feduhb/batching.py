@@ -31,6 +31,7 @@ MARGIN = 0.1  # of the deadline
 YEARS = 200
 GROUPS = 20  # of years: their spread gives the standard errors
 MOST_REQUESTS = 2_000_000  # in one simulation
+LONGEST = 100 * YEAR  # hours of a batch or a deadline
 TINY = 1e-9  # hours; a delay that exceeds the deadline by less does so by rounding
 
 
@@ -103,10 +104,17 @@ class Simulation:
     @property
     def headline(self) -> str:
         """The result in one sentence."""
+        if not self.requests.value:
+            return (
+                f"No request arrived in {self.years} simulated years, because {self.rate:.2g} a year are expected: no policy is better "
+                "than another; simulate more years."
+            )
         first, best, share = self.outcomes[0], self.best, self.best.missed_share.value
         counts = [format_number(one.value) for one in (best.unlearnings, self.requests, first.unlearnings)]
         beside = "" if best is first else f" ({first.policy}: {counts[2]} unlearnings)"
-        missed = f"{share:.1%} of them miss the deadline, the fewest" if share else "none misses its deadline"
+        is_fewest = any(one.missed.value > best.missed.value for one in self.outcomes)
+        among = "the fewest" if is_fewest else "as by every policy"
+        missed = f"{share:.1%} of them miss the deadline, {among}" if share else "none misses its deadline"
         return f"Started {best.policy}, {counts[0]} unlearnings a year serve {counts[1]} requests{beside}; {missed}."
 
     def as_json(self) -> dict[str, Any]:
@@ -246,10 +254,14 @@ def _check(rate: float, service: Service, deadline: float, margin: float, years:
     """Raise ConfigError for numbers that cannot be simulated."""
     if not 0 < rate < math.inf:
         raise ConfigError(f"the rate is {rate:g} an hour; give a positive number of requests, such as 2/week")
-    if not 0 <= service.hours < math.inf:
-        raise ConfigError(f"a batch takes {service.hours:g} hours; give 0 or more")
-    if not 0 < deadline < math.inf:
-        raise ConfigError(f"the deadline is {deadline:g} hours; give a positive time, such as 30d")
+    if not 0 <= service.hours <= LONGEST:
+        raise ConfigError(
+            f"a batch takes {service.hours:g} hours; give at least 0 and at most {LONGEST:,.0f}"
+        )
+    if not 0 < deadline <= LONGEST:
+        raise ConfigError(
+            f"the deadline is {deadline:g} hours; give a positive time of at most {LONGEST:,.0f} hours, such as 30d"
+        )
     if not 0 <= margin < deadline:
         raise ConfigError(
             f"the margin is {margin:g} hours; give less than the deadline of {deadline:g} hours"

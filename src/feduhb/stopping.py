@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import ClassVar, Literal, Protocol, overload
+from typing import Any, ClassVar, Literal, Protocol, overload
 
 from feduhb.errors import ConfigError
 
@@ -62,7 +62,8 @@ class Series(Sequence[float]):
         The fresh model does not count.
         """
         sign = 1 if self.best == "high" else -1
-        known = [(sign * value, -t) for t, value in enumerate(self.score) if t and value is not None]
+        scored = [(t, value) for t, value in enumerate(self.score) if t and value is not None]
+        known = [(sign * value, -t) for t, value in scored if math.isfinite(value)]
         return -max(known)[1] if known else None
 
     def __len__(self) -> int:
@@ -128,16 +129,12 @@ class DynamicStop:
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012
 
     def __post_init__(self) -> None:
-        if not 0 <= self.scale < math.inf:
-            raise ConfigError(f"the stop rule's scale (lambda) is {self.scale}; give 0 or more, such as 0.6")
-        if self.window is not None and self.window < 2:
-            raise ConfigError(f"the stop rule's window is {self.window}; give 2 or more, or leave it out")
-        if not 0 <= self.floor < math.inf:
-            raise ConfigError(f"the stop rule's floor (epsilon) is {self.floor}; give 0 or more")
-        if not 0 <= self.momentum < 1:
-            raise ConfigError(f"the stop rule's momentum is {self.momentum}; give at least 0 and below 1")
-        if self.min_rounds < 1:
-            raise ConfigError(f"the stop rule's min_rounds is {self.min_rounds}; give 1 or more")
+        _check_number("the stop rule's scale (lambda)", self.scale, "give 0 or more, such as 0.6")
+        if self.window is not None:
+            _check_count("the stop rule's window", self.window, least=2, advice=", or leave it out")
+        _check_number("the stop rule's floor (epsilon)", self.floor, "give 0 or more")
+        _check_number("the stop rule's momentum", self.momentum, "give at least 0 and below 1", below=1)
+        _check_count("the stop rule's min_rounds", self.min_rounds)
 
     def __call__(self, moved: Sequence[float], /) -> StopReason | None:
         """Return the reason to stop after these movements; None to continue."""
@@ -257,13 +254,12 @@ class Patience:
             )
         for name in ("rounds", "smooth", "first"):
             _check_count(f"patience's {name}", getattr(self, name))
-        if not 0 <= self.gain < math.inf:
-            raise ConfigError(f"patience's gain is {self.gain}; give 0 or more, such as 0.005")
+        _check_number("patience's gain", self.gain, "give 0 or more, such as 0.005")
 
     def __call__(self, series: Sequence[float], /) -> StopReason | None:
         """Return the reason to stop after these rounds; None to continue."""
         found = require_series(self, series)
-        known = [(t, v) for t, v in enumerate(self._list_values(found), 1) if v is not None]
+        known = [(t, v) for t, v in enumerate(self.list_values(found), 1) if v is not None]
         best, since = math.nan, 0
         for n in range(self.smooth, len(known) + 1):
             mean = math.fsum(value for _, value in known[n - self.smooth : n]) / self.smooth
@@ -284,7 +280,8 @@ class Patience:
         """Return None: this rule does not judge movements."""
         return None
 
-    def _list_values(self, series: Series) -> Values:
+    def list_values(self, series: Series) -> Values:
+        """Return the values that this rule watches."""
         return series.loss if self.watch == "held_out_loss" else series.score
 
     def _is_better(self, mean: float, best: float, direction: str) -> bool:
@@ -321,8 +318,7 @@ class DistanceStop:
     needs: ClassVar[tuple[str, ...]] = ("distance",)
 
     def __post_init__(self) -> None:
-        if not 0 <= self.share < math.inf:
-            raise ConfigError(f"the distance rule's share is {self.share}; give 0 or more, such as 0.03")
+        _check_number("the distance rule's share", self.share, "give 0 or more, such as 0.03")
         for name in ("window", "first"):
             _check_count(f"the distance rule's {name}", getattr(self, name))
 
@@ -356,9 +352,14 @@ def check_training_stop(stop: object) -> None:
         )
 
 
-def _check_count(name: str, value: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigError(f"{name} is {value!r}; give a whole number, 1 or more")
+def _check_count(name: str, value: Any, *, least: int = 1, advice: str = "") -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ConfigError(f"{name} is {value!r}; give a whole number, {least} or more{advice}")
+
+
+def _check_number(name: str, value: Any, advice: str, *, below: float = math.inf) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < below:
+        raise ConfigError(f"{name} is {value!r}; {advice}")
 
 
 def list_needs(rule: StopRule) -> tuple[str, ...]:
@@ -388,10 +389,12 @@ def replay(rule: StopRule, moved: Sequence[float]) -> int | None:
     """
     if needs := list_needs(rule):
         series = require_series(rule, moved)
-        recorded = {"held_out": series.loss + series.score, "distance": series.distance}
+        watched = rule.list_values(series) if isinstance(rule, Patience) else series.loss + series.score
+        recorded = {"held_out": watched, "distance": series.distance}
         if lacking := [need for need in needs if all(value is None for value in recorded.get(need, ()))]:
+            what = rule.watch if isinstance(rule, Patience) else lacking[0]
             raise ConfigError(
-                f"this run did not record {lacking[0]}, which {type(rule).__name__} needs; run again with record=({lacking[0]!r},)"
+                f"this run did not record {what}, which {type(rule).__name__} needs; run again with record=({lacking[0]!r},)"
             )
         return next((n for n in range(1, len(series) + 1) if decide(rule, series.first(n))), None)
     every = rule.list_suspects(moved) if isinstance(rule, DynamicStop) else range(1, len(moved) + 1)

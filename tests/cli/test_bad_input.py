@@ -78,7 +78,7 @@ def refused(*arguments):
         (["--forget", "c00", "--stop", "soon"], "--stop 'soon' is not a stop rule; write auto, never"),
         (
             ["--forget", "c00", "--stop", "0.6", "--window", "1"],
-            "the stop rule's window is 1; give 2 or more",
+            "the stop rule's window is 1; give a whole number, 2 or more",
         ),
     ],
 )

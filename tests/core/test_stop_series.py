@@ -193,6 +193,13 @@ def test_a_replay_without_the_recorded_series_is_refused():
         match=r"did not record distance, which DistanceStop needs; run again with record=\('distance',\)$",
     ):
         feduhb.replay(feduhb.distance_stop(), make_series([0.1, 0.2]))
+    with pytest.raises(ConfigError, match="did not record held_out_loss, which Patience needs; run again"):
+        feduhb.replay(feduhb.patience("held_out_loss"), make_series([0.1, 0.2]))
+
+
+def test_a_score_that_is_not_a_number_is_not_the_best():
+    assert make_series([0.1, math.nan, 0.5, 0.9]).find_best() == 3
+    assert make_series([0.1, math.nan]).find_best() is None
 
 
 @pytest.mark.parametrize(
@@ -202,6 +209,8 @@ def test_a_replay_without_the_recorded_series_is_refused():
         (lambda: Patience(rounds=0), "patience's rounds is 0; give a whole number, 1 or more"),
         (lambda: Patience(smooth=2.5), "patience's smooth is 2.5; give a whole number, 1 or more"),  # pyright: ignore[reportArgumentType]
         (lambda: Patience(gain=-1), "patience's gain is -1; give 0 or more, such as 0.005"),
+        (lambda: Patience(gain=None), "patience's gain is None; give 0 or more, such as 0.005"),  # pyright: ignore[reportArgumentType]
+        (lambda: DistanceStop("0.03"), "the distance rule's share is '0.03'; give 0 or more, such as 0.03"),  # pyright: ignore[reportArgumentType]
         (lambda: DistanceStop(math.nan), "the distance rule's share is nan; give 0 or more, such as 0.03"),
         (lambda: DistanceStop(window=0), "the distance rule's window is 0; give a whole number, 1 or more"),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -300,16 +301,20 @@ def test_a_run_that_blows_up_is_judged_not_crashed():
             {"scale": math.inf},
             "the stop rule's scale (lambda) is inf; give 0 or more, such as 0.6",
         ),
-        ({"window": 1}, "the stop rule's window is 1; give 2 or more, or leave it out"),
+        ({"window": 1}, "the stop rule's window is 1; give a whole number, 2 or more, or leave it out"),
         ({"floor": -1.0}, "the stop rule's floor (epsilon) is -1.0; give 0 or more"),
         ({"momentum": 1.0}, "the stop rule's momentum is 1.0; give at least 0 and below 1"),
         ({"momentum": -0.5}, "the stop rule's momentum is -0.5; give at least 0 and below 1"),
-        ({"min_rounds": 0}, "the stop rule's min_rounds is 0; give 1 or more"),
+        ({"min_rounds": 0}, "the stop rule's min_rounds is 0; give a whole number, 1 or more"),
+        ({"min_rounds": 2.5}, "the stop rule's min_rounds is 2.5; give a whole number, 1 or more"),
+        ({"window": 2.5}, "the stop rule's window is 2.5; give a whole number, 2 or more, or leave it out"),
+        ({"scale": True}, "the stop rule's scale (lambda) is True; give 0 or more, such as 0.6"),
+        ({"scale": "0.6"}, "the stop rule's scale (lambda) is '0.6'; give 0 or more, such as 0.6"),
     ],
 )
-def test_settings_that_cannot_be(settings: dict[str, float], words: str):
+def test_settings_that_cannot_be(settings: dict[str, Any], words: str):
     with pytest.raises(ConfigError) as error:
-        DynamicStop(**settings)  # pyright: ignore[reportArgumentType]
+        DynamicStop(**settings)
     assert str(error.value) == words
 
 

@@ -228,10 +228,28 @@ def test_an_audit_judges_the_kept_model(run, tmp_path, is_forged):
 
 
 def test_other_settings_than_the_trainings_are_refused(run):
-    given: list[dict[str, Any]] = [{"keep": "best"}, {"stop": feduhb.distance_stop()}]
+    given: list[dict[str, Any]] = [{"keep": "best"}, {"stop": feduhb.distance_stop()}, {"rounds": 3}]
     for more in given:
-        with pytest.raises(ConfigError, match="rollback repeats the training"):
+        with pytest.raises(ConfigError, match="rollback repeats the training, with its 8 rounds, "):
             feduhb.unlearn(run, ["c00"], method="rollback", **more)
+    same = feduhb.unlearn(
+        run, ["c00"], method="rollback", rounds=ROUNDS, stop=feduhb.never, erase_history=False
+    )
+    assert len(same.rounds) == ROUNDS
+
+
+def test_a_training_that_stopped_is_not_repeated_without_its_rule():
+    rule = feduhb.distance_stop(10.0, window=1, first=3)
+    stopped = feduhb.train(draw(), ROUNDS, stop=rule, **HOW)
+    with pytest.raises(ConfigError, match="rollback repeats the training, with its 8 rounds, its stop rule"):
+        feduhb.unlearn(stopped, ["c00"], method="rollback", stop=feduhb.never)
+    assert feduhb.unlearn(stopped, ["c00"], method="rollback", show=None).stop == rule
+
+
+def test_a_comparison_of_fewer_rounds_says_that_a_rollback_repeats_all(run, capsys):
+    runs = feduhb.compare(run, ["c00"], ["retrain", "rollback"], rounds=2, show=None)
+    assert [len(one.rounds) for one in runs.values()] == [2, ROUNDS]
+    assert "rollback repeats all 8 rounds of the training, not 2" in capsys.readouterr().err
 
 
 def test_a_class(run, tmp_path):

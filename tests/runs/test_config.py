@@ -194,7 +194,7 @@ def test_a_required_setting_that_is_missing_is_named_without_a_value(text, place
         ),
         (
             "[unlearn]\nforget = 'c00'\n[unlearn.stop]\nwindow = 1",
-            "the stop rule's window is 1; give 2 or more",
+            "the stop rule's window is 1; give a whole number, 2 or more",
         ),
         ("[unlearn]\nforget = 'c00'\n[unlearn.stop]\nscale = -1", "the stop rule's scale (lambda) is -1.0"),
     ],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -171,8 +171,8 @@ def parse_stop(
     default: StopRule,
     patience: int | None = None,
     gain: float | None = None,
-) -> StopRule:
-    """Parse a stop rule: "auto" (``default``, the method's own), "never", the dynamic rule's lambda, or what a rule watches."""
+) -> Literal["auto"] | StopRule:
+    """Parse a stop rule: "auto" (the method's own, which is ``default``), "never", the dynamic rule's lambda, or what a rule watches."""
     if word in WATCHED:
         return _make_watching(word, window, floor, patience, gain)
     if patience is not None or gain is not None:
@@ -182,7 +182,7 @@ def parse_stop(
     dynamic = default if isinstance(default, DynamicStop) else None
     if word in {"auto", "never"}:
         if window is None and floor == 0:
-            return default if word == "auto" else never
+            return "auto" if word == "auto" else never
         if word == "auto" and dynamic is not None:
             return replace(dynamic, window=window, floor=floor)
         raise ConfigError(
