@@ -7,10 +7,11 @@ import pytest
 from matplotlib.text import Text
 
 from feduhb.report import draw_figures
+from feduhb.report.charts import Series
 from feduhb.report.drawing import SOFT, choose_strokes, label_points, new_figure
 from feduhb.report.runs import RunView, group_seeds, read_runs
 from feduhb.report.words import choose_drawn, list_notes
-from feduhb.report.work import chart_work, list_groups
+from feduhb.report.work import chart_work, list_groups, set_apart
 from report.folders import series, write
 from report.looking import legible, written
 
@@ -133,6 +134,19 @@ def test_points_of_equal_work_are_side_by_side(tmp_path: Path):
     assert len({*places}) == 8
     assert statistics.fmean(places) == pytest.approx(48)  # 6 rounds of 8 client epochs
     assert ("points of equal work are drawn side by side", SOFT) in chart.notes
+
+
+def test_points_that_are_set_apart_pass_no_point_of_other_work():
+    work = {"pga": 57.0, **{f"exact-{number}": 60.0 for number in range(8)}, "crab": 60.5, "eraser": 12.0}
+    series = [
+        Series(name, "", [x], [0.9 + number / 100], [""]) for number, (name, x) in enumerate(work.items())
+    ]
+    found = {one.name: one.x[-1] for one in set_apart(series)}
+    assert found["pga"] == 57.0
+    assert found["eraser"] == 12.0
+    exact = [found[f"exact-{number}"] for number in range(8)]
+    assert len(set(exact)) == 8
+    assert 57.0 < min(exact) < 60.0 < max(exact) < found["crab"]
 
 
 def test_a_replay_may_have_other_rounds_with_another_seed(tmp_path: Path):

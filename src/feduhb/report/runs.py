@@ -23,7 +23,7 @@ NAMES = {
     "feduhb": "FedUHB", "retrain": "Retrain", "federaser": "FedEraser", "fedrecover": "FedRecover", "nesterov": "Nesterov",
     "fedadam": "FedAdam", "fedyogi": "FedYogi", "fednadam": "FedNadam", "fedexp": "FedExP",
     "rollback": "Rollback", "rapidretrain": "RapidRetrain", "finetune": "FineTune", "not": "NoT", "pga": "PGA", "fedaf": "FedAF",
-    "fedrecovery": "FedRecovery", "crab": "Crab", "wu": "Wu et al.",
+    "fedrecovery": "FedRecovery", "crab": "Crab", "wu": "WuDistillation",
 }  # fmt: skip
 Series = list[float | None]
 
@@ -114,8 +114,9 @@ class RunView:
 
     @property
     def stored_megabytes(self) -> float:
-        """The history and the kept models, in 10^6 bytes."""
-        return self.history_megabytes + self.result.get("kept_models_bytes", 0) / 1e6
+        """The history, the kept models and the old model that a method began at, in 10^6 bytes."""
+        others = self.result.get("kept_models_bytes", 0) + self.result.get("old_model_bytes", 0)
+        return self.history_megabytes + others / 1e6
 
     @property
     def requires(self) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -160,15 +161,22 @@ def list_groups(views: Sequence[RunView], looks: dr.Looks, score: str) -> list[G
 
 
 def set_apart(series: Sequence[Series]) -> list[Series]:
-    """Move points of nearly the same work apart sideways, the highest to the left, so that all bars are seen."""
+    """Move points of nearly the same work apart sideways, the highest to the left, so that all bars are seen.
+
+    They stay nearer to their own work than to that of others, so no two methods change places.
+    """
     step = STEP * max(one.x[-1] for one in series) or 1.0
     placed = {one.name: one for one in series}
-    for cluster in _list_clusters(series, step):
+    clusters = _list_clusters(series, step)
+    middles = [statistics.fmean(one.x[-1] for one in cluster) for cluster in clusters]
+    for at, (cluster, middle) in enumerate(zip(clusters, middles, strict=True)):
+        if len(cluster) == 1:
+            continue
+        room = min((abs(middle - other) for other in middles[:at] + middles[at + 1 :]), default=math.inf)
+        apart = min(step, room / len(cluster))
+        left = max(0.0, middle - apart * (len(cluster) - 1) / 2)
         ordered = sorted(cluster, key=lambda one: -one.y[-1])
-        middle = statistics.fmean(one.x[-1] for one in ordered)
-        left = max(0.0, middle - step * (len(ordered) - 1) / 2)
-        if len(ordered) > 1:
-            placed |= {one.name: replace(one, x=[left + step * at]) for at, one in enumerate(ordered)}
+        placed |= {one.name: replace(one, x=[left + apart * number]) for number, one in enumerate(ordered)}
     return list(placed.values())
 
 

@@ -422,6 +422,8 @@ def summarize(plan: Plan, params: torch.Tensor, records: Sequence[Round]) -> Res
         found["kept_round"] = kept
     if plan.restart is not None:
         found["restart_round"], found["restart_sha256"] = plan.restart.round, plan.restart.sha256
+    if plan.method.needs_model:
+        found["old_model_bytes"] = params.numel() * params.element_size()
     if plan.keeper is not None:
         found["kept_models_bytes"] = plan.keeper.models.measure(plan.keeper.models.rounds)
     if plan.method.asks_leaver:

@@ -156,6 +156,7 @@ class Result(TypedDict):
     # All that the method needs, in words: see `feduhb.methods.list_needs`. Earlier versions did not write it.
     requires: NotRequired[list[str]]
     kept_models_bytes: NotRequired[Count]  # with keep_models: the models in the folder
+    old_model_bytes: NotRequired[Count]  # if the method begins at the model that is to forget
     # Only if the method asks leavers.
     leavers: NotRequired[list[str]]  # those that were asked to work on the data that they asked to forget
     leaver_epochs: NotRequired[Count]  # their part of client_epochs
