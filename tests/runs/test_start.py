@@ -131,14 +131,15 @@ def test_such_a_config_is_not_trained_by_a_command(given, tmp_path):
 
 def test_a_report_shows_a_given_start(given, tmp_path):
     trained = feduhb.train(given, 1, out=tmp_path / "a", **HOW)
-    feduhb.unlearn(trained, ["bee"], rounds=1, out=tmp_path / "b", show=None)
+    new = feduhb.unlearn(trained, ["bee"], rounds=1, out=tmp_path / "b", show=None)
+    feduhb.audit(new, trained, canaries=0, relearn=0, show=None)
     write_report([tmp_path / "a", tmp_path / "b"], tmp_path / "report")
     page = (tmp_path / "report" / "report.html").read_text()
     digest = digest_weights(flatten(given.fresh_model()))
     assert f"<span>given start, SHA-256 {digest[:12]}…</span>" in page
     assert "<dt>carried as given, never drawn</dt><dd>body.bias, body.weight, table</dd>" in page
     assert "trained again from this start, not from fresh weights" in page
-    for text in (page, (tmp_path / "report" / "table.md").read_text()):
+    for text in (page, *((tmp_path / "report" / name).read_text() for name in ("table.md", "audit.md"))):
         assert SHARED_START in text
 
 

@@ -98,7 +98,11 @@ def _make_files(views: Sequence[RunView]) -> dict[str, bytes]:
         + "\n".join(grid.to_latex() for grid in tables),
     }
     if any(view.audit is not None for view in views):
-        made |= {"audit.md": audit_tables.to_markdown(views), "audit.tex": audit_tables.to_latex(views)}
+        starts = "".join(f"\n{grids.escape_markdown(start)}\n" for start in words.explain_starts(views))
+        made |= {
+            "audit.md": audit_tables.to_markdown(views) + starts,
+            "audit.tex": audit_tables.to_latex(views),
+        }
     return encode_files(made, draw_figures(views))
 
 
