@@ -115,6 +115,27 @@ class Scaled(nn.Module):
         return self.body(x) * self.scale
 
 
+class Adapter(nn.Module):
+    """A frozen linear layer, and a trained product of two thin matrices beside it: LoRA."""
+
+    def __init__(self, base):
+        super().__init__()
+        self.base = base.requires_grad_(False)
+        self.down = nn.Linear(base.in_features, 2, bias=False)
+        self.up = nn.Linear(2, base.out_features, bias=False)
+
+    def forward(self, x):
+        return self.base(x) + self.up(self.down(x))
+
+
+def adapt(model):
+    """Freeze a transformer but for its head, and add adapters to its feed-forward layers."""
+    model.requires_grad_(False)
+    model.layer.linear1, model.layer.linear2 = Adapter(model.layer.linear1), Adapter(model.layer.linear2)
+    model.head.requires_grad_(True)
+    return model
+
+
 def make_mlp(*more, out=3):
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 6), nn.Tanh(), *more, nn.Linear(6, out))
 
@@ -154,6 +175,7 @@ KINDS = {  # model, inputs, targets, settings of the federation, settings of the
     ),
     "frozen in part": (lambda: freeze(make_resnet(), 0, 4), images, draw_labels, {"start": "given"}, {"momentum": 0.5}),
     "tokens with a mask": (Reader, draw_tokens, draw_labels, {}, {"optimizer": "adam"}),
+    "lora": (lambda: adapt(Reader()), draw_tokens, draw_labels, {"start": "given"}, {"optimizer": "adamw"}),
     "two inputs": (Twins, lambda n: (draw(n, 5), draw(n, 5)), draw_labels, {}, {}),
     "norms of rows": (Rows, lambda n: draw(n, 4, 6), draw_labels, {}, {}),
     "squares": (lambda: make_mlp(out=2), images, lambda n: draw(n, 2), {"loss": "mse"}, {}),

@@ -223,6 +223,19 @@ def test_the_whole_resnet_18(tmp_path: Path):
     with pytest.raises(Interrupted):
         run_method(remaining, show=interrupt, **start)
     assert torch.equal(real.params, run_method(remaining, resume=True, **start).params)
+    x, y = kind.tensors("cat", 3)
+    noisy = federation.replace(
+        clients={
+            **federation.clients,
+            "cat": (torch.where(torch.arange(3).view(-1, 1, 1, 1) == 1, 9.0, x), y),
+        }
+    )
+    rows = [
+        feduhb.unlearn(feduhb.train(world, 1, engine="pool", **kind.settings), {"cat": [1]}, show=None, **ask)
+        for world in (federation, noisy)
+    ]
+    assert torch.equal(rows[0].params, rows[1].params)
+    assert not torch.equal(rows[0].params, real.params)
 
 
 def wide_images(draw: torch.Generator, size: int) -> Data:
