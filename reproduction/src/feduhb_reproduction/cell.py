@@ -183,12 +183,12 @@ def make_request(place: Place, federation: Federation) -> Request:
     return Request(rows={client: _list_planted(federation, client) for client in leavers.clients})
 
 
-def _list_planted(federation: Federation, client: str) -> list[int]:
+def _list_planted(federation: Federation, client: str) -> tuple[int, ...]:
     examples = federation.clients[client]
     planted = torch.zeros(len(examples), dtype=torch.bool) if examples.marked is None else examples.marked
     if federation.backdoor is not None:
         planted = planted | federation.backdoor.detect(examples.all()[0])
-    return examples.keys[planted].tolist()
+    return tuple(examples.keys[planted].tolist())
 
 
 class Scorer:

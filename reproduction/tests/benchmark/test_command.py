@@ -368,7 +368,7 @@ def test_a_cell_of_rows_forgets_what_the_leavers_planted(tmp_path, monkeypatch):
     (request, *_) = asked
     client = load_federation(job.place).clients["c00"]
     assert client.marked is not None
-    assert request == Request(rows={"c00": client.keys[client.marked].tolist()})
+    assert request == Request(rows={"c00": tuple(client.keys[client.marked].tolist())})
     assert cell.runs["fedaf"].audit["membership"]
     assert cell.runs["retrain"].sums["client_epochs"] == 6
     assert {name: track.stopped for name, track in cell.runs.items() if track.failed} == {
