@@ -16,7 +16,7 @@ from feduhb.data.load import FederationSettings, build_federation
 from feduhb.data.own import make_federation
 from feduhb.data.request import Forget, Request, as_request
 from feduhb.engines import EngineMaker, name_engine
-from feduhb.errors import ConfigError, FeduhbError, RequestError
+from feduhb.errors import ConfigError, RequestError
 from feduhb.methods import COMPARED, METHODS
 from feduhb.methods.binding import uses_old_run
 from feduhb.runs.config import Config, KeepHistory, TrainSettings
@@ -33,7 +33,7 @@ from feduhb.runs.lineage import (
     find_histories,
 )
 from feduhb.runs.plan import Advice, Show
-from feduhb.runs.prepare import REPORTER, check_first_work, prepare_method, run_method
+from feduhb.runs.prepare import REPORTER, check_first_work, explain_refusals, prepare_method, run_method
 from feduhb.runs.rollback import (
     REFUSED,
     SHARED_NOTICE,
@@ -392,28 +392,6 @@ def expand_methods(
         print_notice(f"{name} is left out: {reason}")
     able = [name for name in among if name not in left_out]
     return [each for one in named for each in (able if one == ALL else [one])], left_out
-
-
-def explain_refusals(run: Run, forget: Forget, among: Iterable[str] = METHODS) -> dict[str, str]:
-    """Return why some methods cannot serve a request, by name; methods that can are left out.
-
-    A rollback could start from the fresh model without kept models, but it would be Retrain.
-    """
-    request = as_request(forget)
-    remaining, found = run.federation.without(request), dict[str, str]()
-    for name in among:
-        try:
-            made = adapt_method(name, run.settings)
-            check_first_work(prepare_method(made, run, request, remaining), remaining, run.settings)
-        except FeduhbError as error:
-            found[name] = str(error)
-        else:
-            if made.continues_training and run.settings.keep_models is None:
-                found[name] = (
-                    f"{name} continues from a model that training kept, but this run kept none; train with --keep-models, or use "
-                    "retrain"
-                )
-    return found
 
 
 def _explain_rounds(run: Run) -> str:

@@ -27,6 +27,10 @@ class AnswerError(FeduhbError):
     """A client sent an invalid update, or no client answered."""
 
 
+class DivergedError(AnswerError):
+    """A client's update, or the model, is not finite."""
+
+
 class AggregationError(FeduhbError):
     """An aggregation rule cannot combine these updates."""
 
@@ -48,6 +52,6 @@ class StorageError(FeduhbError):
 
 
 __all__ = [
-    "AggregationError", "AnswerError", "CheckpointError", "ConfigError", "DataError", "FeduhbError", "HistoryError", "ModelError",
-    "RequestError", "RunFolderError", "StorageError",
+    "AggregationError", "AnswerError", "CheckpointError", "ConfigError", "DataError", "DivergedError", "FeduhbError", "HistoryError",
+    "ModelError", "RequestError", "RunFolderError", "StorageError",
 ]  # fmt: skip

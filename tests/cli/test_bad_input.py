@@ -13,7 +13,9 @@ import feduhb
 from federations import SIZES, ragged, tensors
 from feduhb.cli import app
 from feduhb.core.seeds import sample_clients
-from feduhb.errors import AnswerError, RunFolderError
+from feduhb.engines.batches import Batches
+from feduhb.engines.stacked.setup import Setup
+from feduhb.errors import AnswerError, ConfigError, RunFolderError
 from feduhb.runs.checkpoint import load_params
 
 CONFIG = """
@@ -256,6 +258,20 @@ def test_labels_that_the_model_does_not_have_are_named_with_their_client(tmp_pat
         AnswerError, match=r"client cat could not train in round 0 .*look at its inputs and labels"
     ):
         feduhb.train(ragged(cat=(x, y + 99)), 1, epochs=1, out=tmp_path / "run")
+
+
+@pytest.mark.parametrize("engine", ["loop", "pool", "stacked"])
+def test_memory_of_a_gpu_that_runs_out_is_not_the_clients_fault(engine, monkeypatch):
+    def fail(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has ...")
+
+    monkeypatch.setattr(Batches, "draw", fail)
+    monkeypatch.setattr(Setup, "of", fail)  # of the stacked engine
+    with pytest.raises(ConfigError) as error:
+        feduhb.train(ragged(), 1, epochs=1, engine=engine)
+    assert str(error.value) == (
+        "the GPU's memory ran out (CUDA out of memory); stop other programs that use it, give a smaller batch_size, or use engine 'pool'"
+    )
 
 
 def test_with_json_the_error_is_json_too(run):

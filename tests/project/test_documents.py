@@ -103,7 +103,7 @@ def test_the_grid_of_the_config_page_names_every_setting(tmp_path):
     assert set(tomllib.loads(text)) == set(type(grid).__slots__)
     assert {key for part in tomllib.loads(text)["parts"] for key in part} == set(
         type(grid.parts[0]).__slots__
-    )
+    ) - {"rows"}  # of benchmarks
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from feduhb.core.aggregate import weighted_mean
 from feduhb.core.types import Method, Updates, Work
-from feduhb.errors import AnswerError
+from feduhb.errors import AnswerError, DivergedError
 from feduhb.methods import FedUHB, Retrain
 from feduhb.methods.retrain import Plain
 from feduhb.runs.loop import OnBad, run
@@ -98,6 +98,7 @@ def test_a_bad_answer_is_named_and_nothing_is_made_of_it(blocks: list[Updates], 
     seen, engine = go(method, blocks)
     assert len(seen) == 2
     assert str(seen[1]) == f"client b answered round 1 with {fault}; {ADVICE}"
+    assert isinstance(seen[1], DivergedError) is (fault in {"NaN", "infinity"})
     assert method.calls.count("done") == 1, "only the sound round 0 was finished"
     assert engine.closed == [0, 1]
 

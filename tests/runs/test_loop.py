@@ -13,7 +13,7 @@ from torch import Tensor
 
 from feduhb.core.seeds import sample_clients
 from feduhb.core.types import Method, Updates, Work
-from feduhb.errors import AnswerError
+from feduhb.errors import AnswerError, DivergedError
 from feduhb.methods import FedUHB, Retrain
 from feduhb.runs.loop import run
 from feduhb.stopping import dynamic_stop
@@ -219,7 +219,7 @@ def test_a_model_that_blows_up_ends_the_run_in_words():
     method = Retrain(step_size=1e150, epochs=0)
     rounds = run(method, quadratics(), ("a", "b"), method.init(ZERO + 1), rounds=9)
     next(iter(rounds))
-    with pytest.raises(AnswerError) as error:
+    with pytest.raises(DivergedError) as error:
         list(rounds)
     words = "the model is not finite after round 1; lower "
     assert str(error.value) == words + "lr, step_size or momentum"

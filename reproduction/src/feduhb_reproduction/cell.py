@@ -20,7 +20,7 @@ from feduhb import Backdoor, Federation, Method, Request, Retrain, Round, Run, n
 from feduhb.audit import compute_misr
 from feduhb.data import Examples
 from feduhb.engines import compute_accuracy, compute_outputs
-from feduhb.errors import AnswerError
+from feduhb.errors import DivergedError
 from feduhb.methods import settings_of
 from feduhb.runs import BeginStep, RunFolder, TrainSettings, explain_end, hold_lock, versions
 from feduhb_reproduction.cell_plan import ON, RULED, Job, Planned, list_lacking, merge_places, plan_runs
@@ -74,7 +74,7 @@ def _make(job: Job, show: BeginStep) -> Cell:
     federation = load_federation(place, job.data)
     original = train_original(job, federation, show)
     about = dict(RunFolder(job.work / ORIGINAL).result()["engine"])
-    scorer = Scorer(federation, place.forget, about["device"])
+    scorer = Scorer(federation, make_request(place, federation), about["device"])
     models, broken = _unlearn(job, original, plan_runs(place), show)
     models = {ORIGINAL: original, **models}
     return Cell(
@@ -102,7 +102,7 @@ def _extend(job: Job, wanted: Sequence[str], show: BeginStep) -> Cell:
     federation = load_federation(place, job.data)
     untrained = describe_training(job, federation)
     about = untrained.make_engine().about
-    scorer = Scorer(federation, place.forget, about["device"])
+    scorer = Scorer(federation, make_request(place, federation), about["device"])
     models, broken = _unlearn(job, untrained, {name: plan_runs(place)[name] for name in wanted}, show)
     added = {"runs": list(wanted), **describe_origin(job, about, began)}
     return replace(
@@ -142,10 +142,10 @@ def serve_request(
     rule = feduhb.dynamic_stop(place.scale, momentum=place.momentum) if plan.ruled else never
     try:
         return feduhb.unlearn(
-            trained, place.forget, method=plan.method, rounds=rounds, stop=rule, record=plan.record, out=job.work / name,
+            trained, make_request(place, trained.original), method=plan.method, rounds=rounds, stop=rule, record=plan.record, out=job.work / name,
             keep_history=False, erase_history=False, resume=True, checkpoint_every=PATIENCE, show=show(name, rounds),
         )  # fmt: skip
-    except AnswerError as error:  # it diverged: that is a result too
+    except DivergedError as error:  # that is a result too
         return make_broken_track(job.work / name, plan.method, str(error))
 
 
@@ -175,10 +175,26 @@ def load_federation(place: Place, data: Path | None = None) -> Federation:
     )  # fmt: skip
 
 
+def make_request(place: Place, federation: Federation) -> Request:
+    """Return the request of a cell: its leavers, or only the rows with what they planted, canaries and the trigger."""
+    leavers = Request.parse(place.forget)
+    if not place.rows:
+        return leavers
+    return Request(rows={client: _list_planted(federation, client) for client in leavers.clients})
+
+
+def _list_planted(federation: Federation, client: str) -> tuple[int, ...]:
+    examples = federation.clients[client]
+    planted = torch.zeros(len(examples), dtype=torch.bool) if examples.marked is None else examples.marked
+    if federation.backdoor is not None:
+        planted = planted | federation.backdoor.detect(examples.all()[0])
+    return tuple(examples.keys[planted].tolist())
+
+
 class Scorer:
     """Scores the models of a cell on its forgotten, retained and test data."""
 
-    def __init__(self, federation: Federation, forget: str, device: str) -> None:
+    def __init__(self, federation: Federation, forget: Request, device: str) -> None:
         self.device = device
         self.forgotten = list(federation.forgotten(forget).values())
         self.retained = list(federation.without(forget).clients.values())

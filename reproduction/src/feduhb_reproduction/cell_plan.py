@@ -75,7 +75,7 @@ def refuse_other_grid(out: Path, place: Place) -> None:
     for cell in read_cells(out / "cells"):
         there = replace(
             place, partition=cell.place.partition, per_client=cell.place.per_client,
-            backdoor=cell.place.backdoor, seed=cell.place.seed, shadows=cell.place.shadows,
+            backdoor=cell.place.backdoor, seed=cell.place.seed, shadows=cell.place.shadows, rows=cell.place.rows,
         )  # fmt: skip
         _refuse_other(cell_file(out, cell.place), cell.place, there)
 

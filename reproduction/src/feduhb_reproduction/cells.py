@@ -52,13 +52,15 @@ class Place:
     public: int | None = None  # unlabelled examples of the server
     relearn: int = 0  # rounds, at most, in which an audit trains the forgotten data back in
     shadows: int = 0  # shadow federations of an audit
+    rows: bool = False  # the leavers stay, and only their planted examples are forgotten
 
     @property
     def name(self) -> str:
         """The name of the cell's file: the federation and the seed."""
         size = "all" if self.per_client is None else str(self.per_client)
         planted = "-backdoor" if self.backdoor else ""
-        return f"{self.partition.replace(':', '-')}-{size}{planted}-s{self.seed}"
+        rows = "-rows" if self.rows else ""
+        return f"{self.partition.replace(':', '-')}-{size}{planted}{rows}-s{self.seed}"
 
     def as_json(self) -> dict[str, Any]:
         """Return plain values for a file."""

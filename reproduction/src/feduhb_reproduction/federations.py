@@ -11,13 +11,14 @@ from feduhb_reproduction.cells import Cell, Place, Track
 
 ORDER = ("iid", "dirichlet:0.5", "dirichlet:0.1", "shards:2")
 KINDS = {"iid": "iid", "dirichlet": "Dirichlet {}", "shards": "{} classes a client"}
+_Key = tuple[bool, str, int | None]  # of a federation: rows, partition, images of a client
 # What cells of a grid differ in.
-APART = {"seed", "partition", "per_client", "backdoor", "timed", "shadows", "momenta", "steps"}
+APART = {"seed", "partition", "per_client", "backdoor", "timed", "shadows", "momenta", "steps", "rows"}
 
 
 @dataclass(frozen=True, slots=True)
 class Federation:
-    """One partition of the data, and its cells, one for each seed."""
+    """One partition of the data with one kind of request, and its cells, one for each seed."""
 
     partition: str
     per_client: int | None  # images of each client; None: all, shared out
@@ -31,9 +32,14 @@ class Federation:
 
     @property
     def short(self) -> str:
-        """The name of the partition."""
+        """The name of the partition, and of the request if it is for rows."""
         kind, _, detail = self.partition.partition(":")
-        return KINDS.get(kind, self.partition).format(detail)
+        return KINDS.get(kind, self.partition).format(detail) + (", rows" if self.rows else "")
+
+    @property
+    def rows(self) -> bool:
+        """Whether only planted examples are forgotten, and their clients stay."""
+        return self.cells[0].place.rows
 
     @property
     def label(self) -> str:
@@ -74,11 +80,13 @@ class Federation:
 
 
 def group_cells(cells: Sequence[Cell], *, backdoor: bool = False) -> list[Federation]:
-    """Return the federations with, or without, a backdoor: by size, then iid first and the most skewed last."""
+    """Return the federations with, or without, a backdoor: by size, then iid first and the most skewed last; requests of rows after all."""
     check_cells(cells)
-    kept = [cell for cell in cells if cell.place.backdoor == backdoor]
-    keys = sorted({(cell.place.partition, cell.place.per_client) for cell in kept}, key=_sort_key)
-    return [Federation(*key, backdoor, _select_seeds(kept, *key)) for key in keys]
+    found: dict[_Key, list[Cell]] = {}
+    for cell in sorted(cells, key=lambda cell: cell.place.seed):
+        if cell.place.backdoor == backdoor:
+            found.setdefault((cell.place.rows, cell.place.partition, cell.place.per_client), []).append(cell)
+    return [Federation(*key[1:], backdoor, tuple(found[key])) for key in sorted(found, key=_sort_key)]
 
 
 def group_by_size(found: Sequence[Federation]) -> dict[str, list[Federation]]:
@@ -117,12 +125,7 @@ def _shared_settings(place: Place) -> dict[str, Any]:
     return {field.name: getattr(place, field.name) for field in fields(place) if field.name not in APART}
 
 
-def _select_seeds(cells: Sequence[Cell], partition: str, per_client: int | None) -> tuple[Cell, ...]:
-    here = [c for c in cells if (c.place.partition, c.place.per_client) == (partition, per_client)]
-    return tuple(sorted(here, key=lambda cell: cell.place.seed))
-
-
-def _sort_key(key: tuple[str, int | None]) -> tuple[float, int, str]:
-    partition, size = key
+def _sort_key(key: _Key) -> tuple[bool, float, int, str]:
+    rows, partition, size = key
     place = ORDER.index(partition) if partition in ORDER else len(ORDER)
-    return float("inf") if size is None else size, place, partition
+    return rows, float("inf") if size is None else size, place, partition

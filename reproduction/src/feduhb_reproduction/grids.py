@@ -28,6 +28,7 @@ class Part:
     momenta: tuple[float, ...] = ()  # FedUHB without its rule with these, besides 0 and the grid's own
     steps: tuple[float, ...] = ()  # FedAvg with these server steps, besides 1
     timed: bool = False  # its cells run alone on the machine, for their seconds
+    rows: bool = False  # of a benchmark: the leavers stay, and only what they planted is forgotten
 
     __pydantic_config__ = FORBID
 
@@ -108,7 +109,7 @@ class Grid:
             data=self.data, partition=partition, per_client=per_client, backdoor=part.backdoor, seed=seed,
             clients=self.clients, forget=self.forget, rounds=self.rounds, epochs=self.epochs, batch_size=self.batch_size,
             lr=self.lr, momentum=self.momentum, scale=self.scale, momenta=part.momenta, steps=part.steps,
-            model=self.model, fedrecover=dict(self.fedrecover), timed=part.timed,
+            model=self.model, fedrecover=dict(self.fedrecover), timed=part.timed, rows=part.rows,
         )  # fmt: skip
 
 
@@ -129,7 +130,12 @@ def read_grid(path: Path) -> Grid:
     if not path.exists():
         example = Path(__file__).with_name(FOLDER) / "mnist.toml"
         raise ConfigError(f"there is no grid file {path}; write one; {example} is an example")
-    return validate(Grid, read_toml(path), str(path))
+    grid = validate(Grid, read_toml(path), str(path))
+    if any(part.rows for part in grid.parts):
+        raise ConfigError(
+            f"{path} has a part with rows = true, which is for benchmarks: FedEraser and FedRecover cannot forget rows; leave it out"
+        )
+    return grid
 
 
 def find_grid(name: str, *, quick: bool = False) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -165,12 +166,17 @@ def catch_failure(name: str, make: Callable[[], object]) -> list[Failure]:
     """Make a cell; return its name and why if that failed, and [] otherwise."""
     try:
         make()
-    except FeduhbError as error:
-        return [(name, str(error))]
     except Exception as error:
-        traceback.print_exc()
-        return [(name, f"{type(error).__name__}: {error}")]
+        return [describe_failure(name, error)]
     return []
+
+
+def describe_failure(name: str, error: Exception) -> Failure:
+    """Return a name and the reason why it failed; print the traceback of an error that is not feduhb's own."""
+    if isinstance(error, FeduhbError):
+        return name, str(error)
+    traceback.print_exception(error)
+    return name, f"{type(error).__name__}: {error}"
 
 
 def join_failures(failed: Sequence[Failure]) -> str:
@@ -213,6 +219,15 @@ def count_workers(workers: int | None, engine: str) -> int:
         check_whole("workers", workers)
         return workers
     return AT_ONCE if torch.cuda.is_available() and engine not in {"pool", "loop"} else 1
+
+
+def find_deadline(minutes: float | None, now: float) -> float:
+    """Return the time after which no more runs begin; infinity without a number of minutes."""
+    if minutes is None:
+        return math.inf
+    if not minutes > 0:
+        raise ConfigError(f"--minutes is {minutes:g}; give a number above 0, such as 8")
+    return now + 60 * minutes
 
 
 def _prefix_steps(step: BeginStep, cell: str) -> BeginStep:

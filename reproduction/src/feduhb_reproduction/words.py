@@ -67,6 +67,7 @@ ASR: Printed = {
 }
 
 
+LARGE = 1e6  # from here on a number is written with an exponent
 PLUS = "Means over the seeds ± their standard deviation; no ± with one seed, or if all agree."
 
 RULED = "“FedUHB, under its rule” ends where the stop rule fires; “rule off” is the same run, continued to the last round."
@@ -79,7 +80,7 @@ def format_shares(spread: Spread) -> str:
 
 def format_numbers(spread: Spread) -> str:
     """Return numbers to three digits."""
-    return _format_spread(spread, format_number, lambda sd: f"{sd:.2g}")
+    return _format_spread(spread, lambda mean: format_number(mean) if abs(mean) < LARGE else f"{mean:.3g}", lambda sd: f"{sd:.2g}")  # fmt: skip
 
 
 def format_counts(spread: Spread) -> str:

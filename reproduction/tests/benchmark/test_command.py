@@ -4,19 +4,28 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import shutil
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
 
+import feduhb
+from feduhb import Request
 from feduhb.cli import app
+from feduhb.errors import AnswerError, ConfigError
 from feduhb_reproduction.benchmark import design
 from feduhb_reproduction.benchmark import make as module
+from feduhb_reproduction.cell import load_federation, make_request
+from feduhb_reproduction.cell_plan import Job
 from feduhb_reproduction.cells import Cell
+from feduhb_reproduction.grids import read_grid
+from feduhb_reproduction.reproduce import CellsError
 
 TEXT = """
 title = "a toy"
@@ -52,6 +61,28 @@ class Short(feduhb.Retrain):
 class Rows(feduhb.Retrain):
     name: ClassVar[str] = "rows"
     serves: ClassVar[tuple[str, ...]] = ("rows",)
+
+
+@dataclass(frozen=True)
+class Clients(feduhb.Retrain):
+    name: ClassVar[str] = "clients"
+    serves: ClassVar[tuple[str, ...]] = ("clients",)
+
+
+@dataclass(frozen=True)
+class Wild(feduhb.Retrain):
+    name: ClassVar[str] = "wild"
+    scale: float = float("inf")
+    rounds = 1
+
+    def tell(self, state, answers):
+        return type(state)(feduhb.Retrain.tell(self, state, answers).params * self.scale)
+
+
+@dataclass(frozen=True)
+class Huge(Wild):
+    name: ClassVar[str] = "huge"
+    scale: float = 1e38
 """
 METHODS = ("feduhb", "retrain", "finetune", "fedaf")
 NAME = "iid-all-s0"
@@ -232,9 +263,137 @@ def test_a_method_of_ones_own_that_cannot_serve_the_request_is_refused_in_a_line
         write(tmp_path), "--method", "theirs.py:Rows", "--out", out, "--engine", "pool", "--seeds", "0"
     )
     assert line.startswith(
-        "feduhb: 1 of 1 cells could not be made: iid-all-s0: rows cannot forget clients, only rows"
+        "feduhb: 1 of 1 cells are not complete: iid-all-s0: Rows: rows cannot forget clients, only rows"
     )
     assert read(out).runs == read(made[0]).runs
+
+
+@pytest.mark.slow
+def test_a_method_that_nobody_named_and_that_cannot_serve_the_request_is_recorded(tmp_path, monkeypatch):
+    """An installed plug-in must not stop the cells of others."""
+    monkeypatch.chdir(tmp_path)
+    Path("installed.py").write_text(OWN)
+    module.fill_cell(make_job(tmp_path), {"retrain": "retrain", "Rows": "installed.py:Rows"})
+    refused = read(tmp_path).runs["Rows"]
+    assert (refused.stopped, refused.failed) == (
+        "refused",
+        "rows cannot forget clients, only rows; use feduhb or retrain",
+    )
+
+
+def make_job(out: Path, rows: bool = False) -> Job:
+    (place, *_) = design.read_benchmark(write(out)).places()
+    return Job(place=replace(place, rows=rows), out=out, engine="pool")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "error", [ConfigError("the GPU's memory ran out"), AnswerError("client c01 could not train (CUDA error)")]
+)
+def test_a_run_that_fails_stays_missing_and_the_others_are_written(tmp_path, monkeypatch, error):
+    serve = feduhb.unlearn
+
+    def fail(*given, method, **more):
+        if method == "finetune":
+            raise error
+        return serve(*given, method=method, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module.feduhb, "unlearn", fail)
+        with pytest.raises(CellsError, match=re.escape(f"finetune: {error}")):
+            module.fill_cell(make_job(tmp_path), {name: name for name in METHODS})
+    assert set(read(tmp_path).runs) == {*METHODS} - {"finetune"}
+    module.fill_cell(make_job(tmp_path), {"finetune": "finetune"})
+    assert read(tmp_path).runs["finetune"].failed is None
+
+
+@pytest.mark.slow
+def test_a_model_that_is_not_finite_is_recorded_as_diverged(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("wild.py").write_text(OWN)
+    module.fill_cell(make_job(tmp_path), {"Wild": "wild.py:Wild"}, own=frozenset({"Wild"}))
+    wild = read(tmp_path).runs["Wild"]
+    assert wild.stopped == "diverged"
+    assert "the model is not finite" in str(wild.failed)
+
+
+@pytest.mark.slow
+def test_a_model_that_cannot_be_audited_does_not_block_its_cell(tmp_path, monkeypatch):
+    """Its weights are finite, and its outputs are not."""
+    monkeypatch.chdir(tmp_path)
+    Path("huge.py").write_text(OWN)
+    wanted = {"Huge": "huge.py:Huge", "retrain": "retrain", "finetune": "finetune"}
+    module.fill_cell(make_job(tmp_path), wanted, own=frozenset({"Huge"}))
+    found = read(tmp_path).runs
+    assert (found["Huge"].stopped, found["Huge"].rounds) == ("diverged", 1)
+    assert "scores of members are not finite" in str(found["Huge"].failed)
+    assert found["finetune"].audit
+    assert found["finetune"].failed is None
+
+
+@pytest.mark.slow
+def test_an_audit_that_fails_for_another_reason_leaves_its_run_missing(made, tmp_path, monkeypatch):
+    audit = module.audit_all
+
+    def fail(runs, *given, **more):
+        if any(run.method.name == "finetune" for run in runs):
+            raise MemoryError("full")
+        return audit(runs, *given, **more)
+
+    monkeypatch.setattr(module, "audit_all", fail)
+    with pytest.raises(CellsError, match="finetune: MemoryError: full"):
+        module.fill_cell(make_job(tmp_path), {name: name for name in METHODS})
+    found = read(tmp_path).runs
+    assert set(found) == {*METHODS} - {"finetune"}
+    assert found["feduhb"].audit == read(made[0]).runs["feduhb"].audit  # alone as together
+
+
+@pytest.mark.slow
+def test_a_cell_of_rows_forgets_what_the_leavers_planted(tmp_path, monkeypatch):
+    """FedAF serves such a request; the leavers stay, and a method of one's own that cannot serve it is recorded."""
+    asked: list[Request] = []
+    serve = feduhb.unlearn
+    monkeypatch.setattr(module.feduhb, "unlearn", lambda *given, **more: (asked.append(given[1]), serve(*given, **more))[1])  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    Path("by_clients.py").write_text(OWN)
+    job = make_job(tmp_path, rows=True)
+    wanted = {
+        "retrain": "retrain",
+        "fedaf": "fedaf",
+        "federaser": "federaser",
+        "Clients": "by_clients.py:Clients",
+    }
+    module.fill_cell(job, wanted, own=frozenset({"Clients"}))
+    cell = Cell.read(tmp_path / "cells" / "iid-all-rows-s0.json")
+    (request, *_) = asked
+    client = load_federation(job.place).clients["c00"]
+    assert client.marked is not None
+    assert request == Request(rows={"c00": tuple(client.keys[client.marked].tolist())})
+    assert cell.runs["fedaf"].audit["membership"]
+    assert cell.runs["retrain"].sums["client_epochs"] == 6
+    assert {name: track.stopped for name, track in cell.runs.items() if track.failed} == {
+        "federaser": "refused",
+        "Clients": "refused",
+    }
+
+
+def test_planted_rows_are_the_canaries_and_those_with_the_trigger():
+    place = replace(next(design.read_benchmark(design.find_benchmark("mnist-5k")).places()), rows=True)
+    federation = load_federation(place)
+    rows = make_request(place, federation).rows
+    examples, trigger = federation.clients["c00"], federation.backdoor
+    assert trigger is not None
+    assert examples.marked is not None
+    triggered = trigger.detect(examples.all()[0])
+    assert list(rows) == ["c00"]
+    assert len(rows["c00"]) == int((examples.marked | triggered).sum()) > int(triggered.sum()) > 0
+
+
+def test_only_benchmarks_have_parts_of_rows(tmp_path):
+    path = tmp_path / "grid.toml"
+    path.write_text('data = "mnist-5k"\n[[parts]]\npartitions = ["iid"]\nrows = true\n')
+    with pytest.raises(ConfigError, match="rows = true, which is for benchmarks"):
+        read_grid(path)
 
 
 @pytest.mark.parametrize(
@@ -264,6 +423,25 @@ def test_a_folder_of_other_settings_is_refused(tmp_path, made):
     out = shutil.copytree(made[0], tmp_path / "out")
     line = refuse(write(tmp_path, TEXT.replace("lr = 0.1", "lr = 0.2")), "--out", out)
     assert "was made with lr = 0.1, not 0.2; choose another --out" in line
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("shadows = { iid = 3 }", "shadows is 3; give 0, or an even number of 4 or more"),
+        ("shadows = { idd = 4 }", "shadows names 'idd', which no part has; choose from iid"),
+        ("relearn = -3", "relearn is -3; give a number of rounds"),
+    ],
+)
+def test_bad_settings_of_audits_are_refused_before_anything_runs(tmp_path, line, says):
+    assert says in refuse(write(tmp_path, TEXT.replace("relearn = 1", line)), "--out", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("minutes", ["nan", "-5", "0"])
+def test_minutes_are_above_zero(tmp_path, minutes):
+    line = refuse(write(tmp_path), "--out", tmp_path / "out", "--minutes", minutes)
+    assert line == f"feduhb: --minutes is {minutes}; give a number above 0, such as 8"
 
 
 def test_a_key_that_is_no_setting_is_refused(tmp_path):

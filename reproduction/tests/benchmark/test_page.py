@@ -182,11 +182,14 @@ def test_the_five_sentences(folder):
     assert [sentence[:3] for sentence, _ in said] == ["1. ", "2. ", "3. ", "4. ", "5. "]
     assert all(sentence[3:].count(". ") == 0 and sentence.endswith(".") for sentence, _ in said)
     (exact, above), (cheap, close), (leaks, silent), (backdoors, _), (needs, refused) = said
-    assert exact.endswith("choose an exact method**: FedUHB or Retrain.")
+    assert exact.endswith(
+        "choose an exact method: FedUHB**, because after as many rounds its accuracy was 5.0 points above Retrain's in mnist-5k (iid)."
+    )
     assert above == [
-        "After as many rounds, clearly more accurate than Retrain of the same seeds: FedUHB in mnist-5k (iid) by 5.0 points."
+        "As exact, with their accuracy against Retrain's: Retrain.",
+        "Clearly more accurate than Retrain of the same seeds: FedUHB in mnist-5k (iid) by 5.0 points.",
     ]
-    assert "choose Mine (0% of Retrain's client epochs) or FedRecover (40% of Retrain's client epochs)**, which stayed within 1 point" in cheap  # fmt: skip
+    assert "choose Mine (0% of Retrain's client epochs) or FedRecover (40% of Retrain's client epochs, with every update of every client stored)**, which stayed within 1 point" in cheap  # fmt: skip
     assert close == ["As close, without saving work: FineTune.", "Not as close: Crab."]
     assert "**Membership leaks** from FineTune (1 of 1): " in leaks
     assert silent[0].startswith(
@@ -194,7 +197,7 @@ def test_the_five_sentences(folder):
     )
     assert "in models of FineTune (60% to 60% in 1 of 1): " in backdoors
     assert "the old model (FineTune, FedAF)" in needs
-    assert refused == ["FedAF cannot serve a request of whole clients, and has no numbers here."]
+    assert refused == ["FedAF cannot serve a request of whole clients."]
 
 
 def test_an_exact_method_that_falls_behind_retrain_is_named(tmp_path):
@@ -202,9 +205,11 @@ def test_an_exact_method_that_falls_behind_retrain_is_named(tmp_path):
         slow = track(0.6 + seed / 100, exact=True)
         write(tmp_path, {"retrain": track(0.9 + seed / 100, exact=True), "rapidretrain": slow}, seed=seed)
     sentence, details = list_advice(read_federations(tmp_path))[0]
-    assert sentence.endswith("choose an exact method**: Retrain.")
+    assert sentence.endswith(
+        "choose an exact method: Retrain**, because no other exact method was more accurate on average."
+    )
     assert details == [
-        "None of them is clearly more accurate in mnist-5k (iid).",
+        "None of these is clearly more accurate than Retrain in mnist-5k (iid).",
         "As exact, but clearly less accurate somewhere: RapidRetrain (by up to 30.0 points, in mnist-5k (iid)).",
     ]
 
@@ -216,8 +221,12 @@ def test_an_exact_method_that_broke_off_or_was_not_run_everywhere_is_not_recomme
         write(tmp_path, found | {"fedyogi": track(0.95, exact=True, **broken)}, seed=seed)
         write(tmp_path, found | {"fedyogi": track(0.95, exact=True), "Mine": track(0.9, exact=True)}, seed=seed, partition="dirichlet:0.5")  # fmt: skip
     sentence, details = list_advice(read_federations(tmp_path))[0]
-    assert sentence.endswith("choose an exact method**: FedUHB or Retrain.")
-    assert details[-1] == "As exact, but not run in every federation, or broken off there: FedYogi and Mine."
+    assert "choose an exact method: Retrain**, because" in sentence
+    assert details[0] == "As exact, with their accuracy against Retrain's: FedUHB (+0.0 points)."
+    assert (
+        details[-1]
+        == "As exact, but not run in every federation, or broken off or refused there: FedYogi and Mine."
+    )
 
 
 def test_a_cheap_method_that_leaks_is_not_recommended(tmp_path):
@@ -230,7 +239,7 @@ def test_a_cheap_method_that_leaks_is_not_recommended(tmp_path):
         in sentence
     )
     assert details == [
-        "As close, but they left something behind (3 and 4): PGA (10% of Retrain's client epochs).",
+        "As close, but they left something behind (3 and 4): PGA (10% of Retrain's client epochs, with the old model and the leaver's cooperation).",
         "Not as close: Crab.",
     ]
 
@@ -243,12 +252,57 @@ def test_a_method_that_was_not_run_everywhere_is_said_to_be_so(tmp_path):
         write(tmp_path, whole, seed=seed, partition="dirichlet:0.5")
     found = read_federations(tmp_path)
     said = list_advice(found)
-    assert said[1][1] == ["Not as close: Crab.", "Not run in every federation: Mine."]
+    assert said[1][1] == ["Not as close: Crab.", "Not run in every federation, or refused there: Mine."]
     assert "in models of Crab and Retrain." in said[2][1][0]
     assert [list_broken(one) for one in found.values()] == [
         ["Mine was run with 2 of 3 seeds; its row is not over the seeds of the others."],
         [],
     ]
+
+
+def test_a_method_that_refuses_in_one_federation_is_not_said_to_be_less_close(tmp_path):
+    for seed in range(3):
+        close = {"retrain": track(0.9, exact=True), "crab": track(0.9, epochs=10)}
+        write(tmp_path, {**close, "wu": track(0.9), "fedyogi": track(0.9, exact=True)}, seed=seed)
+        write(tmp_path, {**close, "wu": REFUSED, "fedyogi": REFUSED}, seed=seed, partition="dirichlet:0.5")
+    said = list_advice(read_federations(tmp_path))
+    assert said[0][1][-1] == "As exact, but not run in every federation, or broken off or refused there: FedYogi."  # fmt: skip
+    assert said[1][1] == ["Not run in every federation, or refused there: WuDistillation."]
+    assert said[4][1] == []
+
+
+def test_requests_of_rows_have_a_sentence_of_their_own(folder):
+    """The five sentences are about whole clients, as without them."""
+    before = advise(read_federations(folder))
+    for seed in range(3):
+        noise = seed / 1000
+        found = {
+            "retrain": track(0.9, exact=True), "crab": REFUSED, "fedaf": track(0.88), "Mine": track(0.95),
+            "finetune": track(0.91, auc=0.7 + noise, backdoor=0.6 + noise),
+        }  # fmt: skip
+        write(folder, found, seed=seed, rows=True)
+    federations = read_federations(folder)
+    assert list(federations) == ["mnist-5k (iid)", "mnist-5k (iid, rows)"]
+    said = advise(federations)
+    assert said.startswith(before)
+    assert said.removeprefix(before).splitlines() == [
+        "",
+        "",
+        "**If only rows of a client are to be forgotten** (mnist-5k (iid, rows)), FineTune (a leak and a backdoor that works on 60%) left something that was clearly found.",
+        "",
+        "- Nothing was clearly found in models of Retrain, FedAF and Mine. That does not prove that nothing is there.",
+        "- Their accuracy against Retrain's: FineTune (+1.0 points), FedAF (-2.0 points) and Mine (+5.0 points).",
+        "- Crab cannot serve such a request.",
+    ]
+
+
+def test_a_column_without_canaries_in_some_seeds_says_so(folder):
+    bare = runs(2)
+    for one in bare.values():
+        one.audit.get("membership", []).clear()
+    write(folder, bare, seed=2)
+    heads = page.tabulate_findings(only(folder)).headers
+    assert heads[4:6] == ["canaries, loss (2 of 3 seeds)", "canaries, change (2 of 3 seeds)"]
 
 
 def test_attacks_without_power_say_nothing(tmp_path):
@@ -311,13 +365,13 @@ def test_the_page_says_what_was_not_run_and_with_which_command_it_is(tmp_path):
         write(tmp_path / "benchmark" / "mnist-5k", runs(seed), seed=seed)
     text = "\n\n".join(page.make_page(tmp_path, {"mnist-5k": "work.png"}))
     gpu = "--data FOLDER --engine stacked:tf32 --out results/benchmark"
-    assert "- **mnist-5k: 5,000 images of MNIST, perceptron: incomplete**, 3 of 15 cells." in text
+    assert "- **mnist-5k: 5,000 images of MNIST, perceptron: incomplete**, 3 of 20 cells." in text
     assert (
-        f"- **MNIST: not run yet, for want of a GPU.** `feduhb benchmark mnist {gpu}/mnist` makes its 15 cells."
+        f"- **MNIST: not run yet, for want of a GPU.** `feduhb benchmark mnist {gpu}/mnist` makes its 20 cells."
         in text
     )
     assert (
-        f"- **CIFAR-10: not run yet, for want of a GPU.** `feduhb benchmark cifar10 {gpu}/cifar10` makes its 15 cells."
+        f"- **CIFAR-10: not run yet, for want of a GPU.** `feduhb benchmark cifar10 {gpu}/cifar10` makes its 20 cells."
         in text
     )
     assert read_benchmark(find_benchmark("mnist-5k")).chosen in text

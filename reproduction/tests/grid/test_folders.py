@@ -30,7 +30,7 @@ OTHER: dict[str, Any] = {
     "data": "cifar10", "partition": "shards:2", "per_client": 3000, "backdoor": True, "seed": 1, "clients": 10,
     "forget": "c02", "rounds": 10, "epochs": 1, "batch_size": 32, "lr": 0.01, "momentum": 0.8, "scale": 0.5,
     "momenta": (0.3,), "steps": (2.0,), "model": "mlp", "fedrecover": {"warmup": 3}, "timed": True,
-    "canaries": True, "public": 40, "relearn": 10, "shadows": 16,
+    "canaries": True, "public": 40, "relearn": 10, "shadows": 16, "rows": True,
 }  # fmt: skip
 
 

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from feduhb.audit.pooling import pool as pool
     from feduhb.audit.pooling import pool_differences as pool_differences
     from feduhb.audit.pooling import pool_seeds as pool_seeds
+    from feduhb.audit.procedure import AuditSettings as AuditSettings
     from feduhb.audit.statistics import is_equivalent as is_equivalent
 
 __getattr__, __dir__, __all__ = import_lazily(
@@ -20,6 +21,7 @@ __getattr__, __dir__, __all__ = import_lazily(
         "audit": ["audit_all"],
         "forecast": ["forecast_power"],
         "pooling": ["pool", "pool_differences", "pool_seeds"],
+        "procedure": ["AuditSettings"],
         "statistics": ["is_equivalent"],
     },
 )

@@ -206,9 +206,14 @@ def _make_block(held: list[Answer]) -> Updates:
 
 @contextlib.contextmanager
 def client_errors(client: ClientId, round: int) -> Generator[None]:
-    """Turn an error of a client's training into an AnswerError that names the client and the round."""
+    """Turn an error of a client's training into an AnswerError that names the client and the round.
+
+    Memory that runs out is not the client's fault: torch.OutOfMemoryError passes.
+    """
     try:
         yield
+    except torch.OutOfMemoryError:
+        raise
     except (RuntimeError, IndexError, ValueError, TypeError) as error:
         why = " ".join(str(error).split())
         raise AnswerError(

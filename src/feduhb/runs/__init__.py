@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from feduhb.runs.folder import versions as versions
     from feduhb.runs.inventory import read_status as read_status
     from feduhb.runs.plan import Show as Show
+    from feduhb.runs.prepare import explain_refusals as explain_refusals
     from feduhb.runs.progress import BeginStep as BeginStep
     from feduhb.runs.progress import show_steps as show_steps
     from feduhb.runs.status import Status as Status
@@ -34,6 +35,7 @@ __getattr__, __dir__, __all__ = import_lazily(
         "folder": ["RunFolder", "explain_end", "versions"],
         "inventory": ["read_status"],
         "plan": ["Show"],
+        "prepare": ["explain_refusals"],
         "progress": ["BeginStep", "show_steps"],
         "status": ["Status"],
         "verify": ["Verification", "verify_weights"],

@@ -322,7 +322,7 @@ def _name_checkpoint(folder: RunFolder | None) -> Generator[None]:
     except AnswerError as error:
         if folder is None or not folder.state_path.exists():
             raise
-        raise AnswerError(f"{error}. The last checkpoint is kept: {folder.state_path}") from error
+        raise type(error)(f"{error}. The last checkpoint is kept: {folder.state_path}") from error
 
 
 @contextlib.contextmanager

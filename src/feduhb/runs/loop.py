@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from feduhb.core.types import ClientId, Engine, Method, State, Updates
-from feduhb.errors import AnswerError
+from feduhb.errors import AnswerError, DivergedError
 from feduhb.methods.binding import list_asked
 from feduhb.runs.folder import Round
 from feduhb.runs.statistics import WithStatistics
@@ -93,7 +93,7 @@ def run(
         size = new.params.numel() - statistics
         movement = measure_distance(new.params[:size], state.params[:size])
         if not math.isfinite(movement):
-            raise AnswerError(f"the model is not finite after round {t}; lower lr, step_size or momentum")
+            raise DivergedError(f"the model is not finite after round {t}; lower lr, step_size or momentum")
         distance = None if start is None else measure_distance(new.params[:size], start[:size])
         series = series.add(movement, distance, held)
         state = new
@@ -178,7 +178,8 @@ def check_answers(
         bad = [i for i, fault in enumerate(found) if fault]
         if bad and on_bad == "raise":
             who = "the sum of all clients" if block.summed else f"client {block.clients[bad[0]]}"
-            raise AnswerError(
+            kind = AnswerError if block.values[bad[0]].isfinite().all() else DivergedError
+            raise kind(
                 f"{who} answered round {round} with {found[bad[0]]}; that round was discarded. "
                 "Look at that client's data, or lower lr, step_size or momentum"
             )

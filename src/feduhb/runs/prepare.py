@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,14 +26,14 @@ from feduhb.data.download import print_notice
 from feduhb.data.examples import Examples, fingerprint
 from feduhb.data.federation import Federation
 from feduhb.data.load import FederationSettings
-from feduhb.data.request import Request
+from feduhb.data.request import Forget, Request, as_request
 from feduhb.engines import EngineMaker, block_of, describe_engine, device_of, make_engine
 from feduhb.engines.batches import check_work
 from feduhb.engines.distillation import make_distiller
 from feduhb.engines.scoring import make_evaluator
 from feduhb.engines.tasks import check_tasks
-from feduhb.errors import ConfigError, HistoryError, RequestError
-from feduhb.methods import check_method, rule_of, settings_of
+from feduhb.errors import ConfigError, FeduhbError, HistoryError, RequestError
+from feduhb.methods import METHODS, check_method, rule_of, settings_of
 from feduhb.methods.binding import bind, get_leavers, list_asked, list_bound
 from feduhb.methods.replay import average_stored
 from feduhb.runs.config import Config, TrainSettings, UnlearnSettings, identify_run, to_toml, upgrade
@@ -46,7 +47,7 @@ from feduhb.runs.lineage import Ancestor, Erasure
 from feduhb.runs.loop import Participants
 from feduhb.runs.plan import Plan, Reporter, Show
 from feduhb.runs.rollback import SHARED_RECORD, Restart, check_same_engine
-from feduhb.runs.run import Run, adapt_method
+from feduhb.runs.run import Run, adapt_method, choose_method
 from feduhb.runs.start import StartSettings, describe_start, explain_given
 from feduhb.runs.trust import prepare_trust
 from feduhb.stopping import Never, RecordedRule, StopRule, never
@@ -55,6 +56,19 @@ REPORTER = Reporter(warn=print_notice)
 FEW = 1000  # with more clients than this, every aggregation rule has enough answers
 
 
+@contextlib.contextmanager
+def explain_memory() -> Generator[None]:
+    """Raise a ConfigError with advice if the memory of the GPU runs out."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        why = str(error).partition(". ")[0]
+        raise ConfigError(
+            f"the GPU's memory ran out ({why}); stop other programs that use it, give a smaller batch_size, or use engine 'pool'"
+        ) from error
+
+
+@explain_memory()
 def run_method(
     federation: Federation,
     method: Method[Any],
@@ -283,6 +297,31 @@ def check_first_work(method: Method[Any], federation: Federation, settings: Trai
         check_work(work, model, local)
     check_tasks(method, federation, local)
     return work
+
+
+def explain_refusals(run: Run, forget: Forget, among: Iterable[str] = METHODS) -> dict[str, str]:
+    """Return why some methods cannot serve a request, by name; methods that can are left out.
+
+    A rollback could start from the fresh model without kept models, but it would be Retrain.
+
+    Args:
+        among: names, or "module:Class" or "file.py:Class" of your own.
+    """
+    request = as_request(forget)
+    remaining, found = run.federation.without(request), dict[str, str]()
+    for name in among:
+        try:
+            made = choose_method(name, run.settings).method
+            check_first_work(prepare_method(made, run, request, remaining), remaining, run.settings)
+        except FeduhbError as error:
+            found[name] = str(error)
+        else:
+            if made.continues_training and run.settings.keep_models is None:
+                found[name] = (
+                    f"{name} continues from a model that training kept, but this run kept none; train with --keep-models, or use "
+                    "retrain"
+                )
+    return found
 
 
 def _describe(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import NamedTuple
 
 from feduhb.report.words import join_names
@@ -10,8 +11,8 @@ from feduhb_reproduction.benchmark.results import (
     ATTACKS,
     CLOSE,
     Federations,
-    explain_refusal,
     has_power,
+    has_served,
     is_clear,
     is_close,
     is_exact,
@@ -28,6 +29,8 @@ from feduhb_reproduction.cells import ORIGINAL, RETRAIN
 from feduhb_reproduction.federations import Federation
 from feduhb_reproduction.measures import Spread
 
+EACH, STORED = "each update", "stored updates"  # as `feduhb.methods.list_needs` says it
+
 
 class Advice(NamedTuple):
     """A sentence, and what to know beside it."""
@@ -37,46 +40,78 @@ class Advice(NamedTuple):
 
 
 def advise(federations: Federations) -> str:
-    """Return which method to choose when, and what each leaks, as a numbered list in Markdown."""
+    """Return in Markdown which method to choose when, and what each leaks: a numbered list, and a sentence on requests of rows."""
     if not federations:
         return "**Not run yet.** There is nothing to say."
+    rows = {label: one for label, one in federations.items() if one.rows}
+    whole = {label: one for label, one in federations.items() if not one.rows}
+    given = _advise_clients(whole) if whole else []
+    numbered = [
+        "\n".join([f"{number}. {sentence}", *(f"    - {detail}" for detail in details)])
+        for number, (sentence, details) in enumerate(given, 1)
+    ]
+    parts = ["\n".join(numbered)]
+    if rows:
+        sentence, details = _describe_rows(rows)
+        parts += [sentence, "\n".join(f"- {detail}" for detail in details)]
+    return "\n\n".join(filter(None, parts))
+
+
+def _advise_clients(federations: Federations) -> list[Advice]:
+    """Return the five sentences, on requests of whole clients."""
     every = list(federations.values())
     names = list_names(every)
     exact = [name for name in names if is_exact(every, name)]
     others = [name for name in names if name not in exact and any(one.tracks(name) for one in every)]
-    given = [
+    return [
         _choose_exact(federations, exact), _choose_cheap(every, others), _name_leaks(federations, [*others, *exact]),
         _name_backdoors(federations, names), _name_needs(every, names),
     ]  # fmt: skip
-    return "\n".join(
-        line
-        for number, (sentence, details) in enumerate(given, 1)
-        for line in (f"{number}. {sentence}", *(f"    - {detail}" for detail in details))
-    )
+
+
+def _fill(sentences: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
+    """Return the sentences that have names to list, with them in place of {}."""
+    return tuple(sentence.format(join_names(names)) for sentence, names in sentences.items() if names)
 
 
 def _choose_exact(federations: Federations, exact: Sequence[str]) -> Advice:
-    """Name the exact methods that never broke off and are nowhere clearly, and by more than a point, less accurate than Retrain."""
+    """Name the most accurate of the exact methods that never broke off and are nowhere clearly, and by more than a point, less accurate than Retrain."""
     worst: dict[str, tuple[float, str]] = {}
     for label, one in federations.items():
         for name, points in _list_clear(one, exact, -1):
             if points > CLOSE:
                 worst[name] = max(worst.get(name, (0.0, "")), (points, label))
-    unsure = [name for name in exact if any(one.failed(name) or not one.has(name) for one in federations.values())]  # fmt: skip
-    sound = [name for name in exact if name not in {RETRAIN, *worst, *unsure}]
-    best = {label: gains[0] for label, one in federations.items() if (gains := _list_clear(one, sound, 1))}
-    ahead = [f"{name_method(name)} in {label} by {100 * points:.1f} points" for label, (name, points) in best.items()]  # fmt: skip
-    level = [label for label in federations if label not in best]
-    behind = [f"{name_method(name)} (by up to {100 * points:.1f} points, in {label})" for name, (points, label) in worst.items()]  # fmt: skip
+    every = list(federations.values())
+    unsure = [name for name in exact if any(one.failed(name) or not one.has(name) for one in every)]
+    sound = [RETRAIN, *(name for name in exact if name not in {RETRAIN, *worst, *unsure})]
+    gains = {name: fmean(measure_gain(one, name).mean or 0.0 for one in every) for name in sound}
+    first, *rest = sorted(sound, key=gains.__getitem__, reverse=True)
+    best = {label: ahead[0] for label, one in federations.items() if (ahead := _list_clear(one, sound, 1))}
+    most, label = max((measure_gain(one, first).mean or 0.0, label) for label, one in federations.items())
+    where = f"in {label}" if len(every) == 1 else f"on average over {len(every)} federations (most in {label}: {100 * most:.1f})"  # fmt: skip
+    why = (
+        "no other exact method was more accurate on average"
+        if first == RETRAIN
+        else f"after as many rounds its accuracy was {100 * gains[first]:.1f} points above Retrain's {where}"
+    )
     return Advice(
-        f"**If nothing of the leavers may be left, choose an exact method**: {_choose([*map(name_method, sound), 'Retrain'])}.",
-        (
-            *([f"After as many rounds, clearly more accurate than Retrain of the same seeds: {join_names(ahead)}."] if ahead else []),
-            *([f"None of them is clearly more accurate in {join_names(level)}."] if level else []),
-            *([f"As exact, but clearly less accurate somewhere: {join_names(behind)}."] if behind else []),
-            *([f"As exact, but not run in every federation, or broken off there: {_join(unsure)}."] if unsure else []),
-        ),
+        f"**If nothing of the leavers may be left, choose an exact method: {name_method(first)}**, because {why}.",
+        _fill({
+            "As exact, with their accuracy against Retrain's: {}.": [_tell_gain(name, gains[name]) for name in rest],
+            "Clearly more accurate than Retrain of the same seeds: {}.": [
+                f"{name_method(name)} in {label} by {100 * points:.1f} points" for label, (name, points) in best.items()
+            ],
+            "None of these is clearly more accurate than Retrain in {}.": [label for label in federations if label not in best],
+            "As exact, but clearly less accurate somewhere: {}.": [
+                f"{name_method(name)} (by up to {100 * points:.1f} points, in {label})" for name, (points, label) in worst.items()
+            ],
+            "As exact, but not run in every federation, or broken off or refused there: {}.": _label(unsure),
+        }),
     )  # fmt: skip
+
+
+def _tell_gain(name: str, gain: float) -> str:
+    return name_method(name) if name == RETRAIN else f"{name_method(name)} ({100 * gain:+.1f} points)"
 
 
 def _list_clear(federation: Federation, names: Sequence[str], sign: int) -> list[tuple[str, float]]:
@@ -92,32 +127,40 @@ def _choose_cheap(every: Sequence[Federation], others: Sequence[str]) -> Advice:
     close = [name for name in others if all(is_close(one, name) for one in every)]
     shares = {name: _average_epochs(every, name) for name in close}
     cheap = sorted((name for name in close if shares[name] < 1), key=shares.__getitem__)
-    told = {name: f"{name_method(name)} ({shares[name]:.0%} of Retrain's client epochs)" for name in cheap}
-    is_caught = {name: any(leaks(one, name) or keeps_backdoor(one, name) for one in every) for name in cheap}
+    told = {name: f"{name_method(name)} ({shares[name]:.0%} of Retrain's client epochs{_phrase_needs(every, name)})" for name in cheap}  # fmt: skip
+    is_caught = {name: any(_list_found(one, name) for one in every) for name in cheap}
     chosen = [told[name] for name in cheap if not is_caught[name]]
-    caught = [told[name] for name in cheap if is_caught[name]]
-    partial = [name for name in others if not all(one.has(name) for one in every)]
-    dear = [name for name in close if name not in cheap]
+    partial = [name for name in others if not all(has_served(one, name) for one in every)]
     far = [name for name in others if name not in close and name not in partial]
     near = f"within {100 * CLOSE:.0f} point of Retrain's accuracy in every federation"
     begin = "**If clients can work little and an approximation is allowed, "
     return Advice(
-        f"{begin}choose {_choose(chosen)}**, which stayed {near}, and in whose models no attack clearly found anything."
+        f"{begin}choose {join_names(chosen, 'or')}**, which stayed {near}, and in whose models no attack clearly found anything."
         if chosen
         else f"{begin}there is nothing to choose**: no method with less work than Retrain stayed {near} without a clear leak or backdoor.",
-        (
-            *([f"As close, but they left something behind (3 and 4): {join_names(caught)}."] if caught else []),
-            *([f"As close, without saving work: {_join(dear)}."] if dear else []),
-            *([f"Not as close: {_join(far)}."] if far else []),
-            *([f"Not run in every federation: {_join(partial)}."] if partial else []),
-        ),
+        _fill({
+            "As close, but they left something behind (3 and 4): {}.": [told[name] for name in cheap if is_caught[name]],
+            "As close, without saving work: {}.": _label([name for name in close if name not in cheap]),
+            "Not as close: {}.": _label(far),
+            "Not run in every federation, or refused there: {}.": _label(partial),
+        }),
     )  # fmt: skip
+
+
+def _phrase_needs(every: Sequence[Federation], name: str) -> str:
+    """Return what must be there before a request, for a recommendation; nothing if nothing must."""
+    needs = list_requirements(every, name)
+    if STORED in needs:
+        needs = [
+            "every update of every client stored",
+            *(need for need in needs if need not in {STORED, EACH}),
+        ]
+    return f", with {join_names(needs)}" if needs else ""
 
 
 def _average_epochs(every: Sequence[Federation], name: str) -> float:
     """Return a method's client epochs as a share of Retrain's, on average over federations."""
-    shares = [(sum_costs(one, name, "client_epochs").mean or 0.0) / (sum_costs(one, RETRAIN, "client_epochs").mean or 1.0) for one in every]  # fmt: skip
-    return sum(shares) / len(shares)
+    return fmean((sum_costs(one, name, "client_epochs").mean or 0.0) / (sum_costs(one, RETRAIN, "client_epochs").mean or 1.0) for one in every)  # fmt: skip
 
 
 def _name_leaks(federations: Federations, names: Sequence[str]) -> Advice:
@@ -131,16 +174,17 @@ def _name_leaks(federations: Federations, names: Sequence[str]) -> Advice:
     every = list(powerful.values())
     counts = {name: sum(leaks(one, name) for one in every) for name in names}
     found = [f"{name_method(name)} ({count} of {len(every)})" for name, count in counts.items() if count]  # fmt: skip
-    silent = [name for name in names if not counts[name] and all(one.has(name) for one in every)]
-    blind = [label for label in federations if label not in powerful]
+    silent = [name for name in names if not counts[name] and all(has_served(one, name) for one in every)]
     return Advice(
         f"**Membership leaks** from {join_names(found)}: an attack still clearly finds some of the leavers' canaries in that many federations."
         if found
         else "**No membership leak was found**: no attack clearly finds the leavers' canaries in the model of any method.",
-        (
-            *([f"Nothing was clearly found in models of {_join(silent)}. That does not prove that nothing is there."] if silent else []),
-            *([f"In {join_names(blind)} the attacks do not clearly find even the original, and say nothing."] if blind else []),
-        ),
+        _fill({
+            "Nothing was clearly found in models of {}. That does not prove that nothing is there.": _label(silent),
+            "In {} the attacks do not clearly find even the original, and say nothing.": [
+                label for label in federations if label not in powerful
+            ],
+        }),
     )  # fmt: skip
 
 
@@ -179,20 +223,38 @@ def _name_needs(every: Sequence[Federation], names: Sequence[str]) -> Advice:
     for need, those in needs.items():
         alike.setdefault(tuple(those), []).append(need)
     listed = [f"{join_names(some)} ({', '.join(map(name_method, those))})" for those, some in alike.items()]
-    refused = [name for name in names if any(explain_refusal(one, name) for one in every)]
+    refused = [name for name in names if not any(has_served(one, name) for one in every)]
     return Advice(
         f"**Before a request, some methods need** {'; '.join(listed)}."
         if listed
         else "**Before a request, no method needs** anything.",
-        (f"{_join(refused)} cannot serve a request of whole clients, and has no numbers here.",)
-        if refused
-        else (),
+        _fill({"{} cannot serve a request of whole clients.": _label(refused)}),
     )
 
 
-def _choose(labels: Sequence[str]) -> str:
-    return join_names(labels, "or")
+def _describe_rows(federations: Federations) -> Advice:
+    """Return what was found where leavers stay and only what they planted is forgotten."""
+    every = list(federations.values())
+    names = list_names(every)
+    served = [name for name in names if all(has_served(one, name) for one in every)]
+    found = {name: list(dict.fromkeys(word for one in every for word in _list_found(one, name))) for name in served}  # fmt: skip
+    kept = [f"{name_method(name)} ({' and '.join(words)})" for name, words in found.items() if words]
+    gains = {name: fmean(measure_gain(one, name).mean or 0.0 for one in every) for name in served}
+    return Advice(
+        f"**If only rows of a client are to be forgotten** ({join_names(list(federations))}), {join_names(kept) or 'no method'} left something that was clearly found.",
+        _fill({
+            "Nothing was clearly found in models of {}. That does not prove that nothing is there.": _label([name for name in served if not found[name]]),
+            "Their accuracy against Retrain's: {}.": [_tell_gain(name, gains[name]) for name in served if name != RETRAIN],
+            "{} cannot serve such a request.": _label([name for name in names if name not in served]),
+        }),
+    )  # fmt: skip
 
 
-def _join(names: Sequence[str]) -> str:
-    return join_names([name_method(name) for name in names])
+def _list_found(federation: Federation, name: str) -> list[str]:
+    """Return in words what a method clearly left behind."""
+    backdoor = f"a backdoor that works on {measure_backdoor(federation, name).mean or 0.0:.0%}"
+    return [*(["a leak"] if leaks(federation, name) else []), *([backdoor] if keeps_backdoor(federation, name) else [])]  # fmt: skip
+
+
+def _label(names: Sequence[str]) -> list[str]:
+    return [name_method(name) for name in names]

@@ -60,6 +60,7 @@ def benchmark(
     all of their models are audited. The methods that refused the request are listed under the table. The table is printed at the end, your row
     marked by *, and FOLDER/README.md holds it with a figure of accuracy against client work.
 
+    A run that fails, because memory ran out, say, does not stop the others: it stays missing, and the command names it at the end.
     If the command ends, start it again: what is in the cells' files is kept, and an interrupted cell continues. After --minutes no run
     begins, and running ones are interrupted; what was made is audited and written, which takes a few minutes more on a GPU. A method of
     your own runs again after its file has changed. To add cells from other machines, copy their files into FOLDER/cells.

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from feduhb.audit import AuditSettings
 from feduhb.errors import ConfigError
 from feduhb.methods import find_method, list_methods
 from feduhb.runs import read_toml, validate
@@ -27,6 +28,16 @@ class Benchmark(Grid):
     shadows: Mapping[str, int] = field(default_factory=dict)  # shadow federations, by partition
 
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012
+
+    def __post_init__(self) -> None:
+        Grid.__post_init__(self)
+        partitions = [partition for part in self.parts for partition in part.partitions]
+        if unknown := [name for name in self.shadows if name not in partitions]:
+            raise ConfigError(
+                f"shadows names {unknown[0]!r}, which no part has; choose from {', '.join(partitions)}"
+            )
+        for count in (0, *self.shadows.values()):
+            AuditSettings(relearn=self.relearn, shadows=count)
 
     def make_place(self, part: Part, partition: str, per_client: int | None, seed: int) -> Place:
         """Return a cell of one of the parts."""

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-WIDTH = 10.2  # inches
+WIDTH, LEAST = 10.2, 2.9  # inches of the figure, and of a panel at least
 MARKS = "osD^vP*Xp<>hd8"
 APART = 0.032  # of the widest work, between methods whose work is equal
 BAND = "#F4F4F4"
@@ -44,7 +44,7 @@ def draw_work(federations: Federations) -> Figure | None:
     names = [name for name in list_names(every) if any(one.tracks(name) for one in every)]
     exact = [name for name in names if is_exact(every, name)]
     looks = _choose_looks([*exact, *(name for name in names if name not in exact)])
-    width = WIDTH / len(found)
+    width = max(LEAST, WIDTH / len(found))
     figure, panels = new_figure(len(found), 1, width=width, height=3.4)
     for axes, federation in zip(panels, every, strict=True):
         _draw_panel(axes, federation, looks, exact)

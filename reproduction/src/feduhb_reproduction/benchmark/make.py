@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.util
 import inspect
@@ -19,9 +20,9 @@ from feduhb import Audit, RapidRetrain, Round, Run, never
 from feduhb.audit import audit_all
 from feduhb.data import load_dataset
 from feduhb.engines import check_engine
-from feduhb.errors import AnswerError, ConfigError, RequestError
+from feduhb.errors import ConfigError, DataError, DivergedError, FeduhbError
 from feduhb.methods import METHODS, find_method
-from feduhb.runs import BeginStep, RunFolder, Show, hold_lock
+from feduhb.runs import BeginStep, RunFolder, Show, explain_refusals, hold_lock
 from feduhb_reproduction.benchmark.design import Benchmark, list_runs
 from feduhb_reproduction.cell import (
     PATIENCE,
@@ -29,12 +30,13 @@ from feduhb_reproduction.cell import (
     describe_origin,
     list_series,
     load_federation,
+    make_request,
     make_track,
     show_nothing,
     train_original,
 )
 from feduhb_reproduction.cell_plan import Job, refuse_other_grid
-from feduhb_reproduction.cells import RETRAIN, Place, Track, cell_file
+from feduhb_reproduction.cells import ORIGINAL, RETRAIN, Place, Track, cell_file
 from feduhb_reproduction.reproduce import (
     CellsError,
     Failure,
@@ -42,6 +44,8 @@ from feduhb_reproduction.reproduce import (
     catch_failure,
     choose_places,
     count_workers,
+    describe_failure,
+    find_deadline,
     join_failures,
 )
 from feduhb_reproduction.study.make import add_run
@@ -61,15 +65,6 @@ class Missing:
 
     place: Place
     runs: Mapping[str, str]
-
-
-@dataclass(frozen=True, slots=True)
-class Task:
-    """A cell, the runs to make in it, by name, and when to begin no more of them."""
-
-    job: Job
-    runs: Mapping[str, str]
-    deadline: float = math.inf  # as `time.time` counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,82 +146,111 @@ def run_benchmark(
     """
     check_engine(engine)
     workers = count_workers(workers, engine)
-    deadline = math.inf if minutes is None else time.time() + 60 * minutes
+    deadline = find_deadline(minutes, time.time())
     before = check_benchmark(bench, out, own=own, seeds=seeds, only=only)
     if before.missing:
         load_dataset(bench.data, data)  # fetched, or refused, before anything is computed
     # Seconds are not compared, so a cell need not be alone on the machine.
-    job = partial(Job, out=out, data=data, engine=engine, command=command, alone=False)
-    tasks = [Task(job(place=one.place), one.runs, deadline) for one in before.missing]
+    make_job = partial(Job, out=out, data=data, engine=engine, command=command, alone=False)
+    attempt = partial(attempt_cell, make_job=make_job, own=frozenset(own or ()), deadline=deadline)
     failed = attempt_all(
-        attempt_cell, tasks, workers, show, "benchmark", name=lambda task: task.job.place.name, count=lambda task: len(task.runs) + 2
+        attempt, before.missing, workers, show, "benchmark", name=lambda one: one.place.name, count=lambda one: len(one.runs) + 2
     )  # fmt: skip
     if failed:
         raise CellsError(
-            f"{len(failed)} of {len(before.missing)} cells could not be made: {join_failures(failed)}"
+            f"{len(failed)} of {len(before.missing)} cells are not complete: {join_failures(failed)}"
         )
     return check_benchmark(bench, out, own=own, seeds=seeds, only=only)
 
 
-def attempt_cell(task: Task, show: BeginStep = show_nothing) -> list[Failure]:
-    """Fill a cell; return why if that failed, and [] otherwise."""
-    return catch_failure(task.job.place.name, lambda: fill_cell(task, show))
+def attempt_cell(
+    missing: Missing,
+    show: BeginStep = show_nothing,
+    *,
+    make_job: Callable[..., Job],
+    own: frozenset[str],
+    deadline: float,
+) -> list[Failure]:
+    """Fill a cell; return why it is not complete, and [] if it is."""
+    job = make_job(place=missing.place)
+    return catch_failure(missing.place.name, lambda: fill_cell(job, missing.runs, own, deadline, show))
 
 
-def fill_cell(task: Task, show: BeginStep = show_nothing) -> None:
+def fill_cell(
+    job: Job,
+    wanted: Mapping[str, str],
+    own: frozenset[str] = frozenset(),
+    deadline: float = math.inf,
+    show: BeginStep = show_nothing,
+) -> None:
     """Serve a cell's request with the methods that it lacks, audit their models together, and write the cell's file.
 
-    The training and Retrain are made also if the file has them already: the audits need their models. The user's own methods
-    come next, so that their author learns soon if one is refused. RapidRetrain comes last: in the cells of mnist-5k its
-    clients took eleven times as long as those of Retrain.
+    The training and Retrain are made also if the file has them already: the audits need their models. A run that fails does
+    not stop the others: it stays missing, and the error at the end names it.
+
+    Args:
+        wanted: the methods, by the name of their runs.
+        own: the names of the runs whose methods the user named.
+        deadline: when to begin no more runs, as `time.time` counts.
+
+    Raises:
+        CellsError: some runs failed; the others are in the file.
     """
-    job, wanted = task.job, task.runs
     with hold_lock(job.lock) as mine:
-        if not mine or time.time() > task.deadline:
+        if not mine or time.time() > deadline:
             return
         began = time.perf_counter()
         place = job.place
         federation = load_federation(place, job.data)
         trained = train_original(job, federation, show)
-        order = {RETRAIN: RETRAIN, **dict(sorted(wanted.items(), key=_rank))}
-        ended = dict[str, Run | Track]()
-        for name, text in order.items():
-            deadline = math.inf if ended.keys().isdisjoint(wanted) else task.deadline
-            if time.time() > deadline:
-                break
-            try:
-                ended[name] = _serve(job, trained, name, text, end_in_time(show, deadline))
-            except OutOfTimeError:
-                break
+        ended, failed = _serve_all(job, trained, wanted, own, deadline, show)
         runs = {name: one for name, one in ended.items() if isinstance(one, Run)}
-        if RETRAIN not in runs:
-            raise ConfigError(
-                f"Retrain diverged in {place.name}, and nothing can be compared with it; give a smaller lr"
-            )
         show("audits", 1)
-        audits = dict(
-            zip(
-                runs,
-                audit_all(
-                    list(runs.values()), trained, retrain=runs[RETRAIN], exactness=False, shadows=place.shadows,
-                    relearn=place.relearn, show=None,
-                ),
-                strict=True,
-            )
-        )  # fmt: skip
-        about = trained.make_engine().about
-        scorer = Scorer(federation, place.forget, about["device"])
+        audits, unaudited = _audit_all(runs, trained, place)
+        about = RunFolder(job.work / ORIGINAL).result()["engine"]
+        scorer = Scorer(federation, make_request(place, federation), about["device"])
+        tracks = {name: one for name, one in ended.items() if isinstance(one, Track)}
+        tracks |= {name: _record(runs[name], one, scorer) for name, one in audits.items()}
         cell = read_cell(job.file, place) if job.file.exists() else None
         made = describe_origin(job, about, began)
-        for name in filter(ended.__contains__, wanted):
-            one = ended[name]
-            track = one if isinstance(one, Track) else _record(one, audits[name], scorer)
-            cell = add_run(cell, place, name, replace(track, code=digest_code(wanted[name])), made)
+        for name in filter(tracks.__contains__, wanted):
+            cell = add_run(cell, place, name, replace(tracks[name], code=digest_code(wanted[name])), made)
             made = {**made, "seconds": 0.0}  # the cell's seconds are counted once
         if cell is not None:
             cell.write(job.file.parent)
-        if ended.keys() >= wanted.keys():  # otherwise the next call continues from here
+        if tracks.keys() >= wanted.keys():  # otherwise the next call continues from here
             shutil.rmtree(job.work)
+    if failed := [*failed, *unaudited]:
+        raise CellsError(join_failures(failed))
+
+
+def _serve_all(
+    job: Job, trained: Run, wanted: Mapping[str, str], own: frozenset[str], deadline: float, show: BeginStep
+) -> tuple[dict[str, Run | Track], list[Failure]]:
+    """Serve a cell's request with Retrain and the wanted methods; return what ended by the deadline, and what failed.
+
+    The user's own methods come first, for which their author waits. RapidRetrain comes last: in the cells of mnist-5k its
+    clients took eleven times as long as those of Retrain.
+    """
+    order = {RETRAIN: RETRAIN, **dict(sorted(wanted.items(), key=_rank))}
+    ended, failed = dict[str, Run | Track](), list[Failure]()
+    for name, text in order.items():
+        end = math.inf if ended.keys().isdisjoint(wanted) else deadline
+        if time.time() > end:
+            break
+        try:
+            ended[name] = _serve(job, trained, name, text, is_own=name in own, show=end_in_time(show, end))
+        except OutOfTimeError:
+            break
+        except Exception as error:
+            if name == RETRAIN:
+                raise
+            failed.append(describe_failure(name, error))
+        if isinstance(ended.get(RETRAIN), Track):
+            raise ConfigError(
+                f"Retrain diverged in {job.place.name}, and nothing can be compared with it; give a smaller lr"
+            )
+    return ended, failed
 
 
 def _rank(run: tuple[str, str]) -> int:
@@ -251,23 +275,30 @@ def end_in_time(show: BeginStep, deadline: float) -> BeginStep:
     return begin
 
 
-def _serve(job: Job, trained: Run, name: str, text: str, show: BeginStep) -> Run | Track:
-    """Serve the request with one method; return the run, or why there is none: the method refused, or diverged."""
+def _serve(job: Job, trained: Run, name: str, text: str, *, is_own: bool, show: BeginStep) -> Run | Track:
+    """Serve the request with one method; return the run, or why there is none: the method refused, or diverged.
+
+    A method that the user named raises the error with which it refuses, except where the request is for rows.
+    """
+    place, request = job.place, make_request(job.place, trained.original)
+    refusal = explain_refusals(trained, request, [text]).get(text)
+    if refusal is not None and (place.rows or not is_own):
+        return _explain(refusal, REFUSED)
     code = digest_code(text)[:10]
-    place, folder = job.place, job.work / (f"{name}-{code}" if code else name)  # changed code begins again
+    folder = job.work / (f"{name}-{code}" if code else name)  # changed code begins again
     try:
         return feduhb.unlearn(
-            trained, place.forget, method=text, rounds=place.rounds, stop=never, out=folder, keep_history=False,
+            trained, request, method=text, rounds=place.rounds, stop=never, out=folder, keep_history=False,
             erase_history=False, resume=True, checkpoint_every=PATIENCE, show=show(name, place.rounds),
         )  # fmt: skip
-    except AnswerError as error:
-        records = RunFolder(folder).rounds()
-        sums = {"client_epochs": float(sum(record.client_epochs for record in records))}
-        return _explain(str(error), "diverged", sums=sums, series=list_series(records))
-    except (ConfigError, RequestError) as error:
-        if text not in METHODS:  # an author wants to see it, and to run again
-            raise
-        return _explain(str(error), REFUSED)
+    except DivergedError as error:
+        return _record_divergence(folder, error)
+
+
+def _record_divergence(folder: Path, error: FeduhbError) -> Track:
+    records = RunFolder(folder).rounds()
+    sums = {"client_epochs": float(sum(record.client_epochs for record in records))}
+    return _explain(str(error), "diverged", sums=sums, series=list_series(records))
 
 
 def _explain(why: str, ended: str, **more: Any) -> Track:
@@ -275,8 +306,33 @@ def _explain(why: str, ended: str, **more: Any) -> Track:
     return Track(settings={}, exact=False, stopped=ended, weights="", scores={}, failed=why, **told)
 
 
-def _record(run: Run, audit: Audit, scorer: Scorer) -> Track:
-    """Return the record of a run with its costs and what the audit found."""
+def _audit_all(
+    runs: Mapping[str, Run], trained: Run, place: Place
+) -> tuple[dict[str, Audit | Track], list[Failure]]:
+    """Audit runs together, or one by one if that fails; return their audits, the record of one that diverged, and what failed."""
+    audit = partial(
+        audit_all, trained=trained, retrain=runs[RETRAIN], exactness=False, shadows=place.shadows, relearn=place.relearn, show=None
+    )  # fmt: skip
+    with contextlib.suppress(Exception):
+        return dict(zip(runs, audit(list(runs.values())), strict=True)), []
+    found, failed = dict[str, Audit | Track](), list[Failure]()
+    for name, run in runs.items():
+        try:
+            (found[name],) = audit([run])
+        except Exception as error:
+            if name == RETRAIN:
+                raise
+            if isinstance(error, DataError) and run.folder is not None:  # its outputs are not finite
+                found[name] = _record_divergence(run.folder, error)
+            else:
+                failed.append(describe_failure(name, error))
+    return found, failed
+
+
+def _record(run: Run, audit: Audit | Track, scorer: Scorer) -> Track:
+    """Return the record of a run with its costs and what the audit found; one that diverged has it already."""
+    if isinstance(audit, Track):
+        return audit
     assert run.folder is not None  # noqa: S101 (every run of a cell has one)
     track, result = make_track(run, scorer), RunFolder(run.folder).result()
     cost = audit.cost[UNLEARNED]

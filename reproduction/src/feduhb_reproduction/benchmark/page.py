@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from feduhb.report.grids import Grid
 from feduhb.report.words import NOTHING, join_names
@@ -12,17 +13,18 @@ from feduhb_reproduction.benchmark.advice import advise
 from feduhb_reproduction.benchmark.design import Benchmark, find_benchmark, read_benchmark
 from feduhb_reproduction.benchmark.figure import draw_work
 from feduhb_reproduction.benchmark.results import (
+    ATTACKS,
     CHANGE,
     LIRA,
+    LOSS,
     PLANTED,
     Federations,
-    explain_refusal,
     is_exact,
     keeps_backdoor,
     leaks,
     list_broken,
-    list_names,
     list_requirements,
+    list_served,
     measure_backdoor,
     measure_distance,
     measure_membership,
@@ -40,6 +42,7 @@ from feduhb_reproduction.words import format_counts, format_numbers, format_poin
 BENCHMARKS = ("breast-cancer", "mnist-5k", "mnist", "cifar10")
 FOLDER = "benchmark"  # in results/
 FIGURE = "work"
+HEADS = {LOSS: "loss", CHANGE: "change", LIRA: "LiRA"}
 LARGE = ("mnist", "cifar10")  # for a GPU
 ALT = "Test accuracy against the epochs that clients trained, every method"
 INTRO = """\
@@ -53,11 +56,13 @@ MEASURES = f"""\
 - ***Leaks*** marks a loss or change above 0 by Student's 95 % interval over the seeds, if the same holds for the original: otherwise that attack has no power here. There is no
   correction for the number of comparisons, and with one seed nothing is marked. A model that knows canaries worse than Retrain does, with a change below 0, is not marked.
 - ***Backdoor stays*** marks a success rate more than {100 * PLANTED:.0f} points above Retrain's on average, and above it by the same interval.
-- **Distance** is that of the weights to Retrain's. It does not show by itself whether anything was forgotten. **Relearn** is the number of rounds with all clients until
+- **Distance** is that of the weights to Retrain's. It does not show by itself whether anything was forgotten; a huge one means that some weights
+  grew without bound, see the page of the method. **Relearn** is the number of rounds with all clients until
   the model has the original's accuracy on the forgotten data again. A seed that never reached it counts with one round more than were tried; ≥ and > mark this.
 - **Client epochs** include those of leavers. **Sent** is up and down. **Stored** is what the federation must have kept from the training.
   The cells' files hold seconds too; they are not shown, because the machines had other work meanwhile.
-- Numbers are means over the seeds ± their standard deviation. “Original” forgot nothing: it shows how much an attack can find.
+- Numbers are means over the seeds ± their standard deviation. The head of a column says over how many seeds it is if not over all: with the others a leaver has too few
+  examples for canaries. “Original” forgot nothing: it shows how much an attack can find.
 - A difference that is not found is not a proof of forgetting: with few canaries an attack has little power."""
 RUN = """\
 ## Run it
@@ -89,7 +94,11 @@ def make_page(results: Path, pictures: Mapping[str, str]) -> Iterator[str]:
     whole = {label: one for each in found.values() for label, one in each.items()}
     yield "# Every method, side by side"
     yield INTRO
-    yield "## In five sentences"
+    yield (
+        "## In five sentences, and one on rows"
+        if any(one.rows for one in whole.values())
+        else "## In five sentences"
+    )
     yield advise(whole)
     yield describe_missing(designs, found)
     for name, bench in designs.items():
@@ -149,54 +158,76 @@ def describe_state(bench: Benchmark, federations: Federations) -> str:
     devices = join_names(sorted({f"{one['device']} ({one['engine']['name']}, {one['engine']['precision']})" for one in made}))  # fmt: skip
     commands = join_names(sorted({f"`{one['command']}`" for one in made}))
     commits = join_names(sorted({str(one["commit"]) for one in made}))
-    place = cells[0].place
-    planted = (
-        "carry canaries and a backdoor"
-        if place.backdoor
-        else "carry canaries; there is no backdoor, which needs images"
-    )
-    public = (
-        ""
-        if place.public is None
-        else f" The server holds {place.public} unlabelled examples that no client has."
-    )
-    shadowed = sum(cell.place.shadows > 0 for cell in cells)
-    return (
-        f"{len(cells)} cells of {sum(1 for _ in bench.places())}, made by {commands} on {devices} at commit {commits}. {place.clients} clients, leaving: {place.forget}; {place.rounds} rounds, "
-        f"{place.epochs} local epochs, batch {place.batch_size}, learning rate {place.lr:g}, {place.held_out:.0%} of each client's data held out. The leavers {planted}.{public}"
-        + (f" {shadowed} cells were attacked by LiRA with {max(cell.place.shadows for cell in cells)} shadow federations each." if shadowed else "")
-        + (f" {bench.chosen}" if bench.chosen else "")
-    )  # fmt: skip
+    place, shadowed = cells[0].place, [cell.place.shadows for cell in cells if cell.place.shadows]
+    said = [
+        f"{len(cells)} cells of {sum(1 for _ in bench.places())}, made by {commands} on {devices} at commit {commits}.",
+        f"{place.clients} clients, leaving: {place.forget}; {place.rounds} rounds, {place.epochs} local epochs, batch {place.batch_size}, learning rate {place.lr:g}.",
+        f"{place.held_out:.0%} of each client's data is held out.",
+        f"The leavers carry canaries{' and a backdoor' if place.backdoor else '; there is no backdoor, which needs images'}.",
+    ]
+    if any(one.rows for one in federations.values()):
+        said.append(
+            "Where the name says “rows”, they stay, and only their canaries and triggered images are forgotten."
+        )
+    if place.public is not None:
+        said.append(f"The server holds {place.public} unlabelled examples that no client has.")
+    if shadowed:
+        said.append(
+            f"{len(shadowed)} cells were attacked by LiRA with {max(shadowed)} shadow federations each."
+        )
+    return " ".join(filter(None, [*said, bench.chosen]))
+
+
+class Column(NamedTuple):
+    """A column of a table of findings."""
+
+    head: str
+    read: Callable[[str], str]  # the text for a run, by name
+    original: str = NOTHING
+    is_text: bool = False
 
 
 def tabulate_findings(federation: Federation) -> Grid:
     """Return what each method's model does and gives away."""
-    shadowed = federation.cells[0].place.shadows > 0
-    heads = [
-        "method",
-        "exact",
-        "accuracy",
-        *(["backdoor"] if federation.backdoor else []),
-        "canaries, loss",
-        "canaries, change",
+    attacks = (*ATTACKS, LIRA) if federation.cells[0].place.shadows else ATTACKS
+    columns = [
+        Column("method", name_method, "original", is_text=True),
+        Column("exact", lambda name: "yes" if is_exact([federation], name) else "", "", is_text=True),
+        Column("accuracy", lambda name: format_shares(final_value(federation, name))),
+        *([_make_backdoor_column(federation)] if federation.backdoor else []),
+        *(_make_attack_column(federation, attack) for attack in attacks),
+        Column("found", lambda name: _list_found(federation, name), is_text=True),
+        Column("distance", lambda name: format_numbers(measure_distance(federation, name))),
+        Column("relearn", lambda name: _format_relearn(federation, name)),
     ]
-    heads += [*(["canaries, LiRA"] if shadowed else []), "found", "distance", "relearn"]
-    rows = [_row_original(federation, shadowed)]
-    for name in list_names([federation]):
-        if explain_refusal(federation, name):
-            continue
-        found = [
-            *(["leaks"] if leaks(federation, name) else []),
-            *(["backdoor stays"] if keeps_backdoor(federation, name) else []),
-        ]
-        rows.append([
-            name_method(name), "yes" if is_exact([federation], name) else "", format_shares(final_value(federation, name)),
-            *([format_shares(measure_backdoor(federation, name))] if federation.backdoor else []), format_points(measure_membership(federation, name)),
-            format_points(measure_membership(federation, name, CHANGE)),
-            *([format_points(measure_membership(federation, name, LIRA))] if shadowed else []), ", ".join(found) or NOTHING,
-            format_numbers(measure_distance(federation, name)), _format_relearn(federation, name),
-        ])  # fmt: skip
-    return Grid("", heads, rows, frozenset({0, 1, len(heads) - 3}))
+    rows = [[column.read(name) for column in columns] for name in list_served(federation)]
+    return Grid(
+        "", [column.head for column in columns], [[column.original for column in columns], *rows],
+        frozenset(place for place, column in enumerate(columns) if column.is_text),
+    )  # fmt: skip
+
+
+def _make_backdoor_column(federation: Federation) -> Column:
+    original = format_shares(measure_backdoor(federation, RETRAIN, ORIGINAL))
+    return Column("backdoor", lambda name: format_shares(measure_backdoor(federation, name)), original)
+
+
+def _make_attack_column(federation: Federation, attack: str) -> Column:
+    """Return the column of an attack on canaries; its head has the number of seeds, if not all have canaries."""
+    original = measure_original(federation, attack)
+    count = (
+        ""
+        if original.n in (0, len(federation.cells))
+        else f" ({original.n} of {len(federation.cells)} seeds)"
+    )
+    return Column(
+        f"canaries, {HEADS[attack]}{count}", lambda name: format_points(measure_membership(federation, name, attack)), format_points(original)
+    )  # fmt: skip
+
+
+def _list_found(federation: Federation, name: str) -> str:
+    found = {"leaks": leaks(federation, name), "backdoor stays": keeps_backdoor(federation, name)}
+    return ", ".join(word for word, is_found in found.items() if is_found) or NOTHING
 
 
 def _format_relearn(federation: Federation, name: str) -> str:
@@ -207,13 +238,6 @@ def _format_relearn(federation: Federation, name: str) -> str:
     return ("≥ " if found.values and max(found.values) > most else "") + format_counts(found)
 
 
-def _row_original(federation: Federation, shadowed: bool) -> list[str]:
-    return [
-        "original", "", NOTHING, *([format_shares(measure_backdoor(federation, RETRAIN, ORIGINAL))] if federation.backdoor else []),
-        format_points(measure_original(federation)), format_points(measure_original(federation, CHANGE)), *([format_points(measure_original(federation, LIRA))] if shadowed else []), NOTHING, NOTHING, NOTHING,
-    ]  # fmt: skip
-
-
 def tabulate_costs(federation: Federation) -> Grid:
     """Return what each method costs and needs."""
     rows = [
@@ -222,7 +246,7 @@ def tabulate_costs(federation: Federation) -> Grid:
             _format_bytes(sum_costs(federation, name, "bytes_up", "bytes_down")), _format_bytes(sum_costs(federation, name, "stored_bytes")),
             ", ".join(list_requirements([federation], name)) or NOTHING,
         ]
-        for name in list_names([federation]) if not explain_refusal(federation, name)
+        for name in list_served(federation)
     ]  # fmt: skip
     heads = ["method", "client epochs", "of leavers", "MB sent", "MB stored", "needs"]
     return Grid("", heads, rows, frozenset({0, 5}))

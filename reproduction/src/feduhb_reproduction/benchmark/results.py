@@ -58,6 +58,16 @@ def explain_refusal(federation: Federation, run: str) -> str | None:
     return refused[0] if refused else None
 
 
+def has_served(federation: Federation, run: str) -> bool:
+    """Whether a method was run, and did not refuse the request."""
+    return federation.has(run) and explain_refusal(federation, run) is None
+
+
+def list_served(federation: Federation) -> list[str]:
+    """Return the names of the runs whose methods did not refuse the request."""
+    return [name for name in list_names([federation]) if has_served(federation, name)]
+
+
 def list_broken(federation: Federation) -> list[str]:
     """Return a line for each method that refused the request, broke off in some seeds, or was not run with all of them."""
     lines = []
@@ -96,18 +106,14 @@ def _pair(track: Track, attack: str, model: str) -> float | None:
 
 
 def measure_backdoor(federation: Federation, run: str, model: str = UNLEARNED) -> Spread:
-    """Return the share of triggered test images with the target as their label."""
+    """Return the share of triggered test images with the target as their label, for a run's model or for a control."""
     return _collect(federation, run, lambda track: (track.audit["backdoor"] or {}).get(model))
 
 
 def measure_planted(federation: Federation, run: str) -> Spread:
     """Return by how much the backdoor works more often than in Retrain, by seed."""
-
-    def subtract(track: Track) -> float | None:
-        success = track.audit["backdoor"]
-        return None if success is None else success[UNLEARNED] - success[RETRAIN]
-
-    return _collect(federation, run, subtract)
+    pairs = zip(measure_backdoor(federation, run).values, measure_backdoor(federation, run, RETRAIN).values, strict=True)  # fmt: skip
+    return Spread(tuple(left - base for left, base in pairs))
 
 
 def measure_distance(federation: Federation, run: str) -> Spread:

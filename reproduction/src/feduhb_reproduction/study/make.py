@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shutil
 import time
 from collections.abc import Mapping, Sequence
@@ -33,6 +32,7 @@ from feduhb_reproduction.reproduce import (
     attempt_all,
     catch_failure,
     choose_places,
+    find_deadline,
     join_failures,
 )
 from feduhb_reproduction.study.choose import Choice, choose, find_finalists, read_choice
@@ -247,7 +247,7 @@ def run_study(
     """
     check_engine(engine)
     check_whole("workers", workers)
-    deadline = math.inf if minutes is None else time.time() + 60 * minutes
+    deadline = find_deadline(minutes, time.time())
     job = partial(Job, data=data, engine=engine, command=command, alone=workers == 1)
     failed: list[Failure] = []
     before: Wanted | None = None
