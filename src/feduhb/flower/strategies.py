@@ -390,6 +390,6 @@ class FedAF(Unlearning):
     name: ClassVar[str] = "fedaf"
     allow_asking_leavers: bool = False
     teachers: int = 5
-    penalty: float = 100.0
+    penalty: float = 10.0
     overwriting: int = 1
     after: int = 5

@@ -50,7 +50,7 @@ class FedAF(Method[Overwriting]):
     """
 
     teachers: int = 5
-    penalty: float = 100.0
+    penalty: float = 10.0
     overwriting: int = 1
     after: int = 5
     epochs: int = 5
