@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from typing import Protocol, TypeVar
 
 import torch
 
-from feduhb.core import check_whole
+from feduhb.core import check_positive, check_whole
 from feduhb.data import load_dataset
 from feduhb.engines import check_engine
 from feduhb.errors import ConfigError, FeduhbError, RunFolderError
@@ -205,6 +206,14 @@ def choose_places(
         for place in places
         if (not only or name(place).startswith(tuple(only))) and (seeds is None or place.seed in seeds)
     ]
+
+
+def count_seconds(minutes: float | None) -> float:
+    """Return the seconds in a number of minutes, infinity for None; raise ConfigError if it is not positive."""
+    if minutes is None:
+        return math.inf
+    check_positive("minutes", minutes, 8)
+    return 60 * minutes
 
 
 def count_workers(workers: int | None, engine: str) -> int:

@@ -41,6 +41,7 @@ from feduhb_reproduction.reproduce import (
     attempt_all,
     catch_failure,
     choose_places,
+    count_seconds,
     count_workers,
     join_failures,
 )
@@ -151,7 +152,7 @@ def run_benchmark(
     """
     check_engine(engine)
     workers = count_workers(workers, engine)
-    deadline = math.inf if minutes is None else time.time() + 60 * minutes
+    deadline = time.time() + count_seconds(minutes)
     before = check_benchmark(bench, out, own=own, seeds=seeds, only=only)
     if before.missing:
         load_dataset(bench.data, data)  # fetched, or refused, before anything is computed
