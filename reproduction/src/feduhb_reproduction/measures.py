@@ -153,11 +153,7 @@ def find_reached(
 
     A run that broke off counts with the rounds it has; a seed without a final accuracy to reach is left out.
     """
-
-    def look(track: Track, level: float) -> int | None:
-        return _first_reached(track.of(ACCURACY), level)
-
-    return _find_rounds(federation, run, goal, look, of)
+    return _find_rounds(federation, run, goal, find_first, of)
 
 
 def find_kept(federation: Federation, run: str, goal: float | None = None) -> Reached:
@@ -165,11 +161,19 @@ def find_kept(federation: Federation, run: str, goal: float | None = None) -> Re
 
     A run that broke off does not stay.
     """
+    return _find_rounds(federation, run, goal, find_kept_from)
 
-    def look(track: Track, level: float) -> int | None:
-        return None if track.failed else _first_kept(track.of(ACCURACY), level)
 
-    return _find_rounds(federation, run, goal, look)
+def find_first(track: Track, level: float) -> int | None:
+    """Return the first round with a test accuracy; None for never."""
+    return next((n for n, value in enumerate(track.of(ACCURACY), 1) if value >= level), None)
+
+
+def find_kept_from(track: Track, level: float) -> int | None:
+    """Return the first round from which the test accuracy is never below a level again; None for never, and if the run broke off."""
+    values = track.of(ACCURACY)
+    late = next((n for n in range(len(values), 0, -1) if not values[n - 1] >= level), 0) + 1
+    return late if late <= len(values) and track.failed is None else None
 
 
 def _find_rounds(
@@ -185,11 +189,6 @@ def _find_rounds(
         for seed, track in federation.every(run).items()
     }
     return Reached({seed: look(track, level) for seed, (track, level) in found.items() if level is not None})
-
-
-def _first_kept(values: Sequence[float], level: float) -> int | None:
-    late = next((n for n in range(len(values), 0, -1) if not values[n - 1] >= level), 0) + 1
-    return late if late <= len(values) else None
 
 
 def replay_rule(
@@ -337,10 +336,6 @@ def _last_value(track: Track, series: str) -> float | None:
 def _value_at(track: Track, end: int) -> float | None:
     values = track.of(ACCURACY)
     return values[end - 1] if len(values) >= end else None
-
-
-def _first_reached(values: Sequence[float], goal: float) -> int | None:
-    return next((n for n, value in enumerate(values, 1) if value >= goal), None)
 
 
 def _make_spread(values: Iterable[float | None]) -> Spread:

@@ -13,7 +13,7 @@ from typing import Protocol, TypeVar
 
 import torch
 
-from feduhb.core import check_whole
+from feduhb.core import check_positive, check_whole
 from feduhb.data import load_dataset
 from feduhb.engines import check_engine
 from feduhb.errors import ConfigError, FeduhbError, RunFolderError
@@ -225,8 +225,7 @@ def find_deadline(minutes: float | None, now: float) -> float:
     """Return the time after which no more runs begin; infinity without a number of minutes."""
     if minutes is None:
         return math.inf
-    if not minutes > 0:
-        raise ConfigError(f"--minutes is {minutes:g}; give a number above 0, such as 8")
+    check_positive("--minutes", minutes, 8)
     return now + 60 * minutes
 
 

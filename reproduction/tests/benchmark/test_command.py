@@ -441,7 +441,7 @@ def test_bad_settings_of_audits_are_refused_before_anything_runs(tmp_path, line,
 @pytest.mark.parametrize("minutes", ["nan", "-5", "0"])
 def test_minutes_are_above_zero(tmp_path, minutes):
     line = refuse(write(tmp_path), "--out", tmp_path / "out", "--minutes", minutes)
-    assert line == f"feduhb: --minutes is {minutes}; give a number above 0, such as 8"
+    assert line == f"feduhb: --minutes is {float(minutes)}; give a positive number, such as 8"
 
 
 def test_a_key_that_is_no_setting_is_refused(tmp_path):

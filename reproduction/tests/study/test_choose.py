@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,14 +12,15 @@ from feduhb.errors import ConfigError, RunFolderError
 from feduhb.methods import RECOMMENDED
 from feduhb_reproduction.cells import Track
 from feduhb_reproduction.study import choose as module
-from feduhb_reproduction.study.choose import FILE, choose, find_finalists, rank_rule, read_choice
+from feduhb_reproduction.study.choose import FILE, BestRule, RuleScore, choose, find_finalists, read_choice
 from feduhb_reproduction.study.criteria import read_results
-from feduhb_reproduction.study.design import Candidates, find_study, read_study
-from feduhb_reproduction.study.make import check_study, estimate_study, list_next, plan_cell
-from feduhb_reproduction.study.page import STUDIES
-from study.series import GOAL, LONG, SOONER, fill, longer, runs, study, track, write
+from feduhb_reproduction.study.design import Candidates, Part, Rules, find_study, read_study
+from feduhb_reproduction.study.make import check_study, estimate_study, list_next, plan_cell, read_known
+from feduhb_reproduction.study.page import STUDIES, render_study
+from study.series import GOAL, LONG, SOON, SOONER, broken, fill, longer, runs, study, track, write
 
 GARBAGE = "not a cell"
+FAST = "nesterov-momentum-0.9"
 
 
 def spoil(out: Path, seeds: tuple[int, ...]) -> None:
@@ -40,7 +42,7 @@ def test_the_choice_opens_no_cell_of_a_reported_seed(tmp_path):
     spoil(tmp_path, plan.report)
     found = choose(plan, tmp_path)
     assert found is not None
-    assert found.fast == "nesterov-momentum-0.9"
+    assert found.fast.run == "nesterov-momentum-0.9"
     assert found.families == {"Retrain": "retrain", "FedUHB": "feduhb", "Nesterov": "nesterov-momentum-0.9"}
     with pytest.raises(RunFolderError, match="is damaged"):
         read_results(plan, tmp_path)
@@ -78,9 +80,9 @@ def test_nothing_is_chosen_before_every_tuning_cell_is_there(tmp_path):
     assert choose(plan, tmp_path) is None
     assert not (tmp_path / FILE).exists()
     reported = next(plan.places(plan.report))
-    names = [one.name for one in plan.list_candidates()]
-    assert plan_cell(plan, reported, None, names) == {}
-    assert len(plan_cell(plan, first, None, names)) == 4
+    known = read_known(plan, tmp_path)
+    assert plan_cell(plan, reported, known) == {}
+    assert len(plan_cell(plan, first, known)) == 4
 
 
 def test_after_the_first_tuning_seed_only_the_best_run(tmp_path):
@@ -109,15 +111,11 @@ def test_after_the_first_tuning_seed_only_the_best_run(tmp_path):
         )
     found = choose(plan, tmp_path)
     assert found is not None
-    assert found.fast == "nesterov-momentum-0.9"
+    assert found.fast.run == "nesterov-momentum-0.9"
     assert found.families == {"Retrain": "retrain", "FedUHB": "feduhb", "Nesterov": "nesterov-momentum-0.9"}
-    tried = {
-        name: one["worst"]
-        for family in found.record["methods"].values()
-        for name, one in family["tried"].items()
-    }
+    tried = {name: one.worst for family in found.methods.values() for name, one in family.tried.items()}
     assert tried == {"retrain": 6, "feduhb": 5, "nesterov-momentum-0.5": 5, "nesterov-momentum-0.9": 4}
-    assert "the next is Retrain with 6.0 and 6.0" in found.record["fast"]["why"]
+    assert "the next is Retrain with 6.0 and 6.0" in found.fast.why
 
 
 def test_rules_are_chosen_once_the_long_runs_are_there(tmp_path):
@@ -127,14 +125,16 @@ def test_rules_are_chosen_once_the_long_runs_are_there(tmp_path):
     assert found is not None
     assert found.rule is None
     place = next(plan.places(plan.tune))
-    assert plan_cell(plan, place, found, [])["nesterov-momentum-0.9"].rounds == LONG
-    assert plan_cell(plan, next(plan.places(plan.report)), found, []) == {}
+    known = read_known(plan, tmp_path)
+    assert plan_cell(plan, place, known)["nesterov-momentum-0.9"].rounds == LONG
+    assert plan_cell(plan, next(plan.places(plan.report)), known) == {}
     assert [one.missing for one in estimate_study(plan, tmp_path)] == [4, 8, 8, 4, 0]
     fill(tmp_path, plan, plan.tune)
     found = choose(plan, tmp_path)
     assert found is not None
-    assert found.rule == "accuracy"
-    assert found.rules == {"accuracy": "rounds 2, smooth 1, first 1", "paper": "λ 0.6"}
+    assert found.rule == BestRule("accuracy", "rounds 2, smooth 1, first 1")
+    assert found.rules is not None
+    assert [one.chosen for one in found.rules.values()] == ["rounds 2, smooth 1, first 1", "λ 0.6"]
 
 
 def test_long_runs_that_differ_choose_again_before_anything_is_reported(tmp_path):
@@ -148,7 +148,7 @@ def test_long_runs_that_differ_choose_again_before_anything_is_reported(tmp_path
     fill(tmp_path, plan, plan.tune, {"nesterov-momentum-0.9": track(longer(GOAL))})
     chosen = choose(plan, tmp_path)
     assert chosen is not None
-    assert chosen.fast == "feduhb"
+    assert chosen.fast.run == "feduhb"
     assert chosen.rule is not None
     assert {place.seed for place, _ in check_study(plan, tmp_path).missing} == {*plan.report}
 
@@ -167,7 +167,7 @@ def test_what_criteria_need_is_made_first(tmp_path):
         for place in plan.places(plan.report):
             write(tmp_path, place, made)
     assert [one.missing for one in estimate_study(plan, tmp_path)] == [0] * 5
-    assert sum(one.missing for one in estimate_study(plan)) == 4 * 5 + 4 * 6
+    assert sum(one.missing for one in estimate_study(plan, tmp_path / "empty")) == 4 * 5 + 4 * 6
 
 
 def test_reported_cells_hold_the_choice(tmp_path):
@@ -180,6 +180,101 @@ def test_reported_cells_hold_the_choice(tmp_path):
         match=r"now choose nesterov-momentum-0\.5, but reported cells were made with nesterov-momentum-0\.9",
     ):
         choose(plan, tmp_path)
+
+
+def test_reported_cells_hold_the_fastest_method(tmp_path):
+    """Families and their choices stay, and another of them is faster: what was reported was not run long for it."""
+    plan = study(
+        candidates=(*study().candidates[:2], Candidates(family="Nesterov", method="nesterov", settings={"momentum": (0.9,)}))
+    )  # fmt: skip
+    fill(tmp_path, plan, (1, 2, 3, 4))
+    before = choose(plan, tmp_path)
+    fill(
+        tmp_path,
+        plan,
+        plan.tune,
+        {"feduhb": track(longer((0.9,))), "nesterov-momentum-0.9": track(longer(SOON))},
+    )
+    with pytest.raises(
+        RunFolderError, match=r"now choose feduhb, but reported cells were made with nesterov-momentum-0\.9"
+    ):
+        choose(plan, tmp_path)
+    assert read_choice(plan, tmp_path) == before
+
+
+@pytest.mark.parametrize("places", [slice(None), slice(0, 1)])
+def test_a_rule_that_does_not_fire_before_runs_break_off_loses_all(tmp_path, places):
+    """All or some of the long runs diverge after round 9; a rule that ends them before loses nothing."""
+    plan = study(
+        rules=(
+            Rules(family="late", rule="distance_stop", settings={"share": (1e-9,), "window": (5,), "first": (10,)}),
+            study().rules[0],
+        )
+    )  # fmt: skip
+    fill(tmp_path, plan, plan.tune)
+    for place in [*plan.places(plan.tune)][places]:
+        write(tmp_path, place, {**runs(), FAST: broken(track(longer(SOONER)[:9]))})
+    found = choose(plan, tmp_path)
+    assert found is not None
+    assert found.fast.run == FAST
+    assert found.rules is not None
+    assert {one.worst_seed for one in found.rules["late"].tried.values()} == {100}
+    assert found.rule == BestRule("accuracy", "rounds 2, smooth 1, first 1")
+
+
+def test_where_retrain_breaks_off_no_candidate_is_ahead(tmp_path):
+    plan = study(finalists=1)
+    fill(tmp_path, plan, plan.tune)
+    for place in [*plan.places(plan.tune)][::2]:
+        write(tmp_path, place, {**runs(), "retrain": broken(track(GOAL[:2]))})
+    found = choose(plan, tmp_path)
+    assert found is not None
+    assert {one.worst for family in found.methods.values() for one in family.tried.values()} == {7}
+    assert found.fast.run == FAST
+
+
+def two_data_sets(**changes: Any):
+    parts = [Part(data=name, partitions=("iid",), per_client=(40,)) for name in ("digits", "mnist-5k")]
+    return study(federations=tuple(parts), limit=3, **changes)
+
+
+def test_what_is_slow_on_the_first_data_set_is_not_run_on_the_next(tmp_path):
+    """FedExP leaves its family without a candidate, so it is not reported; FedUHB is as slow, and a control."""
+    plan = two_data_sets(candidates=(*study().candidates, Candidates(family="FedExP", method="fedexp")))
+    every = {**runs(), "fedexp": track(GOAL)}
+    one, two = plan.places((1,))
+    found = check_study(plan, tmp_path)
+    assert [len(runs) for _, runs in found.missing] == [5]
+    assert found.later == 5 + 2 * 5 + 4 * (4 + 2)
+    write(tmp_path, one, every)
+    found = check_study(plan, tmp_path)
+    assert [(place.data, [*runs]) for place, runs in found.missing] == [
+        ("mnist-5k", ["retrain", FAST]),
+        ("digits", ["retrain", FAST]),
+        ("mnist-5k", ["retrain", FAST]),
+    ]
+    assert found.later == 4 * (3 + 2)
+    write(tmp_path, two, {name: every[name] for name in ("retrain", FAST)})
+    for place in plan.places((2,)):
+        write(tmp_path, place, {name: every[name] for name in ("retrain", FAST)})
+    chosen = choose(plan, tmp_path)
+    assert chosen is not None
+    assert chosen.families == {"Retrain": "retrain", "FedUHB": "feduhb", "Nesterov": FAST}
+    assert (chosen.methods["FedExP"].chosen, chosen.contenders) == (None, ("retrain", FAST))
+    assert "more than 3 rounds in a federation of digits" in chosen.limited_by
+    assert read_choice(plan, tmp_path) == chosen
+    page = "\n".join(render_study(read_results(plan, tmp_path), {}))
+    assert "| FedExP | 6.0 | 6.0 | 1, digits alone |  |" in page
+    missing = check_study(plan, tmp_path)
+    assert {name for _, plans in missing.missing for name in plans} == {
+        "retrain", "feduhb", FAST, "federaser", "fedrecover",
+    }  # fmt: skip
+
+
+def test_the_best_go_on_even_if_all_are_slow(tmp_path):
+    plan = two_data_sets(finalists=1)
+    write(tmp_path, next(plan.places((1,))), {**runs(), "retrain": broken(track(GOAL[:2]))})
+    assert read_known(plan, tmp_path).contenders == ["retrain", "feduhb"]
 
 
 def test_a_choice_among_other_candidates_is_refused(tmp_path):
@@ -195,12 +290,12 @@ def test_a_choice_among_other_candidates_is_refused(tmp_path):
 
 
 def test_ties_go_to_the_lower_mean_and_late_rules_come_last():
-    def score(end: float, lost: float) -> dict[str, float]:
-        return {"mean_end": end, "worst_lost": lost}
+    def score(end: float, lost: float) -> RuleScore:
+        return RuleScore(mean_end=end, worst_lost=lost, worst_seed=lost, fired=1)
 
     late, early, good = score(module.LATEST + 1, 0.0), score(20, 9.0), score(50, 0.5)
-    assert sorted([late, early, good], key=rank_rule) == [good, early, late]
-    assert rank_rule(score(40, 0.5)) < rank_rule(good)
+    assert sorted([late, early, good], key=lambda one: one.rank) == [good, early, late]
+    assert score(40, 0.5).rank < good.rank
 
 
 def test_the_built_in_studies_are_sound():
@@ -221,6 +316,25 @@ def test_a_study_needs_as_many_rounds_as_the_mean_that_rules_are_compared_with()
 def test_a_study_needs_what_others_are_compared_with():
     with pytest.raises(ConfigError, match="the candidates lack retrain with its own settings"):
         study(candidates=(Candidates(family="FedUHB", method="feduhb"),))
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"report": (3, 3)}, r"report is \[3, 3\]; give at least one seed, and each once"),
+        ({"held_out": 0.0}, "held_out is 0.0; give a share between 0 and 1"),
+        ({"lr": 0.0}, "lr is 0.0; give a positive number"),
+        ({"epochs": 0}, "epochs is 0; give 1 or more"),
+        ({"limit": 16}, "limit is 16, but there is one data set"),
+        ({"candidates": (*study().candidates, Candidates(family="FedEraser", method="federaser"))}, "federaser cannot be a candidate"),
+        ({"candidates": (*study().candidates, Candidates(family="Rollback", method="rollback"))}, "rollback cannot be a candidate"),
+        ({"candidates": (*study().candidates, Candidates(family="FedNew", method="fednew"))}, "there is no method 'fednew'"),
+        ({"candidates": (*study().candidates, Candidates(family="FedExP", method="fedexp", settings={"beta": (1,)}))}, "fedexp has no setting beta"),
+    ],
+)  # fmt: skip
+def test_a_study_that_could_not_end_is_refused_when_it_is_read(changes, error):
+    with pytest.raises(ConfigError, match=error):
+        study(**changes)
 
 
 def test_fast_is_what_the_study_chose():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 import feduhb
@@ -25,7 +26,7 @@ from feduhb_reproduction.study.results import (
     subtract_at_equal_work,
 )
 from report.looking import written
-from study.series import LONG, SOON, SOONER, broken, fill, longer, runs, study, track, write
+from study.series import GOAL, LONG, SOON, SOONER, broken, fill, longer, runs, study, track, write
 
 FAST = "nesterov-momentum-0.9"
 
@@ -151,13 +152,47 @@ def test_a_rule_that_an_early_overshoot_fools_fails(made):
     assert "35.00 points" in found[4].measured
 
 
-def test_no_stop_rule_is_judged_without_the_seed_whose_run_broke_off(made):
+@pytest.mark.parametrize("rounds", [0, 9, LONG])
+def test_no_criterion_on_stop_rules_holds_if_a_run_broke_off(made, rounds):
     plan, out = made
-    write(out, next(plan.places((3,))), {**runs(), FAST: broken(track(longer(SOONER)[:9]))})
+    write(out, next(plan.places((3,))), {**runs(), FAST: broken(track(longer(SOONER)[:rounds]))})
     found = judge_study(read_results(plan, out))[4:]
     assert {(one.verdict, one.measured) for one in found} == {
-        ("cannot be judged", "1 of 4 runs broke off before the last round")
+        ("does not hold", "a run broke off in digits 40, iid with seed 3")
     }
+    write_study(plan, out)
+
+
+@pytest.mark.parametrize("seeds", [(3,), (3, 4)])
+def test_where_retrain_broke_off_no_criterion_on_rounds_holds(made, seeds):
+    plan, out = made
+    for seed in seeds:
+        write(out, next(plan.places((seed,))), {**runs(), "retrain": broken(track(GOAL[:2]))})
+    found = judge_study(read_results(plan, out))[:2]
+    assert {one.verdict for one in found} == {"does not hold"}
+    words = "seed 3" if len(seeds) == 1 else "seeds 3 and 4"
+    assert all(f"Retrain broke off in digits 40, iid with {words}" in one.measured for one in found)
+    write_study(plan, out)
+
+
+def test_a_run_that_breaks_off_later_than_the_work_lasts_is_ahead(made):
+    """FedEraser's work pays for two rounds of six; the run breaks off in the ninth."""
+    plan, out = made
+    fill(out, plan, plan.report, {FAST: broken(track(longer(SOONER)[:9]))})
+    results = read_results(plan, out)
+    assert len(list_ahead(results, FAST, "federaser")) == 2
+    fill(out, plan, plan.report, {FAST: broken(track(SOONER[:5]))})
+    assert list_ahead(read_results(plan, out), FAST, "federaser") == []
+
+
+def test_a_method_below_the_axis_is_drawn_at_its_edge(made):
+    plan, out = made
+    fill(out, plan, plan.report, {"fedrecover": track((0.1, 0.1, 0.05), epochs=3, exact=False)})
+    figure = draw_work(read_results(plan, out))
+    assert figure is not None
+    assert "5%" in written(figure)
+    marks = [line for line in figure.axes[0].lines if line.get_marker() == "v"]
+    assert [np.asarray(line.get_ydata()).tolist() for line in marks] == [pytest.approx([0.3])]
 
 
 def test_what_is_not_run_cannot_be_judged(tmp_path):
@@ -190,7 +225,7 @@ def test_the_report_is_written_from_stored_cells(made):
         "On seeds 1 and 2 alone. The fastest method there is the recommended one: Nesterov, momentum 0.9 needs at most 2.0 rounds"
         in text
     )
-    assert "| digits 40, iid | Nesterov, momentum 0.9 (recommended) | 2 | 2 | 8 | 70.0% | 0.300 | 2 |" in text
+    assert "| Nesterov, momentum 0.9 (recommended) | 2 | 2 | 8 | 70.0% | 0.300 | 2 |" in text
     results = read_results(plan, out)
     assert len(tabulate_rounds(results).rows) == 2 * 3
     assert [row[1] for row in tabulate_work(results).rows] == ["0 of 2", "2 of 2", "2 of 2"]

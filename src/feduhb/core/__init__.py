@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from feduhb.core.lazy import import_lazily
 
 if TYPE_CHECKING:
+    from feduhb.core.checks import check_positive as check_positive
     from feduhb.core.checks import check_whole as check_whole
     from feduhb.core.flat import flatten as flatten
     from feduhb.core.flat import with_params as with_params
@@ -12,5 +13,10 @@ if TYPE_CHECKING:
     from feduhb.core.types import Engine as Engine
 
 __getattr__, __dir__, __all__ = import_lazily(
-    __name__, {"checks": ["check_whole"], "flat": ["flatten", "with_params"], "types": ["ClientId", "Engine"]}
+    __name__,
+    {
+        "checks": ["check_positive", "check_whole"],
+        "flat": ["flatten", "with_params"],
+        "types": ["ClientId", "Engine"],
+    },
 )

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from feduhb.runs.config import to_toml as to_toml
     from feduhb.runs.config import validate as validate
     from feduhb.runs.files import disk_errors as disk_errors
+    from feduhb.runs.files import find_json as find_json
     from feduhb.runs.files import hold_lock as hold_lock
     from feduhb.runs.files import write_atomically as write_atomically
     from feduhb.runs.folder import RunFolder as RunFolder
@@ -31,7 +32,7 @@ __getattr__, __dir__, __all__ = import_lazily(
     __name__,
     {
         "config": ["TrainSettings", "find_difference", "parse_config", "read_toml", "to_toml", "validate"],
-        "files": ["disk_errors", "hold_lock", "write_atomically"],
+        "files": ["disk_errors", "find_json", "hold_lock", "write_atomically"],
         "folder": ["RunFolder", "explain_end", "versions"],
         "inventory": ["read_status"],
         "plan": ["Show"],

@@ -8,19 +8,21 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from feduhb.errors import RunFolderError
-from feduhb.runs import write_atomically
+from feduhb.report.words import join_names
+from feduhb.runs import find_json, write_atomically
 from feduhb.stopping import StopRule
 from feduhb_reproduction.cells import RETRAIN, cell_file
 from feduhb_reproduction.study.design import Candidate, Study
 from feduhb_reproduction.study.results import (
+    DATA,
     Federations,
     Stopped,
     count_rounds,
+    list_labels,
     list_missing,
     read_seeds,
     stop_federation,
@@ -32,9 +34,13 @@ METHODS_BY = (
     "the fewest rounds to keep Retrain's final accuracy, in the federation where it needs the most, as a mean over the tuning "
     "seeds; then the fewest on average over federations. A run that never keeps it counts with one round more than were run."
 )
+LIMITED_BY = (
+    "A candidate that needs more than {limit} rounds in a federation of {first} on the first tuning seed is not run on {others}, and not compared "
+    "further; at least the best {n} are. A family with no other candidate is not reported, except for the controls: FedAvg with a longer step, and FedUHB."
+)
 FINALISTS_BY = (
-    "Every candidate runs on the first tuning seed. The {n} with the fewest rounds in their worst federation there run on the others too, with "
-    "Retrain, and only these are compared further. A family without any of them is reported with its best on the first seed."
+    "The {n} candidates with the fewest rounds in their worst federation on the first tuning seed run on the others too, with Retrain, and only "
+    "these are compared further. Another family is reported with its best on the first seed."
 )
 RULES_BY = (
     f"of the settings that end by round {LATEST} on average, the one that loses the fewest points in the federation where it loses the "
@@ -43,55 +49,110 @@ RULES_BY = (
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """What was chosen: a candidate of each family, the fastest of all, and a setting of each family of stop rules."""
+class Score:
+    """The rounds of a candidate: in the worst federation, on average, and in each."""
 
-    record: Mapping[str, Any]  # as in the file, with the reasons
+    worst: float
+    mean: float
+    rounds: Mapping[str, float]
+
+    @property
+    def rank(self) -> tuple[float, float]:
+        """The key by which candidates are ranked, see `METHODS_BY`."""
+        return self.worst, self.mean
+
+
+@dataclass(frozen=True, slots=True)
+class MethodFamily:
+    """The run that was chosen of a family of methods, and the scores of all; None is chosen of a family that is not reported."""
+
+    chosen: str | None
+    tried: Mapping[str, Score]
+
+
+@dataclass(frozen=True, slots=True)
+class Fast:
+    """The run with the fewest rounds of all."""
+
+    run: str
+    method: str
+    settings: Mapping[str, int | float]
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class RuleScore:
+    """The mean end of a rule over federations, the points lost in the worst of them and in the worst seed, and the seeds that fired."""
+
+    mean_end: float
+    worst_lost: float
+    worst_seed: float
+    fired: int
+
+    @property
+    def rank(self) -> tuple[bool, float, float]:
+        """The key by which rules are ranked, see `RULES_BY`."""
+        if self.mean_end > LATEST:
+            return True, self.mean_end, self.worst_lost
+        return False, self.worst_lost, self.mean_end
+
+
+@dataclass(frozen=True, slots=True)
+class RuleFamily:
+    """The settings that were chosen of a family of stop rules, and the scores of all."""
+
+    chosen: str
+    tried: Mapping[str, RuleScore]
+
+
+@dataclass(frozen=True, slots=True)
+class BestRule:
+    """The best of the chosen rules."""
+
+    family: str
+    settings: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """What was chosen, with the reasons: a candidate of each family, the fastest of all, and a setting of each family of stop rules."""
+
+    seeds: tuple[int, ...]
+    methods_by: str
+    limited_by: str = ""
+    contenders: tuple[str, ...] = ()  # empty: all candidates
+    finalists_by: str = ""
+    finalists: tuple[str, ...] = ()  # empty: all candidates
+    methods: Mapping[str, MethodFamily]
+    fast: Fast
+    rules_by: str
+    rules: Mapping[str, RuleFamily] | None  # None before the rules were chosen
+    rule: BestRule | None
 
     @property
     def families(self) -> dict[str, str]:
-        """The chosen run of each family of methods."""
-        return {family: one["chosen"] for family, one in self.record["methods"].items()}
-
-    @property
-    def fast(self) -> str:
-        """The run with the fewest rounds of all."""
-        return self.record["fast"]["run"]
-
-    @property
-    def rules(self) -> dict[str, str]:
-        """The chosen settings of each family of stop rules; empty before the rules were chosen."""
-        return {family: one["chosen"] for family, one in (self.record["rules"] or {}).items()}
-
-    @property
-    def rule(self) -> str | None:
-        """The family of the best rule; None before the rules were chosen."""
-        return self.record["rule"]["family"] if self.record["rule"] else None
+        """The chosen run of each family of methods that is reported."""
+        return {family: one.chosen for family, one in self.methods.items() if one.chosen is not None}
 
 
 def read_choice(study: Study, out: Path) -> Choice | None:
     """Return what was chosen; None if nothing was; raise RunFolderError for a choice of another study."""
     path = out / FILE
-    if not path.exists():
+    found = find_json(path, Choice, "delete it, and feduhb study chooses again")
+    if found is None:
         return None
-    try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-        tried = [name for one in record["methods"].values() for name in one["tried"]]
-        seeds, rules = record["seeds"], record["rules"]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise RunFolderError(
-            f"{path} is damaged ({error!r}); delete it, and feduhb study chooses again"
-        ) from None
+    tried = [name for one in found.methods.values() for name in one.tried]
     known = {rules.family: [*rules.make()] for rules in study.rules}
+    rules = None if found.rules is None else {family: [*one.tried] for family, one in found.rules.items()}
     if (
         sorted(tried) != sorted(one.name for one in study.list_candidates())
-        or seeds != list(study.tune)
-        or (rules is not None and {family: [*one["tried"]] for family, one in rules.items()} != known)
+        or found.seeds != study.tune
+        or rules not in (None, known)
     ):
         raise RunFolderError(
             f"{path} was chosen among other candidates, rules or seeds; delete it to choose again, or choose another --out"
         )
-    return Choice(record)
+    return found
 
 
 def choose(study: Study, out: Path) -> Choice | None:
@@ -101,134 +162,152 @@ def choose(study: Study, out: Path) -> Choice | None:
         RunFolderError: the tuning cells say something else than the choice with which reported cells were made.
     """
     before = read_choice(study, out)
-    tuned = read_seeds(study, out, study.tune)
-    finalists = find_finalists(study, out)
+    tuned, contenders, finalists = (
+        read_seeds(study, out, study.tune), find_contenders(study, out), find_finalists(study, out),
+    )  # fmt: skip
     if not finalists or list_missing(study, tuned, dict.fromkeys(finalists, study.rounds), study.tune):
         return before
-    methods, fast = _choose_methods(study, tuned, read_seeds(study, out, study.tune[:1]), finalists)
-    families = {family: one["chosen"] for family, one in methods.items()}
-    if before is not None and before.families != families and _has_reported(study, out):
-        other = next(family for family in families if before.families[family] != families[family])
+    methods, fast = _choose_methods(
+        study, tuned, read_seeds(study, out, study.tune[:1]), contenders, finalists
+    )
+    rules = None
+    if not list_missing(study, tuned, {fast.run: study.long}, study.tune):
+        rules = _choose_rules(study, tuned, fast.run)
+    best = None if rules is None else min(rules, key=lambda family: _score_chosen(rules[family]).rank)
+    found = Choice(
+        seeds=study.tune, methods_by=METHODS_BY, methods=methods, fast=fast, rules_by=RULES_BY, rules=rules,
+        rule=None if best is None or rules is None else BestRule(best, rules[best].chosen),
+        limited_by=describe_limit(study), contenders=() if study.limit is None else tuple(contenders),
+        finalists_by=describe_finalists(study), finalists=() if study.finalists is None else tuple(finalists),
+    )  # fmt: skip
+    if before is not None and before != found:
+        _refuse_change(study, out, before, found)
+    if before != found:
+        record = {key: value for key, value in asdict(found).items() if value not in ("", ())}
+        content = json.dumps(record, indent=1, allow_nan=False) + "\n"
+        write_atomically(out / FILE, content.encode(), private=False)
+    return found
+
+
+def _refuse_change(study: Study, out: Path, before: Choice, found: Choice) -> None:
+    """Raise RunFolderError if reported cells were made with other methods, or with another as the fastest."""
+    old, new = ([*one.families.values(), one.fast.run] for one in (before, found))
+    reported = any(cell_file(out / place.data, place).exists() for place in study.places(study.report))
+    if reported and old != new:
+        differs = next((pair for pair in zip(old, new, strict=False) if pair[0] != pair[1]), (old, new))
         raise RunFolderError(
-            f"the tuning cells in {out} now choose {families[other]}, but reported cells were made with {before.families[other]}; "
+            f"the tuning cells in {out} now choose {differs[1]}, but reported cells were made with {differs[0]}; "
             f"restore the tuning cells, or delete {FILE} and the cells of seeds {', '.join(map(str, study.report))}"
         )
-    rules = None
-    if not list_missing(study, tuned, {fast.name: study.long}, study.tune):
-        rules = _choose_rules(study, tuned, fast.name)
-    best = None if rules is None else min(rules, key=lambda family: _rank_record(rules[family]))
-    record = {
-        "seeds": list(study.tune),
-        "methods_by": METHODS_BY,
-        **({} if study.finalists is None else {"finalists_by": FINALISTS_BY.format(n=study.finalists), "finalists": finalists}),
-        "methods": methods,
-        "fast": {"run": fast.name, "method": fast.method, "settings": dict(fast.settings), "why": _explain(study, methods, fast, finalists)},
-        "rules_by": RULES_BY,
-        "rules": rules,
-        "rule": None if best is None or rules is None else {"family": best, "settings": rules[best]["chosen"]},
-    }  # fmt: skip
-    if before is None or before.record != record:
-        write_atomically(
-            out / FILE, (json.dumps(record, indent=1, allow_nan=False) + "\n").encode(), private=False
-        )
-    return Choice(record)
+
+
+def describe_limit(study: Study) -> str:
+    """Return by what candidates run on the later data sets; "" if all do."""
+    if study.limit is None:
+        return ""
+    first, *others = [DATA.get(name, name) for name in study.data]
+    return LIMITED_BY.format(
+        limit=study.limit, first=first, others=join_names(others), n=study.finalists or 1
+    )
+
+
+def describe_finalists(study: Study) -> str:
+    """Return by what candidates run on the later tuning seeds; "" if all do."""
+    return "" if study.finalists is None else FINALISTS_BY.format(n=study.finalists)
+
+
+def find_contenders(study: Study, out: Path) -> list[str]:
+    """Return the candidates that run on every data set, see `LIMITED_BY`; none before the first data set is complete."""
+    names, seeds = [one.name for one in study.list_candidates()], study.tune[:1]
+    first = read_seeds(study, out, seeds)
+    runs = dict.fromkeys(names, study.rounds)
+    if study.limit is not None and list_missing(study, first, runs, seeds, study.data[0]):
+        return []
+    return guess_contenders(study, out)
+
+
+def guess_contenders(study: Study, out: Path) -> list[str]:
+    """Return the same as `find_contenders`, as far as the first data set was run."""
+    names = [one.name for one in study.list_candidates()]
+    if study.limit is None:
+        return names
+    every, labels = read_seeds(study, out, study.tune[:1]), list_labels(study, study.data[0])
+    first = {label: every[label] for label in labels if label in every}
+    scores = {name: score_candidate(first, name) for name in names if name != RETRAIN}
+    ranked = sorted(scores, key=lambda name: scores[name].rank)
+    within = sum(one.worst <= study.limit for one in scores.values())
+    return [RETRAIN, *ranked[: max(within, study.finalists or 1)]]
 
 
 def find_finalists(study: Study, out: Path) -> list[str]:
     """Return the candidates that run on every tuning seed, see `FINALISTS_BY`; none before the first seed is complete."""
-    names = [one.name for one in study.list_candidates()]
+    contenders = find_contenders(study, out)
     if study.finalists is None:
-        return names
-    first = read_seeds(study, out, study.tune[:1])
-    if list_missing(study, first, dict.fromkeys(names, study.rounds), study.tune[:1]):
+        return contenders
+    first, runs = read_seeds(study, out, study.tune[:1]), dict.fromkeys(contenders, study.rounds)
+    if not contenders or list_missing(study, first, runs, study.tune[:1]):
         return []
-    others = sorted(
-        (name for name in names if name != RETRAIN), key=lambda name: _rank(score_candidate(first, name))
-    )
+    others = [name for name in contenders if name != RETRAIN]
+    others.sort(key=lambda name: score_candidate(first, name).rank)
     return [RETRAIN, *others[: study.finalists]]
 
 
-def score_candidate(tuned: Federations, run: str) -> dict[str, Any]:
-    """Return the rounds of a candidate: in each federation, in the worst of them, and on average."""
-    rounds = {label: statistics.fmean(count_rounds(one, run).values) for label, one in tuned.items()}
-    return {"worst": max(rounds.values()), "mean": statistics.fmean(rounds.values()), "rounds": rounds}
-
-
-def _rank(score: Mapping[str, Any]) -> tuple[float, float]:
-    return score["worst"], score["mean"]
+def score_candidate(tuned: Federations, run: str) -> Score:
+    """Return the rounds of a candidate in the federations where it was run."""
+    found = {label: count_rounds(one, run).mean for label, one in tuned.items()}
+    rounds = {label: mean for label, mean in found.items() if mean is not None}
+    return Score(max(rounds.values(), default=0.0), statistics.fmean(rounds.values() or [0.0]), rounds)
 
 
 def _choose_methods(
-    study: Study, tuned: Federations, first: Federations, finalists: Sequence[str]
-) -> tuple[dict[str, Any], Candidate]:
-    names = [one.name for one in study.list_candidates()]
-    scores = {name: score_candidate(tuned if name in finalists else first, name) for name in names}
+    study: Study, tuned: Federations, first: Federations, contenders: Sequence[str], finalists: Sequence[str]
+) -> tuple[dict[str, MethodFamily], Fast]:
+    every = study.list_candidates()
+    scores = {one.name: score_candidate(tuned if one.name in finalists else first, one.name) for one in every}
 
-    def rank(candidate: Candidate) -> tuple[bool, float, float]:
-        return candidate.name not in finalists, *_rank(scores[candidate.name])
+    def rank(one: Candidate) -> tuple[bool, bool, float, float]:
+        return one.name not in finalists, one.name not in contenders, *scores[one.name].rank
 
-    methods = {
-        family: {"chosen": min(those, key=rank).name, "tried": {one.name: scores[one.name] for one in those}}
-        for family, those in study.list_families().items()
-    }
-    return methods, min(study.list_candidates(), key=rank)
-
-
-def _explain(study: Study, methods: Mapping[str, Any], fast: Candidate, finalists: Sequence[str]) -> str:
-    found = {
-        name: one for family in methods.values() for name, one in family["tried"].items() if name in finalists
-    }
-    mine = found[fast.name]
-    others = sorted((one["worst"], one["mean"], name) for name, one in found.items() if name != fast.name)
-    worst, mean, name = others[0]
-    label = next(one.label for one in study.list_candidates() if one.name == name)
-    return (
-        f"{fast.label} needs at most {mine['worst']:.1f} rounds in a federation and {mine['mean']:.1f} on average over "
-        f"{len(mine['rounds'])}, on seeds {', '.join(map(str, study.tune))}; the next is {label} with {worst:.1f} and {mean:.1f}"
+    methods: dict[str, MethodFamily] = {}
+    for family, those in study.list_families().items():
+        best = min(those, key=rank)
+        is_reported = best.name in contenders or best.is_control
+        methods[family] = MethodFamily(
+            best.name if is_reported else None, {one.name: scores[one.name] for one in those}
+        )
+    fast, second, *_ = sorted(every, key=rank)
+    mine, next_one = scores[fast.name], scores[second.name]
+    why = (
+        f"{fast.label} needs at most {mine.worst:.1f} rounds in a federation and {mine.mean:.1f} on average over "
+        f"{len(mine.rounds)}, on seeds {', '.join(map(str, study.tune))}; the next is {second.label} with {next_one.worst:.1f} and {next_one.mean:.1f}"
     )
+    return methods, Fast(fast.name, fast.method, dict(fast.settings), why)
 
 
-def _choose_rules(study: Study, tuned: Federations, run: str) -> dict[str, Any]:
-    """Return the tried settings of each family of rules on the fastest method's runs, and the chosen one."""
-    found: dict[str, Any] = {}
+def _choose_rules(study: Study, tuned: Federations, run: str) -> dict[str, RuleFamily]:
+    """Return the scores of each family of rules on the fastest method's runs, and the chosen settings."""
+    found: dict[str, RuleFamily] = {}
     for rules in study.rules:
         tried = {words: score_rule(study, tuned, run, rule) for words, rule in rules.make().items()}
-        found[rules.family] = {
-            "chosen": min(tried, key=lambda words, tried=tried: rank_rule(tried[words])),
-            "tried": tried,
-        }
+        found[rules.family] = RuleFamily(min(tried, key=lambda words, tried=tried: tried[words].rank), tried)
     return found
 
 
-def score_rule(study: Study, federations: Federations, run: str, rule: StopRule) -> dict[str, float]:
-    """Return the mean round at which a rule ends runs, and the points that it loses in the worst federation and seed."""
-    found = [one for each in federations.values() if (one := stop_federation(each, run, rule, study.long))]
-    return summarise_stops(found)
+def score_rule(study: Study, federations: Federations, run: str, rule: StopRule) -> RuleScore:
+    """Return where a rule ends runs and what is lost. A run that broke off before the rule fired loses all points."""
+    found = [stop_federation(each, run, rule, study.long) for each in federations.values()]
+    return summarise_stops([one for one in found if one is not None])
 
 
-def summarise_stops(found: Sequence[Stopped]) -> dict[str, float]:
-    """Return the mean end over federations, the points lost in the worst of them and in the worst seed, and the seeds that fired."""
-    return {
-        "mean_end": statistics.fmean(one.mean_end for one in found),
-        "worst_lost": max(one.mean_lost for one in found),
-        "worst_seed": max(max(one.lost) for one in found),
-        "fired": sum(one.fired for one in found),
-    }
-
-
-def rank_rule(score: Mapping[str, float]) -> tuple[bool, float, float]:
-    """Return the key by which rules are ranked, see `RULES_BY`."""
-    late = score["mean_end"] > LATEST
-    return (
-        (late, score["mean_end"], score["worst_lost"])
-        if late
-        else (late, score["worst_lost"], score["mean_end"])
+def summarise_stops(found: Sequence[Stopped]) -> RuleScore:
+    """Return the score of a rule that ends runs so in some federations."""
+    return RuleScore(
+        mean_end=statistics.fmean(one.mean_end for one in found),
+        worst_lost=max(one.mean_lost for one in found),
+        worst_seed=max(max(one.lost) for one in found),
+        fired=sum(one.fired for one in found),
     )
 
 
-def _rank_record(family: Mapping[str, Any]) -> tuple[bool, float, float]:
-    return rank_rule(family["tried"][family["chosen"]])
-
-
-def _has_reported(study: Study, out: Path) -> bool:
-    return any(cell_file(out / place.data, place).exists() for place in study.places(study.report))
+def _score_chosen(family: RuleFamily) -> RuleScore:
+    return family.tried[family.chosen]

@@ -51,12 +51,12 @@ def study(
     A cell is one federation with one seed, and has one file, which is written after every run. If the command ends, start it again: it
     continues. To add cells from other machines, copy their files into FOLDER/DATA/cells.
 
-    First every candidate runs on the first tuning seed, and the best, or all, on the others. Then the command chooses a setting of each
+    First every candidate runs on the first data set with the first tuning seed, and the best, or all, on the rest. Then the command chooses a setting of each
     method and of each stop rule, and writes them with the reasons to FOLDER/chosen.json. Then the chosen ones run on other seeds, and only
     those are reported: first the runs for the criteria on rounds and stop rules, then FedEraser and FedRecover, with which every criterion
     can be judged, then FedUHB, then the other methods. --dry-run estimates the minutes of each. FOLDER/README.md is the report on what is there, with three figures.
 
-    study has twelve federations of MNIST and CIFAR-10: over an hour on one NVIDIA H200. study-quick is a rehearsal on 5,000 images in minutes on two
+    study has twelve federations of MNIST and CIFAR-10: about an hour on one NVIDIA H200. study-quick is a rehearsal on 5,000 images in minutes on two
     cores. To write your own, copy one of those in the folder experiments/studies of the package feduhb_reproduction.
     """
     from feduhb_reproduction.reproduce import CellsError
@@ -82,7 +82,7 @@ def study(
         answer.update(
             done=found.done, missing=sum(len(runs) for _, runs in found.missing), later=found.later, minutes=now,
             minutes_left=add_times(one.minutes for one in phases), minutes_in_all=add_times(one.whole for one in phases),
-            phases=[asdict(one) for one in phases], fast=None if found.choice is None else dict(found.choice.record["fast"]),
+            phases=[asdict(one) for one in phases], fast=None if found.choice is None else asdict(found.choice.fast),
             written=[str(file) for file in written],
         )  # fmt: skip
         if not json:

@@ -11,6 +11,7 @@ from typing import Literal
 
 from feduhb.report.words import join_names
 from feduhb.stopping import StopRule
+from feduhb_reproduction.cells import RETRAIN
 from feduhb_reproduction.federations import Federation
 from feduhb_reproduction.study.choose import LATEST, Choice, read_choice
 from feduhb_reproduction.study.design import PAPER, Study
@@ -18,6 +19,7 @@ from feduhb_reproduction.study.results import (
     Federations,
     Stopped,
     count_rounds,
+    find_broken,
     list_missing,
     read_seeds,
     stop_federation,
@@ -44,7 +46,7 @@ class Results:
     @property
     def fast(self) -> str | None:
         """The fastest candidate's run; None before the choice."""
-        return None if self.choice is None else self.choice.fast
+        return None if self.choice is None else self.choice.fast.run
 
     def stop(self, run: str, rule: StopRule) -> dict[str, Stopped]:
         """Return where a rule ends a run, by federation."""
@@ -55,12 +57,10 @@ class Results:
 
     def list_rules(self) -> dict[str, StopRule]:
         """Return the chosen rule of each family; none before the choice."""
-        chosen = {} if self.choice is None else self.choice.rules
-        return {
-            rules.family: rules.make()[chosen[rules.family]]
-            for rules in self.study.rules
-            if rules.family in chosen
-        }
+        if self.choice is None or self.choice.rules is None:
+            return {}
+        chosen = self.choice.rules
+        return {rules.family: rules.make()[chosen[rules.family].chosen] for rules in self.study.rules}
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +88,10 @@ def judge_study(results: Results) -> list[Judged]:
         (f"The same from round {AIM} on, which is the aim", partial(_see_rounds, most=AIM)),
         (f"At FedRecover's client work, the recommended method is more accurate in each of {n} federations", partial(_see_work, rival="fedrecover")),
         ("The same at FedEraser's client work", partial(_see_work, rival="federaser")),
-        (f"The chosen stop rule loses at most {LOST:g} point in each of {n} federations", partial(_see_lost, most=LOST, least=n)),
-        (f"It loses at most {OFTEN_LOST:g} points in {often} of {n} federations", partial(_see_lost, most=OFTEN_LOST, least=often)),
-        (f"It never loses more than {SEED_LOST:g} points in a single seed", _see_seeds),
-        (f"It ends runs of {long} rounds by round {LATEST} on average", _see_ends),
+        (f"The chosen stop rule loses at most {LOST:g} point in each of {n} federations", partial(_see_stops, judge=partial(_judge_lost, most=LOST, least=n))),
+        (f"It loses at most {OFTEN_LOST:g} points in {often} of {n} federations", partial(_see_stops, judge=partial(_judge_lost, most=OFTEN_LOST, least=often))),
+        (f"It never loses more than {SEED_LOST:g} points in a single seed", partial(_see_stops, judge=_judge_seeds)),
+        (f"It ends runs of {long} rounds by round {LATEST} on average", partial(_see_stops, judge=_judge_ends)),
     ]  # fmt: skip
     return [Judged(words, *judge(results)) for words, judge in judges]
 
@@ -105,29 +105,29 @@ def list_ahead(results: Results, run: str, rival: str) -> list[str]:
 
 
 def _is_ahead(federation: Federation, run: str, rival: str) -> bool:
-    found = subtract_at_equal_work(federation, run, rival)
-    if found.mean is None:
-        return bool(federation.tracks(run)) and len(federation.failed(rival)) == len(federation.seeds)
-    return not federation.failed(run) and found.mean > 0
+    if not federation.has(run) or find_broken(federation, run):
+        return False
+    mean = subtract_at_equal_work(federation, run, rival).mean
+    return len(federation.failed(rival)) == len(federation.seeds) if mean is None else mean > 0
 
 
 def _see_rounds(results: Results, *, most: float) -> Seen:
     if missing := _explain_missing(
-        results, {results.fast or PAPER: results.study.rounds, "retrain": results.study.rounds}
+        results, {results.fast or PAPER: results.study.rounds, RETRAIN: results.study.rounds}
     ):
         return "cannot be judged", missing
-    fast = results.choice.fast if results.choice else PAPER
+    fast = results.fast or PAPER
     means = {
         label: statistics.fmean(count_rounds(one, fast).values) for label, one in results.reported.items()
     }
-    late = {label: mean for label, mean in means.items() if mean > most}
-    measured = f"{min(means.values()):.1f} to {max(means.values()):.1f} rounds"
-    where = (
-        ""
-        if not late
-        else "; later in " + join_names([f"{label} ({mean:.1f})" for label, mean in late.items()])
-    )
-    return "does not hold" if late else "holds", measured + where
+    late = [f"{label} ({mean:.1f})" for label, mean in means.items() if mean > most]
+    broken = _name_broken(results, RETRAIN)
+    measured = [
+        f"{min(means.values()):.1f} to {max(means.values()):.1f} rounds",
+        *([f"later in {join_names(late)}"] if late else []),
+        *([f"Retrain broke off {join_names(broken)}"] if broken else []),
+    ]
+    return "does not hold" if late or broken else "holds", "; ".join(measured)
 
 
 def _see_work(results: Results, *, rival: str) -> Seen:
@@ -140,46 +140,45 @@ def _see_work(results: Results, *, rival: str) -> Seen:
     return "holds" if ahead == n else "does not hold", f"ahead in {ahead} of {n}{measured}"
 
 
-def _see_lost(results: Results, *, most: float, least: int) -> Seen:
-    found, missing = _stop_chosen(results)
-    if missing:
+def _see_stops(results: Results, *, judge: Callable[[Mapping[str, Stopped]], Seen]) -> Seen:
+    """Judge where the chosen rule ends the fastest method's runs. No criterion holds if one of them broke off."""
+    if missing := _explain_missing(results, {results.fast or PAPER: results.study.long}):
         return "cannot be judged", missing
+    if results.choice is None or results.choice.rule is None:
+        return "cannot be judged", "no stop rule is chosen yet"
+    if broken := _name_broken(results, results.choice.fast.run, results.study.long):
+        return "does not hold", f"a run broke off {join_names(broken)}"
+    return judge(results.stop(results.choice.fast.run, results.list_rules()[results.choice.rule.family]))
+
+
+def _judge_lost(found: Mapping[str, Stopped], *, most: float, least: int) -> Seen:
     worst = max(found, key=lambda label: found[label].mean_lost)
     kept = sum(one.mean_lost <= most for one in found.values())
     measured = f"in {kept} of {len(found)}; the most are {found[worst].mean_lost:.2f} points in {worst}"
     return "holds" if kept >= least else "does not hold", measured
 
 
-def _see_seeds(results: Results) -> Seen:
-    found, missing = _stop_chosen(results)
-    if missing:
-        return "cannot be judged", missing
+def _judge_seeds(found: Mapping[str, Stopped]) -> Seen:
     worst = max(found, key=lambda label: max(found[label].lost))
     lost = max(found[worst].lost)
     return "holds" if lost <= SEED_LOST else "does not hold", f"at most {lost:.2f} points, in {worst}"
 
 
-def _see_ends(results: Results) -> Seen:
-    found, missing = _stop_chosen(results)
-    if missing:
-        return "cannot be judged", missing
+def _judge_ends(found: Mapping[str, Stopped]) -> Seen:
     mean = statistics.fmean(one.mean_end for one in found.values())
     fired, runs = sum(one.fired for one in found.values()), sum(len(one.ends) for one in found.values())
     measured = f"at round {mean:.1f} on average; it fires in {fired} of {runs} runs"
     return "holds" if mean <= LATEST else "does not hold", measured
 
 
-def _stop_chosen(results: Results) -> tuple[Mapping[str, Stopped], str]:
-    """Return where the chosen rule ends the fastest method's runs; or why that is not known."""
-    if missing := _explain_missing(results, {results.fast or PAPER: results.study.long}):
-        return {}, missing
-    if results.choice is None or results.choice.rule is None:
-        return {}, "no stop rule is chosen yet"
-    found = results.stop(results.choice.fast, results.list_rules()[results.choice.rule])
-    seeds = results.study.count_federations() * len(results.study.report)
-    if lost := seeds - sum(len(one.ends) for one in found.values()):
-        return {}, f"{lost} of {seeds} runs broke off before the last round"
-    return found, ""
+def _name_broken(results: Results, run: str, rounds: int | None = None) -> list[str]:
+    """Return where a run broke off within its first rounds, as many as Retrain's by default, with the seeds."""
+    found = {label: find_broken(one, run, rounds) for label, one in results.reported.items()}
+    return [
+        f"in {label} with {'seed' if len(seeds) == 1 else 'seeds'} {join_names([str(seed) for seed in seeds])}"
+        for label, seeds in found.items()
+        if seeds
+    ]
 
 
 def _explain_missing(results: Results, runs: Mapping[str, int]) -> str:

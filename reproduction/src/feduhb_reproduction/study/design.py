@@ -9,12 +9,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import feduhb
-from feduhb.core import check_whole
+from feduhb import Method
+from feduhb.core import check_positive, check_whole
 from feduhb.data import list_datasets, parse_partition
 from feduhb.errors import ConfigError
+from feduhb.methods import make_method
 from feduhb.runs import read_toml, validate
 from feduhb.stopping import StopRule
 from feduhb_reproduction.cells import RETRAIN, Place
@@ -102,6 +104,20 @@ class Candidate:
             [NAMES.get(self.method, self.method), *filter(None, [_join_settings(self.settings)])]
         )
 
+    @property
+    def is_control(self) -> bool:
+        """Whether it is reported however slow it is: Retrain, with any step, and FedUHB with the paper's settings."""
+        return self.method == RETRAIN or self.name == PAPER
+
+    def make(self, epochs: int) -> Method[Any]:
+        """Return the method; raise ConfigError if it is not one that starts from a fresh model without the forgotten data."""
+        method = make_method(self.method, epochs=epochs, **self.settings)
+        if not method.exact or method.continues_training:
+            raise ConfigError(
+                f"{self.method} cannot be a candidate, because it does not start from a fresh model; name an exact method such as nesterov"
+            )
+        return method
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Study:
@@ -112,9 +128,10 @@ class Study:
     candidates: tuple[Candidates, ...]
     rules: tuple[Rules, ...]
     tune: tuple[int, ...] = (1, 2)
-    finalists: int | None = (
-        None  # candidates, besides Retrain, that run on the tuning seeds after the first; None: all
-    )
+    # Rounds that a candidate may need on the first data set, on the first tuning seed, to be run on the others; None: any.
+    limit: int | None = None
+    # Candidates, besides Retrain, that run on the tuning seeds after the first; None: all.
+    finalists: int | None = None
     report: tuple[int, ...] = (3, 4, 5, 6, 7)
     clients: int = 20
     forget: str = "c00,c01"
@@ -129,12 +146,18 @@ class Study:
     __pydantic_config__ = FORBID
 
     def __post_init__(self) -> None:
-        check_whole("rounds", self.rounds)
+        for name in ("rounds", "epochs", "batch_size", "clients", "limit", "finalists"):
+            if getattr(self, name) is not None:
+                check_whole(name, getattr(self, name))
         check_whole("long", self.long, least=max(self.rounds, SMOOTH))
-        if self.finalists is not None:
-            check_whole("finalists", self.finalists)
-        if not self.tune or not self.report:
-            raise ConfigError("a study needs seeds to tune on and seeds to report; give tune and report")
+        check_positive("lr", self.lr, 0.005)
+        if not 0 < self.held_out < 1:
+            raise ConfigError(
+                f"held_out is {self.held_out!r}; give a share between 0 and 1, such as 0.25: stop rules are compared on held-out data"
+            )
+        for name, seeds in (("tune", self.tune), ("report", self.report)):
+            if not seeds or len({*seeds}) < len(seeds):
+                raise ConfigError(f"{name} is {[*seeds]}; give at least one seed, and each once")
         if both := sorted({*self.tune} & {*self.report}):
             raise ConfigError(
                 f"seed {both[0]} is in tune and in report; settings must be chosen on other seeds than those reported"
@@ -145,6 +168,12 @@ class Study:
         if lost := [name for name in (RETRAIN, PAPER) if name not in names]:
             raise ConfigError(
                 f"the candidates lack {lost[0]} with its own settings, which the others are compared with; add it"
+            )
+        for candidate in self.list_candidates():
+            candidate.make(self.epochs)
+        if self.limit is not None and len(self.data) < 2:
+            raise ConfigError(
+                f"limit is {self.limit}, but there is one data set; remove limit, or add another data set"
             )
         families = [rules.family for rules in self.rules]
         if not families or len({*families}) < len(families):
@@ -169,6 +198,11 @@ class Study:
         for candidate in self.list_candidates():
             found.setdefault(candidate.family, []).append(candidate)
         return found
+
+    @property
+    def data(self) -> list[str]:
+        """The data sets, in the order of the file."""
+        return [*dict.fromkeys(part.data for part in self.federations)]
 
     def places(self, seeds: Sequence[int] | None = None) -> Iterator[Place]:
         """Yield the cells of these seeds, or of all, seed by seed."""

@@ -22,14 +22,14 @@ from feduhb.report.drawing import (
     write_text,
 )
 from feduhb.report.words import join_names
-from feduhb_reproduction.cells import RETRAIN, Track
+from feduhb_reproduction.cells import RETRAIN
 from feduhb_reproduction.federations import Federation
 from feduhb_reproduction.figures.parts import draw_legend, format_percent_axis, write_over
 from feduhb_reproduction.measures import ACCURACY
 from feduhb_reproduction.study.choose import LATEST
 from feduhb_reproduction.study.criteria import LOST, MOST, Results
 from feduhb_reproduction.study.design import BESIDE, NAMES, PAPER
-from feduhb_reproduction.study.results import Stopped, count_rounds
+from feduhb_reproduction.study.results import Stopped, count_rounds, cut_tracks, score_final
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -74,7 +74,7 @@ def choose_colours(results: Results) -> dict[str, str]:
 def draw_rounds(results: Results) -> Figure | None:
     """Draw the round from which each method keeps Retrain's accuracy: a row for each federation, a dot for each method."""
     labels = {run: label for run, label in label_runs(results).items() if run != RETRAIN}
-    rows = {label: one for label, one in results.reported.items() if one.tracks(RETRAIN)}
+    rows = {label: one for label, one in results.reported.items() if one.has(RETRAIN)}
     if not rows or not labels:
         return None
     colours, never = choose_colours(results), results.study.rounds + 1
@@ -116,10 +116,12 @@ def draw_rounds(results: Results) -> Figure | None:
 
 def draw_stopping(results: Results) -> Figure | None:
     """Draw the points that each chosen rule loses against the rounds that it saves: a panel for each rule, a dot for each federation."""
-    rules, run = results.list_rules(), results.fast
-    found = {} if run is None else {family: results.stop(run, rule) for family, rule in rules.items()}
-    found = {family: stops for family, stops in found.items() if stops}
-    if not found or results.choice is None:
+    if results.choice is None or results.choice.rules is None or results.choice.rule is None:
+        return None
+    chosen, best, run = results.choice.rules, results.choice.rule, results.choice.fast.run
+    every = {family: results.stop(run, rule) for family, rule in results.list_rules().items()}
+    found = {family: stops for family, stops in every.items() if stops}
+    if not found:
         return None
     width = WIDTH / len(found)
     figure, every = new_figure(len(found), 1, width=width, height=2.9)
@@ -127,17 +129,21 @@ def draw_stopping(results: Results) -> Figure | None:
     top = max(2 * LOST, *(max(one.lost) for stops in found.values() for one in stops.values()))
     for axes, (family, stops) in zip(every, found.items(), strict=True):
         _draw_rule(axes, stops, results.study.long, top)
-        note = " (chosen)" if family == results.choice.rule else ""
-        headings.append(Heading(f"{family}{note}", [(results.choice.rules[family], SOFT)]))
+        note = " (chosen)" if family == best.family else ""
+        headings.append(Heading(f"{family}{note}", [(_keep_together(chosen[family].chosen), SOFT)]))
     every[0].set_ylabel("points lost", color=SOFT, size=SMALL)
     write_headings(figure, every, headings, width=width)
     said = (
-        f"Stop rules on {label_runs(results)[run or PAPER]}, {results.study.long} rounds scheduled: a dot for each federation, "
-        f"{_describe_seeds(results)}; the line from it ends at the worst seed. Points lost: against the best mean of five rounds. "
-        f"Good is low and to the right: the white corner loses at most {LOST:g} point and ends by round {LATEST}."
+        f"Stop rules on {label_runs(results)[run]}, {results.study.long} rounds scheduled. A dot: a federation, {_describe_seeds(results)}; "
+        f"its line ends at the worst seed. Points lost: against the best mean of five rounds. White: at most {LOST:g} point lost, and ended by round {LATEST}."
     )
     write_over(figure, [said])
     return figure
+
+
+def _keep_together(settings: str) -> str:
+    """Return settings in words that a line breaks only between them."""
+    return ", ".join(one.replace(" ", "\N{NO-BREAK SPACE}") for one in settings.split(", "))
 
 
 def _draw_rule(axes: Axes, stops: dict[str, Stopped], long: int, top: float) -> None:
@@ -166,7 +172,7 @@ def _draw_rule(axes: Axes, stops: dict[str, Stopped], long: int, top: float) -> 
 
 def draw_work(results: Results) -> Figure | None:
     """Draw the accuracy against the work of clients: a panel for each federation."""
-    found = {label: one for label, one in results.reported.items() if one.tracks(RETRAIN)}
+    found = {label: one for label, one in results.reported.items() if score_final(one, RETRAIN).n}
     if not found or results.fast is None:
         return None
     columns = min(4, len(found))
@@ -177,10 +183,10 @@ def draw_work(results: Results) -> Figure | None:
     rivals, colours = list_there(results, BESIDE), choose_colours(results)
     for axes, federation in zip(every, found.values(), strict=False):
         for run in runs:
-            _draw_curve(axes, list(federation.tracks(run).values()), colours[run], results.study.rounds)
+            _draw_curve(axes, federation, run, colours[run])
+        bottom = _set_work_axes(axes, federation)
         for name in rivals:
-            _draw_point(axes, federation, name)
-        _set_work_axes(axes, federation)
+            _draw_point(axes, federation, name, bottom)
     for axes in every[len(found) :]:
         axes.set_visible(False)
     write_headings(
@@ -202,42 +208,63 @@ def draw_work(results: Results) -> Figure | None:
     if rivals:
         dots = f"{join_names([NAMES[name] for name in rivals])} {'are dots with dotted lines' if rivals[1:] else 'is a dot with a dotted line'}"
         said += f" {dots}: a curve above the dot is ahead at equal client work."
+        if any(line.get_marker() == "v" for axes in every for line in axes.lines):
+            said += " A triangle is a dot below the axis, with its accuracy."
     write_over(figure, [said])
     return figure
 
 
 def _head(label: str) -> Heading:
     data, _, partition = label.rpartition(", ")
+    name, _, size = data.rpartition(" ")
     return Heading(
-        partition, [(f"{data} images" if data.endswith(" all") else f"{data} images a client", SOFT)]
+        partition, [(f"{name}, all images" if size == "all" else f"{name}, {size} a client", SOFT)]
     )
 
 
-def _draw_curve(axes: Axes, tracks: list[Track], colour: str, rounds: int) -> None:
+def _draw_curve(axes: Axes, federation: Federation, run: str, colour: str) -> None:
+    tracks = [track for track in cut_tracks(federation, run).values() if track.failed is None]
     if not tracks:
         return
-    shortest = min(rounds, *(len(track.of(ACCURACY)) for track in tracks)) if tracks else 0
-    mean = [statistics.fmean(track.of(ACCURACY)[t] for track in tracks) for t in range(shortest)]
+    mean = [
+        statistics.fmean(values) for values in zip(*(track.of(ACCURACY) for track in tracks), strict=False)
+    ]
     each = tracks[0].sums["client_epochs"] / tracks[0].rounds
-    axes.plot([each * (t + 1) for t in range(shortest)], mean, color=colour, linewidth=1.8, zorder=3)
+    axes.plot([each * n for n in range(1, len(mean) + 1)], mean, color=colour, linewidth=1.8, zorder=3)
 
 
-def _draw_point(axes: Axes, federation: Federation, name: str) -> None:
+def _draw_point(axes: Axes, federation: Federation, name: str, bottom: float) -> None:
+    """Draw where a method ends: a dot, or an arrow at the bottom with the accuracy if that is further down."""
     tracks = federation.tracks(name).values()
-    if tracks:
-        x = statistics.fmean(track.sums["client_epochs"] for track in tracks)
-        y = statistics.fmean(track.of(ACCURACY)[-1] for track in tracks)
-        axes.axvline(x, color=OWN[name], linewidth=1, linestyle="dotted", zorder=1)
-        axes.plot([x], [y], marker="o", color=OWN[name], markersize=7, markeredgecolor="white", zorder=5)
+    if not tracks:
+        return
+    x = statistics.fmean(track.sums["client_epochs"] for track in tracks)
+    y = statistics.fmean(track.of(ACCURACY)[-1] for track in tracks)
+    axes.axvline(x, color=OWN[name], linewidth=1, linestyle="dotted", zorder=1)
+    if y < bottom:
+        write_text(axes, f"{y:.0%}", (x, bottom), (6, 4), OWN[name])
+    axes.plot(
+        [x],
+        [max(y, bottom)],
+        marker="v" if y < bottom else "o",
+        color=OWN[name],
+        markersize=7,
+        markeredgecolor="white",
+        zorder=5,
+        clip_on=False,
+    )
 
 
-def _set_work_axes(axes: Axes, federation: Federation) -> None:
+def _set_work_axes(axes: Axes, federation: Federation) -> float:
+    """Show the accuracies around Retrain's last one, and return the lowest of them."""
     style_axes(axes)
-    goal = statistics.fmean(track.of(ACCURACY)[-1] for track in federation.tracks(RETRAIN).values())
+    goal = statistics.fmean(score_final(federation, RETRAIN).values)
     axes.axhline(goal, color=GREY, linewidth=0.8, linestyle="dashed", zorder=1)
-    axes.set_ylim(goal - BELOW, min(1.0, goal + ABOVE))
+    bottom = max(0.0, goal - BELOW)
+    axes.set_ylim(bottom, min(1.0, goal + ABOVE))
     format_percent_axis(axes)
     axes.set_xlabel("client epochs", color=SOFT, size=SMALL)
+    return bottom
 
 
 def _look(colour: str, mark: str | None) -> dict[str, Any]:

@@ -35,9 +35,19 @@ from feduhb_reproduction.reproduce import (
     find_deadline,
     join_failures,
 )
-from feduhb_reproduction.study.choose import Choice, choose, find_finalists, read_choice
+from feduhb_reproduction.study.choose import (
+    BestRule,
+    Choice,
+    Fast,
+    MethodFamily,
+    choose,
+    find_contenders,
+    find_finalists,
+    guess_contenders,
+    read_choice,
+)
 from feduhb_reproduction.study.cost import estimate_minutes
-from feduhb_reproduction.study.design import BESIDE, PAPER, Candidate, Study, label_place
+from feduhb_reproduction.study.design import BESIDE, PAPER, Study, label_place
 from feduhb_reproduction.study.results import is_whole, read_cell
 
 Wanted = list[tuple[Place, dict[str, Planned]]]  # cells with runs
@@ -68,13 +78,22 @@ class Phase:
 
 
 @dataclass(frozen=True, slots=True)
+class Known:
+    """What earlier runs decided about later ones, or a guess."""
+
+    choice: Choice | None
+    contenders: Sequence[str]  # candidates that run on every data set; none as long as that is open
+    finalists: Sequence[str]  # candidates that run on every tuning seed; none as long as that is open
+
+
+@dataclass(frozen=True, slots=True)
 class Progress:
     """The runs of a study that are done and those that are missing."""
 
     done: int
     missing: Wanted
     choice: Choice | None
-    later: int = 0  # runs that cannot begin before others have been compared
+    later: int  # runs that cannot begin before others have been compared; an estimate
 
     def __str__(self) -> str:
         left = sum(len(plan) for _, plan in self.missing)
@@ -85,39 +104,61 @@ class Progress:
                 "missing: " + ", ".join(f"{label_place(place)} ({len(plan)})" for place, plan in self.missing)
             ]
         if self.later:
-            lines += [
-                f"{self.later} runs wait: the later tuning seeds for a comparison on the first, the reported seeds for one on all of them"
-            ]
+            lines += [f"{self.later} runs wait until candidates have been compared on the tuning seeds"]
         return "\n".join(lines)
 
 
-def plan_cell(
-    study: Study, place: Place, choice: Choice | None, finalists: Sequence[str]
-) -> dict[str, Planned]:
-    """Return the runs of a cell: every candidate, or the finalists, for a tuning seed, the chosen ones for a reported seed.
+def read_known(study: Study, out: Path) -> Known:
+    """Return what was decided by the runs in a folder."""
+    return Known(read_choice(study, out), find_contenders(study, out), find_finalists(study, out))
+
+
+def guess_known(study: Study, out: Path) -> Known:
+    """Return what was decided, to estimate with: what is not known yet counts as the first candidates."""
+    known, contenders = read_known(study, out), guess_contenders(study, out)
+    others = [name for name in contenders if name not in {RETRAIN, PAPER}] or [PAPER]
+    places = {name: n for n, name in enumerate(contenders)}  # the best first, if they were compared
+    ranked = [others[0], *(name for name in contenders if name not in {RETRAIN, others[0]})]
+    finalists = known.finalists or [RETRAIN, *ranked[: study.finalists]]
+    choice = known.choice or Choice(
+        seeds=study.tune, methods_by="", rules_by="", rules=None, rule=None, fast=Fast(others[0], "", {}, ""),
+        methods={
+            family: MethodFamily(best.name if best.is_control or best.name in contenders else None, {})
+            for family, those in study.list_families().items()
+            for best in [min(those, key=lambda one: places.get(one.name, len(places)))]
+        },
+    )  # fmt: skip
+    rule = choice.rule or BestRule(study.rules[0].family, "")
+    return Known(replace(choice, rule=rule), contenders, finalists)
+
+
+def plan_cell(study: Study, place: Place, known: Known) -> dict[str, Planned]:
+    """Return the runs of a cell: the candidates that still compete for a tuning seed, the chosen ones for a reported seed.
 
     Before methods and rules are chosen, a cell of a reported seed has no runs. Stop rules are chosen on longer runs of the
     fastest candidate, which replace its shorter ones, and reported on those of the paper's settings too.
     """
-    candidates = {one.name: one for one in study.list_candidates()}
-    is_tuned = place.seed in study.tune
+    is_tuned, choice = place.seed in study.tune, known.choice
     if not is_tuned and (choice is None or choice.rule is None):
         return {}
-    if is_tuned:
-        chosen = finalists if place.seed != study.tune[0] else list(candidates)
-    else:
+    if not is_tuned:
         chosen = [] if choice is None else list(choice.families.values())
-    long = {*(() if is_tuned else (PAPER,)), *([] if choice is None else [choice.fast])}
-    found = {name: _plan_run(study, candidates[name], is_long=name in long) for name in chosen}
+    elif place.seed != study.tune[0]:
+        chosen = known.finalists
+    elif study.limit is not None and place.data != study.data[0]:
+        chosen = known.contenders
+    else:
+        chosen = [one.name for one in study.list_candidates()]
+    long = {*(() if is_tuned else (PAPER,)), *([] if choice is None else [choice.fast.run])}
+    found = {
+        one.name: Planned(one.make(study.epochs), rounds=study.long, record=RECORD)
+        if one.name in long
+        else Planned(one.make(study.epochs), rounds=study.rounds)
+        for one in study.list_candidates()
+        if one.name in chosen
+    }
     beside = () if is_tuned else BESIDE
     return found | {name: Planned(make_method(name, epochs=study.epochs)) for name in beside}
-
-
-def _plan_run(study: Study, candidate: Candidate, *, is_long: bool) -> Planned:
-    method = make_method(candidate.method, epochs=study.epochs, **candidate.settings)
-    if is_long:
-        return Planned(method, rounds=study.long, record=RECORD)
-    return Planned(method, rounds=study.rounds)
 
 
 def check_study(
@@ -128,38 +169,28 @@ def check_study(
     Args:
         seeds, only: look only at the cells with these seeds, and at those whose names begin with one of these words.
     """
-    choice, finalists = read_choice(study, out), find_finalists(study, out)
-    done, missing = 0, Wanted()
-    known = (*study.tune, *study.report)
-    places = choose_places(study.places(), known, seeds, only, what="study", name=label_place)
-    for place in places:
-        plan = plan_cell(study, place, choice, finalists)
+    known, guessed = read_known(study, out), guess_known(study, out)
+    seeds_of_study = (*study.tune, *study.report)
+    places = choose_places(study.places(), seeds_of_study, seeds, only, what="study", name=label_place)
+    plans = [(place, plan_cell(study, place, known)) for place in places]
+    begun = sum(len(plan) for _, plan in plans)
+    missing = _list_missing(out, plans)
+    return Progress(
+        begun - sum(len(plan) for _, plan in missing),
+        missing,
+        known.choice,
+        sum(len(plan_cell(study, place, guessed)) for place in places) - begun,
+    )
+
+
+def _list_missing(out: Path, plans: Wanted) -> Wanted:
+    """Return the cells that lack runs, with these."""
+    found = Wanted()
+    for place, plan in plans:
         path = cell_file(out / place.data, place)
-        lacking = _list_lacking(plan, read_cell(path, place).runs if path.exists() else {})
-        done += len(plan) - len(lacking)
-        if lacking:
-            missing.append((place, lacking))
-    later = 0
-    if choice is None or choice.rule is None:
-        later += sum(one.seed in study.report for one in places) * (len(study.list_families()) + len(BESIDE))
-    if study.finalists is not None and not finalists:
-        later += sum(one.seed in study.tune[1:] for one in places) * (1 + study.finalists)
-    return Progress(done, missing, choice, later)
-
-
-def plan_whole(study: Study, choice: Choice, finalists: Sequence[str]) -> Wanted:
-    """Return every run of a study, as if nothing were there."""
-    return [(place, plan_cell(study, place, choice, finalists)) for place in study.places()]
-
-
-def guess_choice(study: Study, known: Choice | None = None) -> Choice:
-    """Return a choice to estimate with: what is not known yet counts as the first candidates."""
-    first = {family: {"chosen": those[0].name} for family, those in study.list_families().items()}
-    fast = next(one.name for one in study.list_candidates() if one.name not in {PAPER, RETRAIN})
-    rule = {"family": study.rules[0].family}
-    guessed = {"methods": first, "fast": {"run": fast}, "rules": None, "rule": rule}
-    chosen = {} if known is None else known.record
-    return Choice({**guessed, **{key: value for key, value in chosen.items() if value is not None}})
+        if lacking := _list_lacking(plan, read_cell(path, place).runs if path.exists() else {}):
+            found.append((place, lacking))
+    return found
 
 
 def split_phases(study: Study, choice: Choice | None, wanted: Wanted) -> dict[str, Wanted]:
@@ -185,32 +216,18 @@ def find_phase(study: Study, choice: Choice | None, place: Place, run: str) -> s
     """Return the phase in which a run is made."""
     if choice is None or place.seed in study.tune:
         return TUNING
-    if run in {RETRAIN, choice.fast}:
+    if run in {RETRAIN, choice.fast.run}:
         return JUDGED
     if run in BESIDE:
         return WORK
     return CONTROL if run == PAPER else OTHERS
 
 
-def estimate_study(study: Study, out: Path | None = None) -> list[Phase]:
-    """Return for each phase the runs that are not there, and the minutes on a GPU of these and of all.
-
-    What is not chosen yet counts as the first candidates.
-
-    Args:
-        out: the folder of the study; None counts as an empty one.
-    """
-    choice = guess_choice(study, None if out is None else read_choice(study, out))
-    finalists = [] if out is None else find_finalists(study, out)
-    if not finalists:
-        others = [one.name for one in study.list_candidates() if one.name not in {choice.fast, RETRAIN}]
-        finalists = [RETRAIN, *[choice.fast, *others][: study.finalists]]
-    whole, left = plan_whole(study, choice, finalists), Wanted()
-    for place, plan in whole:
-        path = None if out is None else cell_file(out / place.data, place)
-        there = read_cell(path, place).runs if path is not None and path.exists() else {}
-        left.append((place, _list_lacking(plan, there)))
-    every, missing = (split_phases(study, choice, wanted) for wanted in (whole, left))
+def estimate_study(study: Study, out: Path) -> list[Phase]:
+    """Return for each phase the runs that are not in a folder, and the minutes on a GPU of these and of all, see `guess_known`."""
+    known = guess_known(study, out)
+    whole = [(place, plan_cell(study, place, known)) for place in study.places()]
+    every, missing = (split_phases(study, known.choice, one) for one in (whole, _list_missing(out, whole)))
     return [
         Phase(name, sum(len(plan) for _, plan in missing[name]), estimate_minutes(missing[name]), estimate_minutes(every[name]))
         for name in PHASES

@@ -10,17 +10,26 @@ from typing import Any
 from feduhb.report.grids import Grid
 from feduhb.report.words import NOTHING, join_names
 from feduhb.runs import write_atomically
-from feduhb_reproduction.measures import final_value
-from feduhb_reproduction.study.choose import FINALISTS_BY, METHODS_BY, RULES_BY, summarise_stops
+from feduhb_reproduction.measures import ACCURACY
+from feduhb_reproduction.study.choose import (
+    Choice,
+    describe_finalists,
+    describe_limit,
+    guess_contenders,
+    score_candidate,
+    summarise_stops,
+)
+from feduhb_reproduction.study.cost import add_times
 from feduhb_reproduction.study.criteria import Results, judge_study, list_ahead, read_results
 from feduhb_reproduction.study.design import BESIDE, NAMES, PAPER, Study, find_study, read_study
 from feduhb_reproduction.study.figures import draw_study, label_runs
 from feduhb_reproduction.study.make import estimate_study
 from feduhb_reproduction.study.results import (
+    DATA,
     count_client_epochs,
     count_rounds,
-    cut_runs,
     list_labels,
+    score_final,
     subtract_at_equal_work,
 )
 from feduhb_reproduction.words import format_counts, format_numbers, format_shares
@@ -34,10 +43,19 @@ FIGURES = {
 
 
 INTRO = """\
-Which exact method needs the fewest rounds, and which stop rule can be trusted? Every candidate starts from a fresh model and sees only the updates of the
-remaining clients, so all are [exact](../exact.md). Settings are chosen on some seeds and reported on others. Criteria were written before anything was run,
-and a verdict is computed from the stored cells. One rule was changed later, to save time: only the best candidates run on a second tuning seed. This was
-decided after 119 runs of the first seed on MNIST, and before any run on CIFAR-10, on the second seed or on a reported one."""
+Which exact method needs the fewest rounds, and which stop rule can be trusted? All candidates are [exact](../exact.md): they start from a fresh model and see
+only the updates of the remaining clients."""
+TODAY = """\
+**To use today:** [`method="fast"`](../methods/accelerators.md) is {} until this study has run. The [rehearsal](#the-quick-tier-a-rehearsal) chose it, which says
+little about other data."""
+HOW = """\
+## How it is judged
+
+- Settings are chosen on some seeds and reported on others. Criteria were written before anything was run, and a verdict is computed from the stored cells.
+- Two rules were added later, to save time: after 119 tuning runs of seed 1 on MNIST, and before any run on CIFAR-10, on seed 2 or on a reported seed.
+    - {limit}
+    - {finalists}
+- “Kept” means that the test accuracy is never below the final one of the same seed's Retrain again."""
 RUN = """\
 ## Run it
 
@@ -50,11 +68,9 @@ python -m feduhb_reproduction.pages     # this page
 - A cell is one federation with one seed. Its file in `results/study/DATA/cells/` is written after every run. An interrupted command continues where it ended. After
   `--minutes` no run begins, and the last one is finished, which should take less than half a minute on an H200.
 - `--only mnist/iid` and `--seeds 1,2` choose cells, for several machines. Copy their files into one folder.
-- Cells of reported seeds begin after methods and rules are in `chosen.json`, which needs every tuning cell. Then runs are made in phases.
-  Retrain and the recommended method come first: by these, the criteria on rounds and stop rules are judged. FedEraser and FedRecover are
-  next, for the criteria on client work. FedUHB and the other methods come last. `--dry-run` estimates the minutes of each phase.
-- Cells are made one after another, because a run keeps a GPU busy. `--workers` changes that; the weights of a run do not depend on it.
-- Retrain's final accuracy is that of the same seed. “Kept” means that the test accuracy is never below it again."""
+- Tuning comes first. Cells of reported seeds begin after methods and rules are in `chosen.json`. They are made in phases, in the order of
+  the table: the first judges the criteria on rounds and stop rules, the second those on client work. `--dry-run` estimates each phase.
+- Cells are made one after another, because a run keeps a GPU busy. `--workers` changes that; the weights of a run do not depend on it."""
 QUICK = """\
 ## The quick tier: a rehearsal
 
@@ -72,30 +88,34 @@ def make_page(results: Path, pictures: dict[str, dict[str, str]]) -> Iterator[st
     found = read_results(study, results / "study")
     yield "# Faster exact methods, and stop rules"
     yield INTRO
-    yield from render_study(found, pictures.get("study", {}))
-    yield RUN
-    yield describe_cost(study)
     rehearsed = read_results(quick, results / "study-quick")
+    if found.choice is None and rehearsed.choice is not None:
+        yield TODAY.format(_label(rehearsed, rehearsed.choice.fast.run))
+    yield from render_study(found, pictures.get("study", {}))
+    contenders = guess_contenders(study, results / "study")
+    slow = "; ".join(one.label for one in study.list_candidates() if one.name not in contenders)
+    limit = f"{describe_limit(study)} So far this leaves out: {slow or 'none'}."
+    yield HOW.format(limit=limit, finalists=describe_finalists(study))
+    yield RUN
+    yield from render_cost(study, results / "study")
     if rehearsed.reported:
         yield QUICK
         yield from render_study(rehearsed, pictures.get("study-quick", {}), level=3)
 
 
-def describe_cost(study: Study) -> str:
-    """Return the estimated minutes of a study on a GPU, by phase."""
-    phases = estimate_study(study)
-    runs = sum(one.missing for one in phases)
-    tried = f"{len(study.list_candidates())} candidates on the tuning seeds"
-    if study.finalists is not None:
-        tried = f"{len(study.list_candidates())} candidates on seed {study.tune[0]} and the best {study.finalists} on seed {join_names([str(seed) for seed in study.tune[1:]])}"
-    minutes = [(one.name, one.whole) for one in phases if one.whole is not None]
-    if len(minutes) < len(phases):
-        return f"The study has {runs} runs. Rounds of its data were not measured on a GPU."
-    words = join_names([f"{each:.0f} for {name}" for name, each in minutes[1:]])
-    return (
-        f"The study has {runs} runs. Estimated from [measured rounds](../speed.md) of one NVIDIA H200 in tf32, one run after the other: {minutes[0][1]:.0f} minutes "
-        f"for {tried}; then, on the {len(study.report)} reported seeds, {words}. Compiling kernels is not in it."
+def render_cost(study: Study, out: Path) -> Iterator[str]:
+    """Yield the estimated minutes of a study on a GPU, by phase."""
+    phases = estimate_study(study, out)
+    whole, left = (add_times(getattr(one, name) for one in phases) for name in ("whole", "minutes"))
+    if whole is None or left is None:
+        yield "The minutes are not estimated: rounds of this data were not measured on a GPU."
+        return
+    yield (
+        f"About {left:.0f} minutes on one NVIDIA H200 are left of {whole:.0f}, estimated from [measured rounds](../speed.md) in tf32, one run after the other, "
+        "without the compilation of kernels. What is not chosen yet counts as what leads so far."
     )
+    rows = [[one.name, str(one.missing), f"{one.minutes:.0f}", f"{one.whole:.0f}"] for one in phases]
+    yield Grid("", ["phase", "runs left", "minutes left", "minutes in all"], rows).to_markdown().rstrip()
 
 
 def write_study(study: Study, out: Path) -> list[Path]:
@@ -124,32 +144,45 @@ def render_study(results: Results, pictures: dict[str, str], level: int = 2) -> 
     """
     mark = "#" * level
     yield describe_state(results)
-    tuned = tabulate_tuning(results)
-    if tuned.rows:
-        yield f"{mark} {tuned.title}"
-        yield tuned.note
-        yield tuned.to_markdown().rstrip()
-        yield f"{mark} What will be judged"
+    if results.choice is None:
+        yield from _render_tuning(results, mark)
+        return
     yield _tabulate_verdicts(results).to_markdown().rstrip()
     for name, path in pictures.items():
         yield f"![{FIGURES[name]}]({path})"
-    if results.choice is None:
-        return
     yield f"{mark} What was chosen"
-    record = results.choice.record
+    choice = results.choice
+    seeds = join_names([str(seed) for seed in results.study.tune])
     words = [
-        f"On seeds {join_names([str(seed) for seed in results.study.tune])} alone. The fastest method there is the recommended one: {record['fast']['why']}.",
-        f"A method is chosen by {METHODS_BY}",
-        record.get("finalists_by", ""),
-        f"A rule is chosen by this: {RULES_BY}",
+        f"On seeds {seeds} alone. The fastest method there is the recommended one: {choice.fast.why}.",
+        choice.limited_by,
+        choice.finalists_by,
+        f"A method is chosen by {choice.methods_by}",
+        f"A rule is chosen by this: {choice.rules_by}",
     ]
-    yield " ".join(filter(None, words))
-    yield _tabulate_choice(results).to_markdown().rstrip()
+    yield "\n".join(f"- {one}" for one in words if one)
+    yield _tabulate_choice(results, choice).to_markdown().rstrip()
     for table in (tabulate_rounds(results), tabulate_work(results), tabulate_rules(results)):
         if table.rows:
             yield f"{mark} {table.title}"
             yield table.to_markdown().rstrip()
             yield table.note
+
+
+def _render_tuning(results: Results, mark: str) -> Iterator[str]:
+    """Yield what is known before anything is chosen: rounds on the tuning seeds, and what will be judged."""
+    if results.tuned:
+        summary = summarise_tuning(results)
+        yield f"{mark} {summary.title}"
+        yield summary.note
+        yield summary.to_markdown().rstrip()
+    yield f"{mark} What will be judged"
+    yield "\n".join(f"{n}. {one.words}." for n, one in enumerate(judge_study(results), 1))
+    if results.tuned:
+        every = tabulate_tuning(results)
+        yield f"{mark} {every.title}"
+        yield every.to_markdown().rstrip()
+        yield every.note
 
 
 def describe_state(results: Results) -> str:
@@ -186,20 +219,39 @@ def _tabulate_verdicts(results: Results) -> Grid:
     return Grid("", ["criterion", "verdict", "measured"], rows, frozenset({0, 1, 2}))
 
 
-def _tabulate_choice(results: Results) -> Grid:
-    record = {} if results.choice is None else results.choice.record
-    finalists = record.get("finalists")
+def _tabulate_choice(results: Results, choice: Choice) -> Grid:
     every, first = (", ".join(map(str, seeds)) for seeds in (results.study.tune, results.study.tune[:1]))
+    data = results.study.data[0]
+
+    def say_seeds(name: str) -> str:
+        if choice.contenders and name not in choice.contenders:
+            return f"{first}, {DATA.get(data, data)} alone"
+        return first if choice.finalists and name not in choice.finalists else every
+
     rows = [
-        [
-            _label(results, name), f"{score['worst']:.1f}", f"{score['mean']:.1f}",
-            every if finalists is None or name in finalists else first, "yes" if name == one["chosen"] else "",
-        ]
-        for one in record.get("methods", {}).values()
-        for name, score in one["tried"].items()
+        [_label(results, name), f"{score.worst:.1f}", f"{score.mean:.1f}", say_seeds(name), "yes" if name == one.chosen else ""]
+        for one in choice.methods.values()
+        for name, score in one.tried.items()
     ]  # fmt: skip
     headers = ["candidate", "rounds in its worst federation", "rounds on average", "seeds", "chosen"]
     return Grid("", headers, rows, frozenset({0, 3, 4}))
+
+
+def summarise_tuning(results: Results) -> Grid:
+    """Return the fewest and the most rounds of every candidate, as far as the tuning seeds were run."""
+    rows = []
+    for candidate in results.study.list_candidates():
+        score = score_candidate(results.tuned, candidate.name)
+        if score.rounds:
+            fewest = min(score.rounds.values())
+            rows.append([candidate.label, str(len(score.rounds)), f"{fewest:g}", f"{score.worst:g}"])
+    data = {cell.place.data for one in results.tuned.values() for cell in one.cells}
+    note = (
+        f"Rounds to keep Retrain's accuracy after {results.study.rounds} rounds, on the tuning seeds and {join_names([DATA.get(one, one) for one in sorted(data)])} alone. "
+        f"A preview: nothing is reported on these seeds."
+    )
+    headers = ["candidate", "federations", "fewest rounds", "most rounds"]
+    return Grid("So far, on the tuning seeds", headers, rows, frozenset({0}), note)
 
 
 def tabulate_tuning(results: Results) -> Grid:
@@ -209,41 +261,32 @@ def tabulate_tuning(results: Results) -> Grid:
         found = [count_rounds(one, candidate.name) for one in results.tuned.values()]
         if any(one.values for one in found):
             rows.append([candidate.label, *map(format_counts, found)])
-    study = results.study
     runs = sum(len(cell.runs) for one in results.tuned.values() for cell in one.cells)
-    every = len(study.list_candidates())
-    later = every if study.finalists is None else 1 + study.finalists
-    wanted = study.count_federations() * (every + later * len(study.tune[1:]))
-    by = "" if study.finalists is None else f" {FINALISTS_BY.format(n=study.finalists)}"
-    note = (
-        f"{runs} of {wanted} tuning runs are there. The table shows the round from which a candidate keeps the accuracy of the same seed's Retrain after "
-        f"{study.rounds} rounds.{by} Settings will be chosen when all are there; nothing is reported on these seeds."
-    )
-    return Grid("So far, on the tuning seeds", ["candidate", *results.tuned], rows, frozenset({0}), note)
+    note = f"{runs} tuning runs are there. Settings will be chosen when all are."
+    return Grid("In each federation", ["candidate", *results.tuned], rows, frozenset({0}), note)
 
 
 def tabulate_rounds(results: Results) -> Grid:
     """Return the rounds, client epochs and final scores of every chosen method."""
     rows: list[list[str]] = []
+    groups: dict[int, str] = {}
     for label, federation in results.reported.items():
-        short = cut_runs(federation, results.study.rounds)
+        groups[len(rows)] = label
         for run, name in label_runs(results).items():
             if not federation.has(run):
                 continue
             first, kept = (count_rounds(federation, run, kept=each) for each in (False, True))
+            accuracy, loss = (score_final(federation, run, series) for series in (ACCURACY, "test_loss"))
             rows.append([
-                label, name, format_counts(first), format_counts(kept), format_counts(count_client_epochs(federation, run)),
-                format_shares(final_value(short, run)), format_numbers(final_value(short, run, "test_loss")), f"{len(federation.tracks(run))}",
+                name, format_counts(first), format_counts(kept), format_counts(count_client_epochs(federation, run)),
+                format_shares(accuracy), format_numbers(loss), f"{accuracy.n}",
             ])  # fmt: skip
-    headers = [
-        "federation", "method", "first round", "kept from", "client epochs", "final accuracy", "final loss",
-        "seeds",
-    ]  # fmt: skip
+    headers = ["method", "first round", "kept from", "client epochs", "accuracy", "loss", "seeds"]
     note = (
         f"First round with the accuracy of the same seed's Retrain after {results.study.rounds} rounds; round from which it is kept; client epochs up to that, of the seeds "
         f"that keep it; scores after {results.study.rounds} rounds. A seed that never has it counts with {results.study.rounds + 1}. Means ± standard deviation over seeds."
     )
-    return Grid("Rounds to Retrain's accuracy", headers, rows, frozenset({0, 1}), note)
+    return Grid("Rounds to Retrain's accuracy", headers, rows, frozenset({0}), note, groups=groups)
 
 
 def tabulate_work(results: Results) -> Grid:
@@ -279,12 +322,12 @@ def tabulate_rules(results: Results) -> Grid:
     for run in dict.fromkeys(filter(None, [results.fast, PAPER])):
         for family, rule in results.list_rules().items():
             found = list(results.stop(run, rule).values())
-            if not found or results.choice is None:
+            if not found or results.choice is None or results.choice.rules is None:
                 continue
             score, lost = summarise_stops(found), [one.mean_lost for one in found]
             rows.append([
-                _label(results, run), family, results.choice.rules[family], f"{score['mean_end']:.1f}", f"{score['worst_lost']:.2f}",
-                f"{sum(one <= 0.5 for one in lost)} of {len(lost)}", f"{score['worst_seed']:.2f}", f"{score['fired']:.0f} of {sum(len(one.ends) for one in found)}",
+                _label(results, run), family, results.choice.rules[family].chosen, f"{score.mean_end:.1f}", f"{score.worst_lost:.2f}",
+                f"{sum(one <= 0.5 for one in lost)} of {len(lost)}", f"{score.worst_seed:.2f}", f"{score.fired} of {sum(len(one.ends) for one in found)}",
             ])  # fmt: skip
     headers = [
         "runs of", "rule", "settings", "mean end", "points lost, worst federation", "at most 0.5 points in",
@@ -324,12 +367,11 @@ def summarise(results: Results) -> dict[str, Any]:
 
 def _summarise_run(results: Results, label: str, run: str) -> dict[str, Any]:
     federation = results.reported[label]
-    short = cut_runs(federation, results.study.rounds)
     return {
         "first_round": count_rounds(federation, run, kept=False).values,
         "kept_from": count_rounds(federation, run).values,
         "client_epochs": count_client_epochs(federation, run).values,
-        "test_accuracy": final_value(short, run).values,
-        "test_loss": final_value(short, run, "test_loss").values,
+        "test_accuracy": score_final(federation, run).values,
+        "test_loss": score_final(federation, run, "test_loss").values,
         **{f"ahead_of_{rival}": subtract_at_equal_work(federation, run, rival).values for rival in BESIDE},
     }

@@ -12,9 +12,9 @@ from feduhb import replay
 from feduhb.errors import RunFolderError
 from feduhb.runs import find_difference
 from feduhb.stopping import Series, StopRule
-from feduhb_reproduction.cells import Cell, Place, Track, cell_file
+from feduhb_reproduction.cells import RETRAIN, Cell, Place, Track, cell_file
 from feduhb_reproduction.federations import Federation
-from feduhb_reproduction.measures import ACCURACY, Spread, find_kept, find_reached
+from feduhb_reproduction.measures import ACCURACY, Spread, find_first, find_kept_from
 from feduhb_reproduction.study.design import SMOOTH, Study
 
 DATA = {"mnist": "MNIST", "cifar10": "CIFAR-10"}
@@ -53,18 +53,15 @@ def label_federation(place: Place) -> str:
     return f"{DATA.get(place.data, place.data)} {size}, {short}"
 
 
-def list_labels(study: Study) -> list[str]:
-    """Return the names of all federations of a study."""
-    return [label_federation(place) for place in study.places(study.tune[:1])]
+def list_labels(study: Study, data: str | None = None) -> list[str]:
+    """Return the names of all federations of a study, or of those with one of its data sets."""
+    return [label_federation(place) for place in study.places(study.tune[:1]) if data in {None, place.data}]
 
 
-def cut_runs(federation: Federation, rounds: int) -> Federation:
-    """Return a federation whose runs end after this number of rounds."""
-    cells = tuple(
-        replace(cell, runs={name: cut_track(track, rounds) for name, track in cell.runs.items()})
-        for cell in federation.cells
-    )
-    return replace(federation, cells=cells)
+def cut_tracks(federation: Federation, run: str, rounds: int | None = None) -> dict[int, Track]:
+    """Return a run's first rounds by seed, as many as Retrain's by default, including those that broke off in them."""
+    last = federation.rounds if rounds is None else rounds
+    return {seed: cut_track(track, last) for seed, track in federation.every(run).items()}
 
 
 def cut_track(track: Track, rounds: int) -> Track:
@@ -76,33 +73,58 @@ def cut_track(track: Track, rounds: int) -> Track:
     return replace(track, series=series, sums=sums, scores={}, weights="", failed=None)
 
 
+def find_broken(federation: Federation, run: str, rounds: int | None = None) -> list[int]:
+    """Return the seeds with which a run broke off in its first rounds, as many as Retrain's by default."""
+    return [seed for seed, track in cut_tracks(federation, run, rounds).items() if track.failed is not None]
+
+
+def find_rounds(federation: Federation, run: str, *, kept: bool = True) -> dict[int, int | None]:
+    """Return the round with Retrain's final accuracy by seed, for good or for the first time; None for never.
+
+    If Retrain broke off with a seed, no run ever has its accuracy there. Seeds without Retrain are left out.
+    """
+    find = find_kept_from if kept else find_first
+    goals = {
+        seed: math.inf if track.failed is not None else track.of(ACCURACY)[-1]
+        for seed, track in cut_tracks(federation, RETRAIN).items()
+    }
+    return {
+        seed: find(track, goals[seed]) for seed, track in cut_tracks(federation, run).items() if seed in goals
+    }
+
+
 def count_rounds(federation: Federation, run: str, *, kept: bool = True) -> Spread:
-    """Return the round with Retrain's final accuracy by seed, for good or for the first time; one more than were run for never."""
-    short = cut_runs(federation, federation.rounds)
-    found = (find_kept if kept else find_reached)(short, run)
-    return Spread(tuple(float(n or federation.rounds + 1) for n in found.rounds.values()))
+    """Return the rounds of `find_rounds`; one more than were run for never."""
+    found = find_rounds(federation, run, kept=kept).values()
+    return Spread(tuple(float(n or federation.rounds + 1) for n in found))
 
 
 def count_client_epochs(federation: Federation, run: str) -> Spread:
     """Return the client epochs up to the round from which a run keeps Retrain's final accuracy, of the seeds that do."""
-    found = find_kept(cut_runs(federation, federation.rounds), run).rounds
-    tracks = federation.every(run)
+    found, tracks = find_rounds(federation, run), federation.every(run)
     return Spread(tuple(_epochs_a_round(tracks[seed]) * n for seed, n in found.items() if n is not None))
+
+
+def score_final(federation: Federation, run: str, series: str = ACCURACY) -> Spread:
+    """Return the last value of a series after as many rounds as Retrain had, of the seeds that had so many."""
+    tracks = cut_tracks(federation, run).values()
+    return Spread(tuple(track.of(series)[-1] for track in tracks if track.failed is None))
 
 
 def subtract_at_equal_work(federation: Federation, run: str, other: str) -> Spread:
     """Return by how much an exact run's accuracy exceeds another's final one after as many client epochs, by seed.
 
-    The exact run has as many whole rounds as the other's client epochs pay for. Runs that broke off are left out.
+    The exact run has as many whole rounds as the other's client epochs pay for, and not more than Retrain. Runs that broke off
+    until then are left out.
     """
-    ours, theirs = federation.tracks(run), federation.tracks(other)
+    ours, theirs = cut_tracks(federation, run), federation.tracks(other)
     found: list[float] = []
     for seed in sorted({*ours} & {*theirs}):
         track, rival = ours[seed], theirs[seed]
-        n = math.floor(rival.sums["client_epochs"] / _epochs_a_round(track) + 1e-9)
-        accuracy = track.of(ACCURACY)
-        if 1 <= n <= len(accuracy):
-            found.append(accuracy[n - 1] - rival.of(ACCURACY)[-1])
+        if track.failed is None:
+            paid = math.floor(rival.sums["client_epochs"] / _epochs_a_round(track) + 1e-9)
+            if paid:
+                found.append(track.of(ACCURACY)[min(paid, track.rounds) - 1] - rival.of(ACCURACY)[-1])
     return Spread(tuple(found))
 
 
@@ -115,7 +137,9 @@ class Stopped:
     """Where a stop rule ends the runs of a federation, by seed."""
 
     ends: tuple[int, ...]  # rounds; all of them where the rule does not fire
-    lost: tuple[float, ...]  # points of accuracy below the best mean of five rounds
+    lost: tuple[
+        float, ...
+    ]  # points of accuracy below the best mean of five rounds; all 100 if the run broke off before the end
     fired: int  # seeds
 
     @property
@@ -130,14 +154,21 @@ class Stopped:
 
 
 def stop_federation(federation: Federation, run: str, rule: StopRule, rounds: int) -> Stopped | None:
-    """Replay a rule on the seeds whose run has all ``rounds`` rounds; None if there are none."""
-    tracks = [track for track in federation.tracks(run).values() if track.rounds == rounds]
+    """Replay a rule on the seeds whose run has all ``rounds`` rounds or broke off; None if there are none.
+
+    A run that broke off may have recorded nothing for rules: no rule ends it.
+    """
+    tracks = [track for track in federation.every(run).values() if is_whole(track, rounds)]
     if not tracks:
         return None
-    ends = [replay(rule, make_series(track)) for track in tracks]
-    rounds_run = tuple(end or rounds for end in ends)
-    lost = tuple(100 * (_best_mean(track) - track.of(ACCURACY)[end - 1]) for track, end in zip(tracks, rounds_run, strict=True))  # fmt: skip
-    return Stopped(rounds_run, lost, sum(end is not None for end in ends))
+    ends = [
+        None
+        if track.failed is not None and not track.of("held_out_loss")
+        else replay(rule, make_series(track))
+        for track in tracks
+    ]
+    lost = tuple(_lose_points(track, end) for track, end in zip(tracks, ends, strict=True))
+    return Stopped(tuple(end or rounds for end in ends), lost, sum(end is not None for end in ends))
 
 
 def make_series(track: Track) -> Series:
@@ -147,18 +178,31 @@ def make_series(track: Track) -> Series:
     )  # fmt: skip
 
 
-def _best_mean(track: Track) -> float:
+def _lose_points(track: Track, end: int | None) -> float:
+    """Return the points below the best mean of a run that a rule ends; all of them if the run broke off before it fired."""
     values = track.of(ACCURACY)
-    return max(statistics.fmean(values[n - SMOOTH : n]) for n in range(SMOOTH, len(values) + 1))
+    if end is None and track.failed is not None:
+        return 100.0
+    smooth = min(SMOOTH, len(values))
+    best = max(statistics.fmean(values[n - smooth : n]) for n in range(smooth, len(values) + 1))
+    return 100 * (best - values[(end or len(values)) - 1])
 
 
 def list_missing(
-    study: Study, federations: Federations, runs: Mapping[str, int], seeds: Sequence[int]
+    study: Study,
+    federations: Federations,
+    runs: Mapping[str, int],
+    seeds: Sequence[int],
+    data: str | None = None,
 ) -> list[str]:
-    """Return the federations that lack a run, by name with its rounds, with any of the seeds. A run that broke off counts as present."""
+    """Return the federations that lack a run, by name with its rounds, with any of the seeds. A run that broke off counts as present.
+
+    Args:
+        data: look only at the federations with this data set.
+    """
     return [
         label
-        for label in list_labels(study)
+        for label in list_labels(study, data)
         if label not in federations
         or any(not has_run(federations[label], run, rounds, seeds) for run, rounds in runs.items())
     ]
