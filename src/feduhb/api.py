@@ -107,7 +107,7 @@ def train(
             client alone, by recorded steps. None fits it to free memory, or lets a trial decide. Records hold what was taken.
         out: a folder for records and checkpoints.
         keep_history: write every model and every update into that folder, for methods that read a history. This takes
-            rounds x clients x parameters numbers, in half the bytes with "float16".
+            rounds x (clients + 1) x parameters numbers; "float16" halves the bytes of the updates.
         resume: continue the run in the folder.
         checkpoint_every: the least number of seconds between two checkpoints; 0 writes one in every round.
         show: "auto" draws a progress bar on a terminal; a function is called with every `Round`; `feduhb.TensorBoard` writes
@@ -349,7 +349,7 @@ def compare(
 
     Args:
         methods: names, "module:Class" of your own, or methods. "all" stands for every built-in method that can serve the
-            request; None takes those of FedUHB, Retrain, FedEraser and FedRecover. A line is printed about each
+            request; None takes those of FedUHB, Retrain, FedEraser and FedRecover that can. A line is printed about each
             method that is left out. One that is named and cannot serve raises an error before anything is trained.
         rounds: as for `unlearn`.
         out: a folder in which each run gets a folder by its name; a second feduhb is feduhb-2.

@@ -109,8 +109,8 @@ class DynamicStop:
         momentum: β of the method. It cancels in δ < λ σ and matters for ε only. At 0, δ is the movement itself.
         min_rounds: the rule does not apply before this number of rounds.
         as_printed: judge the movement into w[t] instead, with the zero of t = 0 in the window, as the paper's
-            algorithm is printed. The rule then stops one round later, and the model that the paper would return
-            is the state's ``previous``.
+            algorithm is printed. The rule then stops one round later. For the model that the paper would return,
+            run again without the rule, for one round fewer.
 
     Differs from the paper: the paper gives neither k nor ε, and its first δ is 0, so that any ε > 0 would end the
     run before it began. The rule stops when δ *falls* within the window, never on a plateau. With all rounds so

@@ -69,7 +69,7 @@ def audit(
         settings: fields of `AuditSettings`: exactness, canaries, shadows, relearn, margin.
 
     The original, the audited run and Retrain may have different seeds. The audit repeats each with its own seed: the
-    original's training in every world with the original's seed, the unlearning there with the audited run's seed.
+    original's training in every counterfactual with the original's seed, the unlearning there with the audited run's.
     """
     return audit_all(
         [unlearned], trained, retrain=retrain, engine=engine, out=out, keep=keep, show=show, **settings

@@ -178,7 +178,7 @@ def explain_uselessness(test: float, retrain: float, chance: float) -> str | Non
 
 
 def explain_useless_loss(test: float | None, retrain: float | None, constant: float) -> str | None:
-    """Return the same by the test loss, for targets that are not labels: of Retrain's gain over the best constant answer."""
+    """Return why a model is useless, or None: its test loss has less than half of Retrain's gain over the best constant."""
     enough = math.inf if retrain is None else constant - USEFUL * (constant - retrain)
     if test is not None and test < constant and test <= enough:
         return None

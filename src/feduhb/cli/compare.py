@@ -18,7 +18,7 @@ def compare(
         str | None,
         typer.Option(
             help="Methods, separated by commas, also your own: package.module:Class or file.py:Class. all stands for every "
-            "built-in method that can serve the request; if not given, those of feduhb, retrain, federaser and fedrecover. "
+            "built-in method that can serve the request; if not given, those of feduhb, retrain, federaser and fedrecover that can. "
             "A line says why a method is left out."
         ),
     ] = None,

@@ -51,9 +51,9 @@ def unlearn(
     stop: Annotated[
         str,
         typer.Option(
-            help="auto (the method's own rule), never, the lambda of the paper's rule, such as 0.6, or a rule that watches "
-            "held-out-accuracy (or the federation's main score) or held-out-loss of the remaining clients, or the distance to "
-            "the fresh model, which needs no data."
+            help="auto (the method's own rule); never; a number such as 0.6 (the lambda of the paper's rule); held-out-accuracy "
+            "(the main score on the remaining clients' held-out data); held-out-loss; or distance (to the fresh model, which "
+            "needs no data)."
         ),
     ] = "auto",
     window: Annotated[
@@ -84,7 +84,7 @@ def unlearn(
         bool,
         typer.Option(
             "--allow-revival",
-            help="Serve the request although a later run has forgotten more than RUN, which the new run would learn again.",
+            help="Serve the request although a later run has forgotten more than RUN, and the new run would learn that again.",
         ),
     ] = False,
     retire: Annotated[

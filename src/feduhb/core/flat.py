@@ -1,4 +1,4 @@
-"""Modules and flat vectors [P] of what training changes: fresh draws, and conversions.
+"""Draw fresh models, and convert between modules and flat vectors [P] of what training changes.
 
 The vector holds the trained parameters, then the statistics of normalisation layers (`feduhb.core.modules`).
 """

@@ -1,4 +1,4 @@
-"""Losses: can one train on these targets, which is tried on a few examples, and which weight has each target?"""
+"""Losses: try on a few examples whether a loss can train on some targets, and find the weight of each target."""
 
 from __future__ import annotations
 

@@ -336,7 +336,7 @@ class FedRecover(Unlearning):
 
 @dataclass(kw_only=True)
 class FineTune(Aggregating):
-    """Approximate unlearning: the remaining clients train the model of ``trained`` on. See `feduhb.methods.FineTune`."""
+    """Approximate unlearning: the remaining clients continue to train the model of ``trained``. See `feduhb.methods.FineTune`."""
 
     name: ClassVar[str] = "finetune"
     step_size: float = 1.0

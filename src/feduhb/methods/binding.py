@@ -1,4 +1,4 @@
-"""What a method is told of the run that is to forget, in fields that are not settings, and whom it may ask."""
+"""Bind what a method needs of the run that is to forget to fields that are not settings; list whom it may ask."""
 
 from __future__ import annotations
 

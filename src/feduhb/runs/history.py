@@ -330,7 +330,7 @@ def _write(path: Path, name: str, value: Tensor) -> None:
 
 @dataclass(frozen=True, slots=True)
 class HistoryOnDevice:
-    """A history as a run reads it: tensors are moved to a device, and rounds that are erased meanwhile are missed.
+    """A history as a run reads it: tensors are moved to a device, and reading a round that was erased meanwhile fails.
 
     Methods replay parameters only, so statistics of normalisation layers are cut off.
     """
