@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from feduhb.core.local import Loss
+from feduhb.core.loss import find_counted
 from feduhb.errors import ConfigError
 
 Best = Literal["high", "low"]
@@ -131,12 +132,18 @@ def check_scores(scores: Sequence[Score], outputs: Tensor, y: Tensor, loss: Loss
             raise ConfigError(
                 f"the score {score.name} does not fit the targets, which are {DESCRIBED[kind]}; {advice}"
             )
-        compute_score(score, outputs, y)
+        compute_score(score, outputs, y, loss)
 
 
-def compute_score(score: Score, outputs: Tensor, y: Tensor) -> float:
-    """Return a score of some outputs; raise ConfigError if its function fails or returns anything but a number."""
+def compute_score(score: Score, outputs: Tensor, y: Tensor, loss: Loss) -> float:
+    """Return a score of some outputs; raise ConfigError if its function fails or returns anything but a number.
+
+    A built-in score leaves out the labels that the loss leaves out.
+    """
     own = score.name not in SCORES
+    if not own and are_labels(outputs, y):
+        counted = find_counted(loss, y)
+        outputs, y = outputs[counted], y[counted]
     try:  # a function of the user's own gets copies, so that it cannot change what the others see
         value = score.compute(*((outputs.clone(), y.clone()) if own else (outputs, y)))
     except Exception as error:
