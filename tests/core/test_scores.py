@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from data.wording import refused
+from feduhb.core.local import Loss
 from feduhb.core.scores import (
     SCORES,
     Score,
@@ -23,7 +24,6 @@ from feduhb.core.scores import (
     find_scores,
     list_built_in,
 )
-from feduhb.core.local import Loss
 from feduhb.core.seeds import generator
 from feduhb.errors import ConfigError
 
