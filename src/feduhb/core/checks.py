@@ -67,6 +67,12 @@ def check_stop(stop: Any) -> None:
         )
 
 
+def name_kind(value: Any) -> str:
+    """Return the type of a value with its article, such as "an int"."""
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'AEIOaeio' else 'a'} {name}"
+
+
 def is_finite(value: Any) -> bool:
     """Whether a value is a finite number."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
