@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
+from types import BuiltinFunctionType, FunctionType
 from typing import Any, Literal, get_args
 
 import torch
@@ -79,7 +80,7 @@ def find_scores(given: ScoreSource | None) -> tuple[Score, ...] | None:
         found = [_find(one) for one in given]
     else:
         raise ConfigError(
-            f"scores is {given!r}; give names such as ['auroc'], or functions by name: {{'my_score': function}}"
+            f"scores is {_describe(given)}; give names such as ['auroc'], or functions by name: {{'my_score': function}}"
         )
     if not found:
         raise ConfigError(f"scores is empty; name one of {', '.join(SCORES)}, or leave it out")
@@ -94,9 +95,14 @@ def _find(one: Any) -> Score:
         return one
     if not isinstance(one, str) or one not in SCORES:
         raise ConfigError(
-            f"there is no score {one!r}; choose one of {', '.join(SCORES)}, or give a function by name: {{'my_score': function}}"
+            f"there is no score {_describe(one)}; choose one of {', '.join(SCORES)}, or give a function by name: {{'my_score': function}}"
         )
     return SCORES[one]
+
+
+def _describe(given: Any) -> str:
+    """Return what was given as a score, a function by its name."""
+    return given.__name__ if isinstance(given, FunctionType | BuiltinFunctionType) else repr(given)
 
 
 def list_built_in(scores: Sequence[Score] | None) -> tuple[str, ...] | None:
