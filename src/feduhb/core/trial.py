@@ -66,9 +66,7 @@ def check_fit(module: nn.Module, loss: Loss, examples: Rows, augment: Augment | 
     The loss is tried too. The module's parameters and statistics change.
     """
     if isinstance(loss, type):
-        raise ModelError(
-            f"the loss is the class {loss.__name__}; give an instance: loss={loss.__name__}()"
-        )
+        raise ModelError(f"the loss is the class {loss.__name__}; give an instance: loss={loss.__name__}()")
     some = _choose_rows(module, examples)
     x, y = examples.batch(some)
     check_targets(loss, y)
