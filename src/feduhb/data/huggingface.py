@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from feduhb.core.checks import name_kind
+from feduhb.core.checks import check_share, name_kind
 from feduhb.core.flat import ModelSource
 from feduhb.core.types import ClientId
 from feduhb.data.columns import (
@@ -26,7 +26,7 @@ from feduhb.data.columns import (
     read_column,
     read_inputs,
 )
-from feduhb.data.split import Shared, check_share, number_rows, split_rows
+from feduhb.data.split import Shared, number_rows, split_rows
 from feduhb.errors import DataError
 from feduhb.models import make_model
 

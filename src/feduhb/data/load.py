@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from feduhb.core.checks import check_whole, name_kind
+from feduhb.core.checks import check_share, check_whole, name_kind
 from feduhb.core.flat import ModelSource
 from feduhb.core.plugins import find_plugin, list_plugins
 from feduhb.core.scores import ScoreSource, find_scores, list_built_in
@@ -28,7 +28,6 @@ from feduhb.data.canaries import Canaries, plant_canaries
 from feduhb.data.federation import Examples, Federation, check_passed
 from feduhb.data.files import PUBLISHED, find_cache_folder, find_named_folder, read_files
 from feduhb.data.partition import partition_rows
-from feduhb.data.split import check_share
 from feduhb.data.table import TableSettings, read_table_federation
 from feduhb.errors import ConfigError, DataError, RequestError
 from feduhb.models import make_model

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from numbers import Real
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +14,7 @@ from feduhb.core.seeds import seed_for
 from feduhb.core.types import ClientId
 from feduhb.data.download import print_notice
 from feduhb.data.examples import Examples
-from feduhb.errors import ConfigError, DataError
+from feduhb.errors import DataError
 
 AT_ONCE = 2**16  # rows
 MIX = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)  # of SplitMix64
@@ -39,14 +38,6 @@ class Split(NamedTuple):
     trained: dict[ClientId, Examples]
     held_out: dict[ClientId, Examples]
     tested: dict[ClientId, Examples]
-
-
-def check_share(name: str, value: Any, *, positive: bool = False) -> None:
-    """Raise ConfigError if a value is not a share of rows: at least 0 and below 1."""
-    is_number = isinstance(value, Real) and not isinstance(value, bool)
-    if not is_number or not 0 <= float(value) < 1 or (positive and not value):
-        least = "above 0" if positive else "of at least 0"
-        raise ConfigError(f"{name} is {value!r}; give a share {least} and below 1, such as 0.2")
 
 
 def split_rows(rows: Shared, *, seed: int, test: float, held_out: float) -> Split:

@@ -21,11 +21,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from feduhb.core.checks import check_share
 from feduhb.core.flat import ModelSource
 from feduhb.core.types import ClientId
 from feduhb.data.download import print_notice
 from feduhb.data.federation import Federation, check_id
-from feduhb.data.split import Shared, check_share, number_rows, split_rows
+from feduhb.data.split import Shared, number_rows, split_rows
 from feduhb.data.storage import RowWriter
 from feduhb.data.table_files import Source, count_at_once
 from feduhb.data.table_rows import ISO_DATE, RowReader, Rows
