@@ -132,7 +132,7 @@ def trials_made_once():
     from feduhb.data import federation
 
     def check_once(module: nn.Module, loss: Any, examples: trial.Rows, augment: Any = None) -> None:
-        x, y = trial._choose_batch(module, examples)
+        x, y = examples.batch(trial._choose_rows(module, examples))
         data = tuple((part.dtype, part.shape, part.numpy().tobytes()) for part in (*list_tensors(x), y))
         tried = (str(module), *map(type, module.modules()), loss, augment, data)
         if tried not in passed:

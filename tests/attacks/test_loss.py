@@ -12,8 +12,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from feduhb.audit.attacks.membership import Candidates, compute_confidences, compute_losses, score_losses
+from feduhb.audit.measures import compute_accuracy, compute_chance
 from feduhb.audit.statistics import compute_roc
-from feduhb.data.federation import Examples
+from feduhb.data.federation import Examples, Federation
+from feduhb.data.request import as_request
 from toys import Table, quick
 
 LN3 = math.log(3)
@@ -181,3 +183,18 @@ def test_no_gradient_is_kept_and_nothing_is_drawn():
         assert not compute_losses(TABLE, some, loss).requires_grad
     assert not compute_confidences(TABLE, some, F.cross_entropy).requires_grad
     assert torch.equal(before, torch.default_generator.get_state())
+
+
+def test_labels_that_the_loss_leaves_out_are_neither_attacked_nor_counted():
+    y = torch.tensor([0, -100, 1])
+    data = {
+        client: (torch.arange(3.0)[:, None], labels)
+        for client, labels in {"a": y, "b": y.clamp(max=-100)}.items()
+    }
+    federation = Federation(data, data["a"], TABLE, held_out=data, start="given")
+    found = Candidates.of(federation, as_request(["a", "b"]))
+    assert (found.sizes, found.members["a"].keys.tolist()) == ([(2, 2)], [0, 2])
+    (scores,) = score_losses(TABLE, found, F.cross_entropy)
+    assert scores.members.tolist() == pytest.approx([-math.log(4 / 3), -math.log(2)], rel=1e-6)
+    assert compute_accuracy(TABLE, [*federation.clients.values()], federation) == 0.5
+    assert compute_chance(federation) == 0.5

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 import feduhb
+from data.tables import DECLARED, TRAINED, make_patients
 from federations import ragged
 from feduhb.cli import app
 from feduhb.cli.options import list_runs
@@ -75,6 +76,38 @@ def test_a_run_on_data_from_code_is_exported_from_its_folder(tmp_path):
     ended = invoke("export", made.folder, "--out", tmp_path / "model.onnx", code=2)
     assert "ONNX needs the module" in ended.stderr
     assert ended.stderr.count("\n") == 1
+
+
+def test_weights_are_exported_when_the_data_is_gone(tmp_path):
+    make_patients().to_csv(tmp_path / "patients.csv", index=False)
+    federation = feduhb.Federation.from_table(tmp_path / "patients.csv", **DECLARED)
+    made = feduhb.train(federation, **TRAINED, out=tmp_path / "run")
+    (tmp_path / "patients.csv").unlink()
+    ended = invoke("export", tmp_path / "run", "--out", tmp_path / "model.safetensors")
+    assert "there is no file" in ended.stderr
+    assert "written from the run folder alone" in ended.stderr
+    made.federation.fresh_model().load_state_dict(load_file(tmp_path / "model.safetensors"))
+    for more in (("--data", tmp_path / "no.csv"), ("--format", "onnx")):
+        ended = invoke("export", tmp_path / "run", "--out", tmp_path / "other", *more, code=2)
+        assert ended.stderr.startswith("feduhb: there is no file")
+        assert ended.stderr.count("\n") == 1
+
+
+def test_weights_are_exported_when_the_data_of_trusted_code_is_gone(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(
+        "import feduhb, pathlib, torch\ndef make():\n    pathlib.Path('data').read_text()\n"
+        "    x, y = torch.ones(4, 2), torch.tensor([0, 1] * 2)\n"
+        "    return feduhb.Federation({'a': (x, y)}, (x, y), torch.nn.Linear(2, 2))\n"
+    )
+    (tmp_path / "data").touch()
+    (tmp_path / "own.toml").write_text('[federation]\ndata = "mine.py:make"\n[train]\nrounds = 1\n')
+    invoke("train", "own.toml", "--out", "run")
+    (tmp_path / "data").unlink()
+    ended = invoke("export", "run", "--out", "model.pt")
+    assert "FileNotFoundError" in ended.stderr
+    assert "written from the run folder alone" in ended.stderr
+    assert [*torch.load("model.pt", weights_only=True)] == ["weight", "bias"]
 
 
 @pytest.mark.parametrize(

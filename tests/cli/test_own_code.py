@@ -109,7 +109,7 @@ def test_nothing_beside_the_config_takes_the_place_of_an_installed_module(tmp_pa
         ("wards.py:raises", "wards.py:raises raised ValueError: the disk is gone; correct it"),
         ("wards.py:leaves", "wards.py:leaves raised SystemExit: 3; correct it"),
         ("wards.py:returns_tensors", "wards.py:returns_tensors returned a tuple; it must return a feduhb.Federation"),
-        ("wards.py:A_NUMBER", "wards.py:A_NUMBER is a int and not a function; name a function that returns"),
+        ("wards.py:A_NUMBER", "wards.py:A_NUMBER is an int and not a function; name a function that returns"),
         ("wards.py:draw", "wards.py:draw needs arguments (name, size); name a function without arguments"),
         ("folder/wards:make", "'folder/wards' has a slash but does not end in .py; write for example my_data.py:make"),
         ("wards.py", "'wards.py' does not name a function or class after a colon; write for example my_data.py:make"),

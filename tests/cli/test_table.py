@@ -31,13 +31,17 @@ def place(tmp_path_factory):
     patients = make_patients()
     patients.insert(1, "patient", range(100, 100 + len(patients)))
     patients.to_csv(folder / "patients.csv", index=False)
-    draft = run("table", folder / "patients.csv", "--client", "hospital", "--target", "disease").stdout
+    words = ["table", folder / "patients.csv", "--client", "hospital", "--target", "disease"]
+    assert (
+        "# Is patient an identifier? It holds whole numbers without repeats, so it is dropped."
+        in run(*words).stdout
+    )
+    draft = run(*words, "--row", "patient").stdout
     assert draft.startswith("# Drafted from all rows of patients.csv. Read every line")
+    assert 'row = "patient"' in draft
+    assert "identifier" not in draft
     config = draft.partition("[train]")[0] + TRAIN
     config = config.replace(str(folder / "patients.csv"), "patients.csv")  # relative to the config's folder
-    config = config.replace('    "patient",\n', "").replace(
-        'client = "hosp', 'row = "patient"\nclient = "hosp'
-    )
     (folder / "federation.toml").write_text(config)
     run("train", folder / "federation.toml", "--out", folder / "first")
     federation = feduhb.open_run(folder / "first").federation
@@ -153,16 +157,22 @@ def test_declarations_that_errors_print_are_pasted_until_the_config_is_complete(
     patients.to_csv(tmp_path / "patients.csv", index=False)
     path = tmp_path / "federation.toml"
     table = '[federation.table]\npath = "patients.csv"\nclient = "hospital"\ntarget = "disease"\n'
-    declaration = re.compile(r"((?:classes|categories|dates|fills)[.=].*?)(?:, or |$)")
+    declaration = re.compile(r"(?:under \[federation\.table\.(\w+)\]: |(?=classes=))(.*?)(?:, or |$)")
+    pasted: dict[str, list[str]] = {"": [], "categories": [], "dates": [], "fills": []}
+    text = table
     for _ in range(6):
-        path.write_text(table + TRAIN.replace("rounds = 6", "rounds = 1"))
+        text = table + "".join(
+            f"[federation.table.{name}]\n" * bool(name) + "".join(f"{line}\n" for line in lines)
+            for name, lines in pasted.items()
+        )
+        path.write_text(text + TRAIN.replace("rounds = 6", "rounds = 1"))
         done = CliRunner().invoke(app, ["train", str(path), "--out", str(tmp_path / "run")])
         if done.exit_code == 0:
             break
         found = declaration.search(done.output.strip())
         assert found, done.output
-        table += f"{found[1]}\n"
-    declared = tomllib.loads(table)["federation"]["table"]
+        pasted[found[1] or ""].append(found[2])
+    declared = tomllib.loads(text)["federation"]["table"]
     assert {*declared} == {"path", "client", "target", "classes", "categories", "dates", "fills"}
     assert declared["categories"] == {"sex at birth": ["F", r"M\m"]}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import numpy as np
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from data.wording import refused
+from feduhb.core.local import Loss
 from feduhb.core.scores import (
     SCORES,
     Score,
@@ -31,8 +33,8 @@ LABELS = torch.randint(0, 4, (60,), generator=generator(0, "labels"))
 MANY = (torch.rand(60, 4, generator=generator(0, "many")) > 0.6).float()
 
 
-def value(name: str, outputs: Tensor, y: Tensor) -> float:
-    return compute_score(SCORES[name], outputs, y)
+def value(name: str, outputs: Tensor, y: Tensor, loss: Loss = functional.cross_entropy) -> float:
+    return compute_score(SCORES[name], outputs, y, loss)
 
 
 def test_classes_against_scikit_learn():
@@ -87,6 +89,24 @@ def test_undefined_scores_are_not_numbers():
     assert math.isnan(value("auroc", torch.full((3,), math.nan), torch.tensor([0.0, 1.0, 1.0])))
 
 
+@pytest.mark.parametrize(
+    ("loss", "ignored"),
+    [
+        (functional.cross_entropy, -100),
+        (nn.CrossEntropyLoss(ignore_index=3), 3),
+        (functools.partial(functional.cross_entropy, ignore_index=-1), -1),
+    ],
+)
+@pytest.mark.parametrize("name", ["accuracy", "auroc", "f1"])
+def test_labels_that_the_loss_leaves_out_do_not_count(name, loss, ignored):
+    y, counted = LABELS.clamp(max=2), torch.arange(60) % 3 > 0
+    given = torch.where(counted, y, ignored)
+    assert value(name, DRAWN, given, loss) == value(name, DRAWN[counted], y[counted], loss)
+    assert math.isnan(value(name, DRAWN, torch.full((60,), ignored), loss))
+    own = Score("rows", lambda outputs, _: len(outputs))
+    assert compute_score(own, DRAWN, given, loss) == 60
+
+
 def test_a_class_that_nobody_has_does_not_count():
     y = LABELS.clamp(max=2)
     areas = [metrics.roc_auc_score(y == k, DRAWN.double().softmax(dim=1)[:, k]) for k in range(3)]
@@ -129,8 +149,8 @@ def test_all_ways_to_give_scores():
     [
         ("acuracy", "there is no score 'acuracy'; choose one of accuracy, auroc, f1, rmse, mae, or give a function"),
         ([], "scores is empty; name one of accuracy"),
-        (len, "scores is <built-in function len>; give names such as"),
-        (["auroc", len], "there is no score <built-in function len>"),
+        (len, "scores is len; give names such as"),
+        (["auroc", len], "there is no score len; choose one of"),
         (["f1", "f1"], "the score f1 is given twice"),
         ({"accuracy": len}, "accuracy is a built-in score; give your own function another name, such as my_accuracy"),
         ({"loss": len}, "'loss' cannot be the name of a score"),
@@ -180,13 +200,14 @@ def test_an_own_score_that_does_not_work_is_refused(function, words):
 
 @pytest.mark.parametrize("one", [1, 0.5, torch.tensor([0.5]), np.float32(0.5), math.nan])
 def test_numbers_of_many_types_are_taken(one):
-    found = compute_score(Score("mine", lambda *_: one), DRAWN, LABELS)
+    found = compute_score(Score("mine", lambda *_: one), DRAWN, LABELS, functional.cross_entropy)
     assert type(found) is float
     assert found == float(one) or math.isnan(found)
 
 
 def test_an_own_score_cannot_change_what_the_others_see():
     outputs, y = DRAWN.clone(), LABELS.clone()
-    compute_score(Score("mine", lambda outputs, y: outputs.zero_().sum() + y.zero_().sum()), outputs, y)
+    zero = Score("mine", lambda outputs, y: outputs.zero_().sum() + y.zero_().sum())
+    compute_score(zero, outputs, y, functional.cross_entropy)
     assert torch.equal(outputs, DRAWN)
     assert torch.equal(y, LABELS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -75,6 +76,24 @@ class Stream(IterableDataset[Any]):
         return iter(zip(self.x, self.y, strict=True))
 
 
+class Drawn(Stream):
+    """Items with noise that nobody can draw again."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(zip(self.x + torch.rand_like(self.x), self.y, strict=True))
+
+
+class Once(Stream):
+    """Items that can be read only once."""
+
+    def __init__(self, x: Tensor, y: Tensor) -> None:
+        super().__init__(x, y)
+        self.items = zip(x, y, strict=True)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.items
+
+
 class Two(nn.Linear):
     """Adds up two inputs, given by name or by place."""
 
@@ -123,6 +142,7 @@ SINGLE: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "items as dicts of lists": of_items(lambda x, y: {"x": x.tolist(), "label": int(y)}),
     "items after items": lambda x, y: ConcatDataset([Items(x[:2], y[:2]), Items(x[2:], y[2:])]),
     "a stream": Stream,
+    "a stream that is read once": Once,
     "DataLoader": lambda x, y: DataLoader(TensorDataset(x, y), batch_size=4, shuffle=True, drop_last=True),
     "DataLoader of a stream": lambda x, y: DataLoader(to_huggingface(x, y).to_iterable_dataset(), batch_size=4),  # pyright: ignore[reportArgumentType]
     "DataLoader with a function": lambda x, y: DataLoader(Items(x, y), batch_size=4, collate_fn=drop_names),
@@ -232,12 +252,23 @@ def test_a_loader_pads_all_items_at_once():
 
     items = list(zip(lines, [0, 1, 0, 1, 0, 1], strict=True))
     loader = DataLoader(items, batch_size=1, collate_fn=pad)  # pyright: ignore[reportArgumentType]
-    with refused(DataError, "client a: the data is a list; give (x, y) of tensors"):
+    with refused(
+        DataError,
+        "client a: the data is a list, which looks like a list of examples; give (x, y) of all of them, or a torch Dataset",
+    ):
         feduhb.Federation({"a": items}, loader, nn.Linear(3, 3))
     made = feduhb.Federation({"a": loader}, loader, nn.Linear(3, 3))
     assert made.clients["a"].x["tokens"].tolist()[:3] == [[1, 0, 0], [1, 2, 0], [1, 2, 3]]
     assert made.clients["a"].x["mask"].sum().item() == 12
     assert made.clients["a"].targets.tolist() == [0, 1, 0, 1, 0, 1]
+
+
+def test_a_stream_that_two_clients_use_must_start_again():
+    once = Once(X, Y)
+    with refused(
+        DataError, "client b: the Once yields nothing; it may have been read before: make __iter__ start"
+    ):
+        feduhb.Federation({"a": once, "b": once}, (X, Y), nn.Linear(3, 3))
 
 
 def test_a_module_of_the_users_that_is_called_datasets(monkeypatch):
@@ -304,6 +335,10 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "examples that repeat": (lambda: DataLoader(TensorDataset(X, Y), sampler=RandomSampler(X, replacement=True)), "the DataLoader chooses examples by a RandomSampler"),
     "no length in a loader": (lambda: DataLoader(Dataset()), "the Dataset has no length; give it __len__, or make it an IterableDataset"),
     "a stream that breaks": (lambda: Stream(X, Y[:1]), "client a: the items cannot be read (ValueError: zip() argument 2 is shorter than argument 1); iter(dataset) must yield them"),
+    "a stream that draws": (lambda: Drawn(X, Y), "client a: the items change from one reading to the next; leave the random changes out"),
+    "an empty stream": (lambda: Stream(X[:0], Y[:0]), "client a: the Stream yields nothing; it may have been read before: make __iter__ start again"),
+    "a list of inputs": (lambda: ([X, X], Y), "client a: the inputs are a list of 2 parts with 18 rows each; if the model has several inputs, give a tuple of them: ((one, other), y)"),
+    "items that are numbers": (lambda: Items(X, Y, lambda _, y: int(y)), "client a: the items are an int; give (x, y)"),
     "no batches": (lambda: DataLoader(TensorDataset(X, Y), batch_size=None), "the DataLoader makes no batches (batch_size=None); give its data set itself"),
     "columns without a target": (lambda: datasets.Dataset.from_dict({"x": [1.0], "y": [0]}), "the columns are x, y; give inputs and one target, which is called label, labels or target"),
     "ragged columns": (lambda: datasets.Dataset.from_dict({"x": [[1.0], [1.0, 2.0]], "label": [0, 1]}), "client a: the values of column 'x' hold sequences of 1 to 2 values; pad"),
@@ -333,7 +368,13 @@ UNFIT: dict[str, tuple[Any, Any, nn.Module, Any, str]] = {
     "bool": (X, Y > 0, nn.Linear(3, 3), None, f"{TARGETS}bool [n]; give y.long()"),
     "one-hot": (X, F.one_hot(Y), nn.Linear(3, 3), None, f'{TARGETS}int64 [n, 3]; give y.float(), or y.astype("float32") of an array'),
     "numbers": (X, Y.float(), nn.Linear(3, 3), None, "the targets are numbers (float32 [n]) and not classes"),
-    "out of range": (X, Y + 1, nn.Linear(3, 3), None, "the model and its loss cannot read this data (Target 3 is out of bounds.)"),
+    "out of range": (X, Y + 1, nn.Linear(3, 3), None, "targets are classes from 0 to 2, but one is 3 (row 2); correct it"),
+    "a missing class": (X, Y.where(Y > 0, -1), nn.Linear(3, 3), nn.CrossEntropyLoss(), "targets are classes from 0 to 2, but one is -1 (row 0); correct it"),
+    "numbers of Python": (Items(X[:, 0], Y, lambda x, y: (float(x), int(y))), None, nn.Linear(1, 3), None, 'the inputs are float64 and the model\'s parameters float32; give x.float(), or x.astype("float32") of an array, as one column: x.unsqueeze(1)'),
+    "one logit": (X, (Y > 0).float(), nn.Linear(3, 1), "bce_with_logits", f"{TARGETS}float32 [n]; give y.unsqueeze(1)"),
+    "double weights": (X, Y, nn.Linear(3, 3), nn.CrossEntropyLoss(torch.ones(3).double()), "weight of the loss is float64 and the model's outputs float32; give weight.to(torch.float32)"),
+    "double weights of a function": (X, Y, nn.Linear(3, 3), functools.partial(F.cross_entropy, weight=torch.ones(3).double()), "weight of the loss is float64"),
+    "a class of losses": (X, Y, nn.Linear(3, 3), nn.CrossEntropyLoss, "the loss is the class CrossEntropyLoss; give an instance: loss=CrossEntropyLoss()"),
     "unknown token": (Y[:, None], Y, nn.Sequential(nn.Embedding(2, 3), nn.Flatten()), None, "cannot read this data (index out of range in self)"),
     "a column of numbers": (X, Y.float(), nn.Linear(3, 1), "mse", "make their shapes equal, such as y.unsqueeze(1)"),
 }  # fmt: skip
@@ -342,7 +383,8 @@ UNFIT: dict[str, tuple[Any, Any, nn.Module, Any, str]] = {
 @pytest.mark.parametrize("name", UNFIT)
 def test_data_that_the_model_cannot_read(name):
     x, y, model, loss, words = UNFIT[name]
-    made = feduhb.Federation({"a": (x, y)}, (x, y), model, loss=loss or "cross_entropy")
+    data = x if y is None else (x, y)
+    made = feduhb.Federation({"a": data}, data, model, loss=loss or "cross_entropy")
     with refused(ModelError, words):
         made.fresh_model()
 

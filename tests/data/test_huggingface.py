@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import feduhb
 from data.wording import refused
 from feduhb.data.federation import Examples
-from feduhb.errors import DataError
+from feduhb.errors import ConfigError, DataError
 from feduhb.models import mlp
 
 WARDS = ["ant", "bee", "cat"] * 16
@@ -200,7 +200,7 @@ def test_rows_with_keys_of_their_own_may_be_deleted_from_the_data_set(tmp_path):
 DRAWN = DatasetDict({"validation": lines()})
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "a list": (lambda: of_lines([1]), "the data is a list; give a datasets.Dataset, which load_dataset returns without streaming=True"),  # pyright: ignore[reportArgumentType]
-    "a stream": (lambda: of_lines(lines().to_iterable_dataset()), "the data is a IterableDataset; give a datasets.Dataset"),  # pyright: ignore[reportArgumentType]
+    "a stream": (lambda: of_lines(lines().to_iterable_dataset()), "the data is an IterableDataset; give a datasets.Dataset"),  # pyright: ignore[reportArgumentType]
     "no rows": (lambda: of_lines(lines().select([])), "the data holds no rows; give a data set with at least one"),
     "a row without a list": (lambda: of_lines(lines(tokens=[None, *lines()[1:]["tokens"]])), "column 'tokens' has no value in row 0; fill it with a value that you declare, or leave the row out"),
     "a number beside a list": (lambda: of_lines(lines(mask=[1] * 47 + [None])), "column 'mask' has no value in row 47; fill it"),
@@ -220,8 +220,8 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "a missing client": (lambda: of_lines(lines(ward=[*WARDS[:-1], None])), "row 47 names no client in column 'ward'"),
     "numbers as clients": (lambda: of_lines(lines(ward=[0.5] * 48)), "column 'ward' cannot name clients: it is a Value('float64'); give text or whole numbers"),
     "an unclear client": (lambda: of_lines(lines(ward=["a,b"] * 48)), "'a,b' cannot be a client's id"),
-    "a share": (lambda: of_lines(lines(), test=1.5), "test is 1.5; give a share of at least 0 and below 1, such as 0.2"),
-    "a share of nothing": (lambda: of_lines(lines(), held_out=-0.1), "held_out is -0.1; give a share"),
+    "no target": (lambda: of_lines(lines(even=[None, *lines()[1:]["even"]])), "row 0 has no target; leave the row out"),
+    "no classes": (lambda: feduhb.Federation.from_huggingface(lines(sick=[0, 1] * 24), client="ward", target="sick", columns=["mask"]), "the model 'mlp' returns classes; declare those of column 'sick', so that they stay when a client leaves: classes=[0, 1], or give a module"),
     "a key of text": (lambda: of_lines(lines(), row="even", columns=["tokens"]), "name each column once"),
     "a key below 0": (lambda: of_lines(lines(patient=[-1] * 48), row="patient"), "row 0 has the key -1 in column 'patient'"),
     "a key that is too large": (lambda: of_lines(lines(patient=[np.uint64(2**63)] * 48), row="patient"), "row 0 has the key 9223372036854775808 in column 'patient'"),
@@ -243,6 +243,24 @@ def unlabelled() -> Dataset:
 def odd(last: Any) -> Dataset:
     columns = {name: pictures()[:][name] for name in IMAGES}
     return Dataset.from_dict({**columns, "image": [*columns["image"][:-1], last]}, features=IMAGES)
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"test": 1.5}, "test is 1.5; give a share above 0 and below 1, such as 0.2"),
+        ({"test": 0}, "test is 0.0; give a share above 0"),
+        ({"held_out": -0.1}, "held_out is -0.1; give a share of at least 0 and below 1"),
+        ({"held_out": "x"}, "held_out is 'x'; give a share"),
+        (
+            {"scaling": {"mask": (0, 1)}},
+            "Federation.from_huggingface has no argument 'scaling'; besides its own",
+        ),
+    ],
+)
+def test_arguments_that_are_refused(more, words):
+    with refused(ConfigError, words):
+        of_lines(lines(), **more)
 
 
 @pytest.mark.parametrize("name", REFUSED)

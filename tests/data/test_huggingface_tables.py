@@ -10,7 +10,7 @@ from datasets import ClassLabel, Dataset
 
 import feduhb
 from data.wording import refused
-from feduhb.errors import DataError
+from feduhb.errors import ConfigError, DataError
 
 COUNT = 60
 WARDS = ["north", "south", "west"]
@@ -56,6 +56,19 @@ def test_a_leaver_with_extreme_values_changes_nothing_for_others(ages):
     age = [ages[row] if row % 3 == 1 else 20 + row for row in range(COUNT)]
     found = [of_patients(ds).without("south").fingerprints() for ds in (patients(), patients(age=age))]
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("share", ["x", None, 1.5, True])
+def test_a_share_that_is_none_is_refused(share):
+    with refused(ConfigError, f"held_out is {share!r}; give a share of at least 0 and below 1"):
+        of_patients(patients(), held_out=share)
+
+
+def test_arguments_that_nobody_takes_are_refused():
+    with refused(
+        ConfigError, "Federation.from_huggingface has no argument 'clients'; besides its own it takes"
+    ):
+        of_patients(patients(), clients=["north"])
 
 
 def test_text_without_declared_categories_is_refused():

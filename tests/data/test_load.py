@@ -63,7 +63,7 @@ def test_per_client_includes_the_held_out_part():
 
 @pytest.mark.parametrize("share", [1.0, 1.5, -0.1, float("nan")])
 def test_impossible_held_out_share(share):
-    with refused(ConfigError, f"held_out is {share}; give at least 0 and below 1, such as 0.25"):
+    with refused(ConfigError, f"held_out is {share}; give a share of at least 0 and below 1"):
         digits(held_out=share)
 
 

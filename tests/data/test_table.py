@@ -297,7 +297,7 @@ def test_bad_tables_are_refused_in_one_line(patients, more, change, words):
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        ({"test": 1.5}, "test is 1.5; give a share between 0 and 1"),
+        ({"test": 1.5}, "test is 1.5; give a share above 0 and below 1"),
         (
             {"test": (torch.zeros(5000, 3), None)},
             "^test is a tuple; give the share of every client's rows, .* a file or DataFrame",
@@ -308,7 +308,7 @@ def test_bad_tables_are_refused_in_one_line(patients, more, change, words):
             r"a table's loss is a name.*from_table\(...\).replace\(loss=function\)",
         ),
         ({"scaling": {"age": [*range(10_000)]}}, "^scaling.age = .{,80} is invalid"),
-        ({"classes": [0.5, 1]}, "classes.0.str = 0.5 is invalid"),
+        ({"classes": [0.5, 1]}, "classes.0 = 0.5 is invalid"),
         ({"classes": np.int64(2)}, "^classes = 2 is invalid"),
         ({"scaling": {"age": (0, 0)}}, r"the scaling of age is \(0.0, 0.0\); give what to subtract"),
         ({"scaling": {"sex": (0, 1)}}, "scaling names 'sex', which is not an input"),
@@ -421,7 +421,9 @@ def test_a_client_with_one_row_trains_or_is_named(patients, capsys):
     if "lonely" in federation.clients:
         assert (federation.clients["lonely"].all()[0][:, :3] == 0).all()
     else:
-        assert "client lonely takes no part in training" in capsys.readouterr().err
+        assert (
+            "client lonely takes no part in training, because all of its rows are" in capsys.readouterr().err
+        )
     assert feduhb.train(federation, **TRAINED).params.isfinite().all()
 
 
@@ -467,12 +469,73 @@ def test_a_draft_of_the_declarations_is_what_the_table_needs(patients, tmp_path)
         feduhb.describe_table(patients, client="hospitl", target="weight")
 
 
+def test_whole_numbers_without_repeats_may_be_identifiers(patients):
+    numbered = patients.assign(patient=range(100, 100 + len(patients)), visit=range(len(patients)))
+    given = {"client": "hospital", "target": "disease"}
+    assert feduhb.describe_table(numbered, **given)["drop"] == ["patient", "visit"]
+    found = feduhb.describe_table(numbered, **given, row="patient")
+    assert (found["drop"], found["numbers"]) == (["visit"], ["age", "weight"])
+    assert "visit" in feduhb.describe_table(numbered[:19], **given)["numbers"]  # too few to tell
+    twice = pd.concat([numbered, numbered[:1]])
+    assert "visit" in feduhb.describe_table(twice, **given)["numbers"]
+    with pytest.raises(ConfigError, match="column 'disease' is named for two purposes"):
+        feduhb.describe_table(numbered, **given, row="disease")
+    with pytest.raises(DataError, match="has no column 'number'"):
+        feduhb.describe_table(numbered, **given, row="number")
+
+
+def test_truth_values_with_missing_ones_are_numbers(patients, tmp_path):
+    smokes = pd.Series([True, None, False] * (len(patients) // 3), dtype=object)
+    given: dict[str, Any] = {"fills": {"smokes": 0}, "standardize": False}
+    expected = read(patients.assign(smokes=smokes.eq(True).astype(float)), **given).fingerprints()
+    patients.assign(smokes=smokes).to_parquet(tmp_path / "a.parquet")
+    for table in (patients.assign(smokes=smokes), tmp_path / "a.parquet"):
+        assert read(table, **given).fingerprints() == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        ([1, 2], "lists"),
+        (np.ones(2), "lists"),
+        (b"a", "bytes"),
+        (datetime.time(8), "times"),
+        ({"a": 1}, "records"),
+    ],
+)
+def test_values_that_no_declaration_turns_into_numbers(patients, value, kind):
+    table = patients.assign(odd=pd.Series([value] * len(patients)))
+    with pytest.raises(DataError, match=rf"column odd holds {kind}; leave the column out, drop=\['odd'\]$"):
+        read(table)
+    assert read(table, drop=["odd"]).clients
+
+
+def test_a_file_that_is_not_there_is_named_with_what_helps(patients, tmp_path):
+    for call in (
+        lambda: read(tmp_path / "no.csv"),
+        lambda: feduhb.describe_table(tmp_path / "no.csv", client="hospital", target="disease"),
+    ):
+        with pytest.raises(DataError, match=r"no\.csv; check the path of the table$"):
+            call()
+    patients.to_csv(tmp_path / "patients.csv", index=False)
+    patients.to_csv(tmp_path / "test.csv", index=False)
+    federation = read(tmp_path / "patients.csv", test=tmp_path / "test.csv")
+    feduhb.train(federation, **TRAINED, out=tmp_path / "run")
+    (tmp_path / "test.csv").rename(tmp_path / "moved.csv")
+    words = r"test\.csv; it is the server's test table, which --data does not name; put that file back there$"
+    with pytest.raises(DataError, match=words):
+        feduhb.open_run(tmp_path / "run")
+    (tmp_path / "patients.csv").rename(tmp_path / "elsewhere.csv")
+    with pytest.raises(DataError, match=r"name the file if it was moved: --data FILE \(in Python data=\)$"):
+        feduhb.open_run(tmp_path / "run")
+
+
 def test_values_of_other_libraries_are_recorded_as_a_config_can_hold_them(tmp_path):
     table = make_patients().assign(code=lambda frame: (frame.sex == "F").astype(int))
     table["disease"] = (table.disease == "malignant").astype(int)
     table.to_csv(tmp_path / "patients.csv", index=False)
     given: dict[str, Any] = {
-        "numbers": np.array(["age"]), "categories": {"code": [0, 1]}, "dates": {"admitted": datetime.date(2020, 1, 1)},
+        "numbers": np.array(["age"]), "categories": {"code": [0, 1]}, "dates": {"admitted": datetime.datetime(2020, 1, 1)},
         "classes": np.array([0, 1]), "scaling": {"age": [50, np.float32(10)]}, "seed": np.int64(3),
     }  # fmt: skip
     federation = feduhb.Federation.from_table(
@@ -492,6 +555,21 @@ def test_values_of_other_libraries_are_recorded_as_a_config_can_hold_them(tmp_pa
         ({"categories": {"sex": {"F", "M"}}}, "categories.sex = .* is invalid"),
         ({"categories": {"sex": "FM"}}, "categories.sex = 'FM' is invalid"),
         ({"fills": 0}, "fills = 0 is invalid"),
+        ({"fills": {"age": True}}, "fills.age = True is invalid"),
+        (
+            {"clients": ["north"]},
+            "from_table has no argument 'clients'; besides its own it takes augment, backdoor",
+        ),
+        (
+            {"dates": {"admitted": "today"}},
+            "dates: admitted = 'today' is not a day; write it as in 2000-01-31",
+        ),
+        ({"dates": {"admitted": "01/02/2000"}}, "dates: admitted = '01/02/2000' is not a day"),
+        ({"dates": {"admitted": "2000"}}, "dates: admitted = '2000' is not a day"),
+        ({"dates": {"admitted": "NaT"}}, "dates: admitted = 'NaT' is not a day"),
+        ({"dates": {"admitted": datetime.datetime(2000, 1, 1, 12)}}, "'2000-01-01 12:00:00' is not a day"),
+        ({"test": True}, "test = True is invalid"),
+        ({"held_out": None}, "held_out is None; give a share"),
         ({"scaling": {"age": 5}}, "scaling.age = 5 is invalid"),
         ({"scaling": {"age": (np.nan, 1)}}, "the scaling of age is"),
         ({"held_out": 1.5}, "held_out is 1.5"),

@@ -195,3 +195,17 @@ def test_on_a_gpu_clients_are_computed_together_to_the_same_scores():
         expected = each(params, [*some])
         assert [*expected] == (["loss", "accuracy"] if {*some} - {"c"} else [])
         assert together(params, [*some]) == pytest.approx(expected, rel=1e-6)
+
+
+def test_rows_whose_label_the_loss_leaves_out_count_nowhere():
+    """Two clients, one of them with a single label that counts: no mean counts the others."""
+    right = torch.tensor([1.0, 0.0, 0.0, 1.0, 0.0, 0.0])
+    parts = {"a": torch.tensor([0, 1, -100]), "b": torch.tensor([-100, 0, -100]), "c": torch.full((3,), -100)}
+    x = torch.tensor([[LN3, 0.0], [0.0, LN3], [LN3, 0.0]])
+    held = {client: (x, y) for client, y in parts.items()}
+    made = Federation(held, (x, torch.tensor([0, 1, -100])), nn.Linear(2, 2), held_out=held)
+    assert make_evaluator(made)(right)["test_accuracy"] == 1.0
+    for device in ("cpu", "cpu:0"):
+        found = make_held_out_evaluator(made, SCORES["accuracy"], device)(right, [*parts])
+        assert found["accuracy"] == pytest.approx(2 / 3)
+        assert found["loss"] == pytest.approx((2 * math.log(4 / 3) + math.log(4)) / 3, rel=1e-6)

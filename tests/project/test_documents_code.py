@@ -281,7 +281,7 @@ def test_the_tables_page(tmp_path, monkeypatch):
     page = (ROOT / "docs" / "tables.md").read_text()
     code = "\n".join(blocks(page, "python"))
     found = ran(f"```python\n{code}```", tmp_path, monkeypatch)
-    assert found["declared"]["numbers"] == ["age", "weight", "patient"]
+    assert (found["declared"]["numbers"], found["declared"]["drop"]) == (["age", "weight"], ["patient"])
     assert found["unlearned"].forgot.rows == {"north": (found["number"],)}
     (commands,) = blocks(page, "sh")
     for line in commands.splitlines()[:3]:

@@ -172,11 +172,11 @@ def test_a_required_setting_that_is_missing_is_named_without_a_value(text, place
     [
         (
             "[federation]\nheld_out = 1.5",
-            "held_out is 1.5; give at least 0 and below 1, such as 0.25",
+            "held_out is 1.5; give a share of at least 0",
         ),
-        ("[federation]\nheld_out = 1", "held_out is 1.0; give at least 0"),
-        ("[federation]\nheld_out = -0.1", "held_out is -0.1; give at least 0"),
-        ("[federation]\nheld_out = nan", "held_out is nan; give at least 0"),
+        ("[federation]\nheld_out = 1", "held_out is 1.0; give a share of at least 0"),
+        ("[federation]\nheld_out = -0.1", "held_out is -0.1; give a share of at least 0"),
+        ("[federation]\nheld_out = nan", "held_out is nan; give a share of at least 0"),
         ("[train]\nrounds = 0", "rounds is 0; give 1 or more"),
         ("[train]\nrounds = -4", "rounds is -4; give 1 or more"),
         ("[unlearn]\nforget = 'c00'\nrounds = -1", "rounds is -1; give 0 or more"),

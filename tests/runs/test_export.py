@@ -225,8 +225,16 @@ def test_a_bad_path_is_refused_in_one_line(run, path, more, words, tmp_path):
     with pytest.raises(FeduhbError, match=words) as caught:
         run.export(f"{tmp_path}/{path}", **more)
     assert "\n" not in str(caught.value)
-    with pytest.raises(ConfigError, match="path is 3; give the path of a file"):
-        run.export(3)
+    for odd in (3, ""):
+        with pytest.raises(ConfigError, match=f"path is {odd!r}; give the path of a file"):
+            run.export(odd)
+
+
+@pytest.mark.skipif(not Path("/proc/version").exists(), reason="a folder in which no file can be made")
+@pytest.mark.timeout(60)
+def test_a_folder_in_which_no_file_can_be_made_is_refused(run):
+    with pytest.raises(StorageError, match=r"^cannot write /proc/x\.pt: .*; choose another path$"):
+        run.export("/proc/x.pt")
 
 
 def test_nothing_is_written_into_a_run_folder(run):

@@ -56,7 +56,7 @@ def forecast_power(
     return Forecast(
         on=on, clients=len(both), members=members, others=others, margin=margin, power=power, wanted=wanted,
         needed_members=needed[0], needed_others=needed[1],
-        says=f"Forecast for {on}: {members:,} members against {others:,} held-out examples of {len(both)} "
+        says=f"Forecast for {on}: {members:,} member{'s'[: members != 1]} against {others:,} held-out example{'s'[: others != 1]} of {len(both)} "
         f"client{'s'[: len(both) != 1]}. A model that remembers nothing passes the test of equivalence to 0.5 ± {margin:g} "
         f"with a chance of {power:.0%}, or more if Retrain scores examples alike. {_advise((a + b) / goal**2, needed, wanted)}",
     )  # fmt: skip

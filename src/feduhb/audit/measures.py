@@ -27,6 +27,7 @@ from feduhb.audit.result import (
 from feduhb.audit.statistics import compute_difference
 from feduhb.audit.verdict import Finding, judge_backdoor
 from feduhb.core.flat import count_statistics, with_params
+from feduhb.core.loss import find_counted
 from feduhb.core.scores import FITS, OF_CLASSES, Score, choose_scores, compute_score, find_kind, is_one_of
 from feduhb.core.types import ClientId, Loss
 from feduhb.data.federation import Examples, Federation
@@ -71,7 +72,8 @@ def measure_model(
     """
     model, groups, loss = load_model(run), _list_groups(federation, request), federation.loss
     x, y = federation.test.all()
-    tested = [(*score_outputs(compute_answers(run, TEST, x, known), y, loss), len(y))] if len(y) else []
+    count = int(find_counted(loss, y).sum())
+    tested = [(*score_outputs(compute_answers(run, TEST, x, known), y, loss), count)] if count else []
     rates = [average_rates(part) for part in (*(_rate(model, some, loss) for some in groups[:2]), tested)]
     return Measured(
         accuracy=Values(*(accuracy for accuracy, _ in rates)),
@@ -93,8 +95,9 @@ def compute_accuracy(model: nn.Module, parts: Iterable[Examples], federation: Fe
 
 
 def _rate(model: nn.Module, parts: Iterable[Examples], loss: Loss) -> list[tuple[float, float, int]]:
-    """Return loss, accuracy and number of examples of each list that is not empty."""
-    return [(*score_model(model, examples, loss), len(examples)) for examples in parts if len(examples)]
+    """Return loss, accuracy and number of examples of each list that has some which the loss counts."""
+    counts = [(examples, int(find_counted(loss, examples.targets).sum())) for examples in parts]
+    return [(*score_model(model, examples, loss), count) for examples, count in counts if count]
 
 
 def average_rates(rates: Sequence[tuple[float, float, int]]) -> tuple[float | None, float | None]:
@@ -127,7 +130,7 @@ def measure_score(
         if score.name in FITS and find_kind(outputs, y, federation.loss) not in FITS[score.name]:
             # These clients have other targets than the test set, such as probabilities of classes.
             return None
-        value = compute_score(score, outputs, y)
+        value = compute_score(score, outputs, y, federation.loss)
     except (ConfigError, RuntimeError):  # the score was tried on test data, so these examples do not have it
         return None
     return value if math.isfinite(value) else None
@@ -148,8 +151,9 @@ def list_measured(federation: Federation) -> tuple[Score | None, dict[str, Score
 
 def compute_chance(federation: Federation) -> float:
     """Return the accuracy of a model that always answers the commonest label of the test set."""
-    counts = torch.unique(federation.test.targets, return_counts=True)[1]
-    return float(counts.max()) / len(federation.test)
+    y = federation.test.targets
+    counted = y[find_counted(federation.loss, y)]
+    return float(torch.unique(counted, return_counts=True)[1].max()) / len(counted)
 
 
 def compute_constant_loss(federation: Federation) -> float:

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
+from feduhb.core.checks import name_kind
 from feduhb.core.types import Method
 from feduhb.methods import values_of
 
@@ -74,7 +75,7 @@ def write_recipe(value: Any, what: str) -> Any:
         return Recipe(
             _name(type(value), what), {key: write_recipe(each, what) for key, each in found.items()}
         )
-    raise CannotRebuild(f"{what} is a {type(value).__name__}, which is not a plain setting")
+    raise CannotRebuild(f"{what} is {name_kind(value)}, which is not a plain setting")
 
 
 def follow(recipe: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import re
+from numbers import Real
 from typing import Any
 
 from feduhb.errors import ConfigError
@@ -67,6 +68,12 @@ def check_stop(stop: Any) -> None:
         )
 
 
+def name_kind(value: Any) -> str:
+    """Return the type of a value with its article, such as "an int"."""
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'AEIOaeio' else 'a'} {name}"
+
+
 def is_finite(value: Any) -> bool:
     """Whether a value is a finite number."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
@@ -88,6 +95,14 @@ def check_decay(name: str, value: Any, example: float = 0.9) -> None:
     """Raise ConfigError if a value is not a number of at least 0 and below 1, such as a momentum."""
     if not (is_finite(value) and 0 <= value < 1):
         raise ConfigError(f"{name} is {value!r}; give at least 0 and below 1, such as {example}")
+
+
+def check_share(name: str, value: Any, *, positive: bool = False) -> None:
+    """Raise ConfigError if a value is not a share of rows: at least 0 and below 1."""
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    if not is_number or not 0 <= float(value) < 1 or (positive and not value):
+        least = "above 0" if positive else "of at least 0"
+        raise ConfigError(f"{name} is {value!r}; give a share {least} and below 1, such as 0.2")
 
 
 def check_step(

@@ -81,6 +81,12 @@ def find_ignored(loss: Loss) -> int:
     return settings.get("ignore_index", IGNORED)
 
 
+def find_counted(loss: Loss, y: Tensor) -> Tensor:
+    """Return which of some targets [n] a loss counts: all, except for the label that a cross-entropy leaves out."""
+    is_labels = y.dim() == 1 and not y.is_floating_point()
+    return y != find_ignored(loss) if is_labels else torch.ones(len(y), dtype=torch.bool)
+
+
 def check_targets(loss: Loss, y: Tensor) -> None:
     """Raise ModelError for numbers as the targets of cross-entropy: it would take them for probabilities of classes."""
     inner = loss.func if isinstance(loss, functools.partial) else loss

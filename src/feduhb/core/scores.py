@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
+from types import BuiltinFunctionType, FunctionType
 from typing import Any, Literal, get_args
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from feduhb.core.local import Loss
+from feduhb.core.loss import find_counted
 from feduhb.errors import ConfigError
 
 Best = Literal["high", "low"]
@@ -78,7 +80,7 @@ def find_scores(given: ScoreSource | None) -> tuple[Score, ...] | None:
         found = [_find(one) for one in given]
     else:
         raise ConfigError(
-            f"scores is {given!r}; give names such as ['auroc'], or functions by name: {{'my_score': function}}"
+            f"scores is {_describe(given)}; give names such as ['auroc'], or functions by name: {{'my_score': function}}"
         )
     if not found:
         raise ConfigError(f"scores is empty; name one of {', '.join(SCORES)}, or leave it out")
@@ -93,9 +95,14 @@ def _find(one: Any) -> Score:
         return one
     if not isinstance(one, str) or one not in SCORES:
         raise ConfigError(
-            f"there is no score {one!r}; choose one of {', '.join(SCORES)}, or give a function by name: {{'my_score': function}}"
+            f"there is no score {_describe(one)}; choose one of {', '.join(SCORES)}, or give a function by name: {{'my_score': function}}"
         )
     return SCORES[one]
+
+
+def _describe(given: Any) -> str:
+    """Return what was given as a score, a function by its name."""
+    return given.__name__ if isinstance(given, FunctionType | BuiltinFunctionType) else repr(given)
 
 
 def list_built_in(scores: Sequence[Score] | None) -> tuple[str, ...] | None:
@@ -131,12 +138,18 @@ def check_scores(scores: Sequence[Score], outputs: Tensor, y: Tensor, loss: Loss
             raise ConfigError(
                 f"the score {score.name} does not fit the targets, which are {DESCRIBED[kind]}; {advice}"
             )
-        compute_score(score, outputs, y)
+        compute_score(score, outputs, y, loss)
 
 
-def compute_score(score: Score, outputs: Tensor, y: Tensor) -> float:
-    """Return a score of some outputs; raise ConfigError if its function fails or returns anything but a number."""
+def compute_score(score: Score, outputs: Tensor, y: Tensor, loss: Loss) -> float:
+    """Return a score of some outputs; raise ConfigError if its function fails or returns anything but a number.
+
+    A built-in score leaves out the labels that the loss leaves out.
+    """
     own = score.name not in SCORES
+    if not own and are_labels(outputs, y):
+        counted = find_counted(loss, y)
+        outputs, y = outputs[counted], y[counted]
     try:  # a function of the user's own gets copies, so that it cannot change what the others see
         value = score.compute(*((outputs.clone(), y.clone()) if own else (outputs, y)))
     except Exception as error:

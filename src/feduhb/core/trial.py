@@ -12,11 +12,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from feduhb.core.checks import name_kind
 from feduhb.core.describe import describe_function
 from feduhb.core.draws import augment_batch, draw_at
 from feduhb.core.inputs import Inputs, call_model, list_tensors, map_tensors
 from feduhb.core.local import Augment, Loss
-from feduhb.core.loss import SOME, check_loss, check_targets
+from feduhb.core.loss import SOME, check_loss, check_targets, find_counted
 from feduhb.core.modules import (
     NO_ADDRESS,
     draw_otherwise,
@@ -28,6 +29,7 @@ from feduhb.core.modules import (
     prepare_training,
     watch_layers,
 )
+from feduhb.core.scores import OF_CLASSES, are_labels, is_one_of
 from feduhb.errors import ModelError
 
 # How to change the type of a tensor, or of an array.
@@ -63,14 +65,17 @@ def check_fit(module: nn.Module, loss: Loss, examples: Rows, augment: Augment | 
 
     The loss is tried too. The module's parameters and statistics change.
     """
-    x, y = _choose_batch(module, examples)
+    if isinstance(loss, type):
+        raise ModelError(f"the loss is the class {loss.__name__}; give an instance: loss={loss.__name__}()")
+    some = _choose_rows(module, examples)
+    x, y = examples.batch(some)
     check_targets(loss, y)
     if isinstance(loss, nn.Module) and any(p.requires_grad for p in loss.parameters()):
         raise ModelError("the loss has parameters of its own, which nobody trains; put them into the model")
     constants = {name: value.clone() for name, value in list_carried(module)}
     functions = [one for one in (loss, augment) if one is not None]
     described = [describe_function(one) for one in functions]
-    found = _try_step(module, loss, x, y, augment)
+    found = _try_step(module, loss, x, y, augment, some)
     _check_value(found.value)
     _check_numbers(x, y, found)
     if found.drew:
@@ -95,16 +100,16 @@ def check_fit(module: nn.Module, loss: Loss, examples: Rows, augment: Augment | 
             )
 
 
-def _choose_batch(module: nn.Module, examples: Rows) -> tuple[Inputs, Tensor]:
-    """Return evenly spaced examples; a single one twice if BatchNorm needs two."""
+def _choose_rows(module: nn.Module, examples: Rows) -> Tensor:
+    """Return the positions of evenly spaced examples; of a single one twice if BatchNorm needs two."""
     count = len(examples)
     some = torch.linspace(0, count - 1, min(SOME, count)).long()
-    if count == 1 and has_batch_norm(module):
-        some = some.repeat(2)
-    return examples.batch(some)
+    return some.repeat(2) if count == 1 and has_batch_norm(module) else some
 
 
-def _try_step(module: nn.Module, loss: Loss, x: Inputs, y: Tensor, augment: Augment | None) -> _Trial:
+def _try_step(
+    module: nn.Module, loss: Loss, x: Inputs, y: Tensor, augment: Augment | None, rows: Tensor
+) -> _Trial:
     def compute(rows: int, x: Inputs = x) -> Any:
         with draw_at(0):
             return call_model(
@@ -117,7 +122,7 @@ def _try_step(module: nn.Module, loss: Loss, x: Inputs, y: Tensor, augment: Augm
             first = compute(2)
             if not isinstance(first, Tensor):
                 raise ModelError(
-                    f"the model returns a {type(first).__name__}; return one tensor, such as its logits, from a module around it"
+                    f"the model returns {name_kind(first)}; return one tensor, such as its logits, from a module around it"
                 )
             value = loss(first, y[:2])
             if isinstance(value, Tensor) and value.requires_grad and not value.dim():
@@ -135,7 +140,11 @@ def _try_step(module: nn.Module, loss: Loss, x: Inputs, y: Tensor, augment: Augm
         with warnings.catch_warnings(), watch_layers(module):
             warnings.simplefilter("ignore")
             some = functools.partial(compute, 2)
-            found = _explain_inputs(module, some, x) or _explain_targets(loss, some, y[:2])
+            found = (
+                _explain_inputs(module, some, x)
+                or _explain_classes(loss, compute, y, rows)
+                or _explain_targets(loss, some, y[:2])
+            )
         raise ModelError(
             found or f"the model and its loss cannot read this data ({said}); check shapes and types"
         ) from error
@@ -151,10 +160,35 @@ def _explain_inputs(module: nn.Module, compute: Callable[[Inputs], Any], x: Inpu
     for changed in (floats, map_tensors(lambda part: part.to(wanted), x)):
         pairs = zip(list_tensors(x), list_tensors(changed), strict=True)
         given = next((old.dtype for old, new in pairs if old.dtype != new.dtype), None)
-        if given is not None and _succeeds(compute, changed):
+        ways = {"": changed, ", as one column: x.unsqueeze(1)": map_tensors(_make_column, changed)}
+        column = next(
+            (words for words, way in ways.items() if given is not None and _succeeds(compute, way)), None
+        )
+        if given is not None and column is not None:
             pixels = "" if given.is_floating_point else ", and scale pixels by a constant: x.float() / 255"
             types = f"the inputs are {_name(given)} and the model's parameters {_name(wanted)}"
-            return f"{types}; give {TYPES.get(wanted, 'that type')}{pixels}"
+            return f"{types}; give {TYPES.get(wanted, 'that type')}{pixels}{column}"
+    return None
+
+
+def _make_column(part: Tensor) -> Tensor:
+    return part.unsqueeze(1) if part.dim() == 1 else part
+
+
+def _explain_classes(loss: Loss, compute: Callable[[int], Any], y: Tensor, rows: Tensor) -> str | None:
+    """Return which target is none of the classes that the model scores, if one is not.
+
+    Args:
+        rows: the positions of these targets among all.
+    """
+    with contextlib.suppress(Exception):
+        outputs = compute(len(y))
+        if is_one_of(loss, OF_CLASSES) and are_labels(outputs, y):
+            strange = find_counted(loss, y) & ((y < 0) | (y >= outputs.shape[1]))
+            if bool(strange.any()):
+                where = int(strange.nonzero()[0])
+                most, row = outputs.shape[1] - 1, int(rows[where])
+                return f"targets are classes from 0 to {most}, but one is {int(y[where])} (row {row}); correct it"
     return None
 
 
@@ -163,8 +197,12 @@ def _explain_targets(loss: Loss, compute: Callable[[], Any], y: Tensor) -> str |
     ways = {TYPES[torch.int64]: lambda y: y.long(), TYPES[torch.float32]: lambda y: y.float()}
     if y.dim() == 2 and y.shape[1] == 1:
         ways |= {"y.squeeze(1)": lambda y: y.squeeze(1), "y.squeeze(1).long()": lambda y: y.squeeze(1).long()}
+    if y.dim() == 1:
+        ways |= {"y.unsqueeze(1)": lambda y: y.unsqueeze(1)}
     with contextlib.suppress(Exception):
         outputs = compute()
+        if (odd := _find_other_type(loss, outputs)) is not None:
+            return odd
         tried = {"": lambda y: y, **ways}
         found = next(words for words, change in tried.items() if _succeeds(loss, outputs, change(y)))
         shape = str(["n", *y.shape[1:]]).replace("'", "")
@@ -173,6 +211,19 @@ def _explain_targets(loss: Loss, compute: Callable[[], Any], y: Tensor) -> str |
             if found
             else None
         )
+    return None
+
+
+def _find_other_type(loss: Loss, outputs: Tensor) -> str | None:
+    """Return what to do if a loss has weights of another type than the model's outputs."""
+    given = loss.keywords if isinstance(loss, functools.partial) else getattr(loss, "_buffers", {})
+    for name in ("weight", "pos_weight"):
+        weight = given.get(name)
+        if isinstance(weight, Tensor) and weight.dtype != outputs.dtype:
+            types = (
+                f"{name} of the loss is {_name(weight.dtype)} and the model's outputs {_name(outputs.dtype)}"
+            )
+            return f"{types}; give {name}.to({outputs.dtype})"
     return None
 
 

@@ -41,13 +41,11 @@ def read_column(data: Any, name: str) -> Tensor:
     feature = data.features[name]
     if type(feature).__name__ == "Image":
         return _read_images(list_values(data, name), name)
-    chosen = data.select_columns([name])
-    values = chosen.with_format("arrow")[:].column(name)
-    if values.null_count:
-        _refuse_missing(name, values.is_null().to_pylist().index(True))
+    if (missing := find_missing(data, name)) is not None:
+        _refuse_missing(name, missing)
     is_float = find_type(feature).startswith(("float", "double"))
     how = {"dtype": np.float64} if is_float else {}
-    array = chosen.with_format("numpy", **how)[:][name]
+    array = data.select_columns([name]).with_format("numpy", **how)[:][name]
     found = to_tensor(array, f"the values of column {name!r}")
     if found.is_floating_point():
         found = found.to(torch.get_default_dtype())
@@ -55,6 +53,12 @@ def read_column(data: Any, name: str) -> Tensor:
         if bool(empty.any()):
             _refuse_missing(name, int(empty.nonzero()[0]))
     return found
+
+
+def find_missing(data: Any, name: str) -> int | None:
+    """Return the first row without a value in a column; None if there is none."""
+    values = data.select_columns([name]).with_format("arrow")[:].column(name)
+    return values.is_null().to_pylist().index(True) if values.null_count else None
 
 
 def _refuse_missing(name: str, row: int) -> NoReturn:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import (
@@ -19,6 +21,7 @@ from torch.utils.data import (
     default_collate,
 )
 
+from feduhb.core.checks import name_kind
 from feduhb.core.inputs import list_tensors
 from feduhb.data.arrays import is_kind, to_tensor
 from feduhb.data.columns import is_huggingface, is_transformed, read_inputs
@@ -34,7 +37,9 @@ Parts = tuple[Any, Tensor, Tensor | None]
 def read_data(data: Any) -> Parts:
     """Return the inputs and targets of a client's data, without a copy if they are tensors or arrays."""
     if isinstance(data, tuple | list) and len(data) == 2:
-        return to_inputs(data[0]), to_tensor(data[1], "the targets", is_target=True), None
+        inputs, targets = to_inputs(data[0]), to_tensor(data[1], "the targets", is_target=True)
+        _check_several(data[0], targets)
+        return inputs, targets, None
     if isinstance(data, DataLoader):
         return _read_loader(data)
     if is_huggingface(data):
@@ -45,7 +50,25 @@ def read_data(data: Any) -> Parts:
         raise DataError(
             "a DataFrame alone does not say what the target is; give (frame[inputs], frame[target]), or use Federation.from_table"
         )
-    raise DataError(f"the data is a {type(data).__name__}; give {ACCEPTED}")
+    if (
+        isinstance(data, list)
+        and data
+        and all(isinstance(one, tuple | list) and len(one) == 2 for one in data)
+    ):
+        raise DataError(
+            "the data is a list, which looks like a list of examples; give (x, y) of all of them, or a torch Dataset"
+        )
+    raise DataError(f"the data is {name_kind(data)}; give {ACCEPTED}")
+
+
+def _check_several(x: Any, targets: Tensor) -> None:
+    """Raise DataError for a list of inputs that each have a row for every target."""
+    count = targets.shape[:1]
+    if isinstance(x, list) and x and (len(x),) != count and all(np.shape(part)[:1] == count for part in x):
+        raise DataError(
+            f"the inputs are a list of {len(x)} parts with {count[0]} rows each; if the model has several inputs, give a tuple of "
+            "them: ((one, other), y)"
+        )
 
 
 def to_inputs(x: Any) -> Any:
@@ -122,27 +145,38 @@ def _pick(positions: Tensor, rows: Tensor) -> Tensor:
 
 def _read_items(dataset: Any, collate: Callable[[list[Any]], Any]) -> tuple[Any, Tensor]:
     """Return the inputs and targets of all items, read one by one and combined at once."""
-    if isinstance(dataset, IterableDataset):
-        try:
-            items = list(dataset)
-        except Exception as error:
-            raise DataError(
-                f"the items cannot be read ({_describe(error)}); iter(dataset) must yield them"
-            ) from error
-        return _combine(items, collate)
-    if not hasattr(dataset, "__len__"):
+    is_stream = isinstance(dataset, IterableDataset)
+    if not is_stream and not hasattr(dataset, "__len__"):
         raise DataError(
             f"the {type(dataset).__name__} has no length; give it __len__, or make it an IterableDataset"
         )
-    items = [_read_item(dataset, place) for place in range(len(dataset))]
+    read = _read_stream if is_stream else _read_places
+    items = read(dataset, None)
+    if is_stream and not items:
+        raise DataError(
+            f"the {type(dataset).__name__} yields nothing; it may have been read before: make __iter__ start again"
+        )
     found = _combine(items, collate)
-    again = [_read_item(dataset, place) for place in range(min(SOME, len(items)))]
-    if not _is_same(_combine(items[:SOME], collate), _combine(again, collate)):
+    again = read(dataset, SOME)  # nothing of a stream that can be read only once
+    if again and not _is_same(_combine(items[:SOME], collate), _combine(again, collate)):
         raise DataError(
             "the items change from one reading to the next; leave the random changes out of the data set, and give them to the "
             "federation, which draws them by client and round: augment="
         )
     return found
+
+
+def _read_stream(dataset: IterableDataset[Any], most: int | None) -> list[Any]:
+    try:
+        return [*islice(iter(dataset), most)]
+    except Exception as error:
+        raise DataError(
+            f"the items cannot be read ({_describe(error)}); iter(dataset) must yield them"
+        ) from error
+
+
+def _read_places(dataset: Any, most: int | None) -> list[Any]:
+    return [_read_item(dataset, place) for place in range(len(dataset))[:most]]
 
 
 def _read_item(dataset: Any, place: int) -> Any:
@@ -171,13 +205,9 @@ def _combine(items: list[Any], collate: Callable[[list[Any]], Any]) -> tuple[Any
     elif isinstance(batch, tuple | list) and len(batch) == 2:
         x, y = batch
     else:
-        kind = (
-            f"{type(items[0]).__name__} of {len(batch)}"
-            if isinstance(batch, tuple | list)
-            else type(items[0]).__name__
-        )
+        size = f" of {len(batch)}" if isinstance(batch, tuple | list) else ""
         raise DataError(
-            f"the items are a {kind}; give (x, y), where x may be a tuple or a dict, or a dict with the target under label, "
+            f"the items are {name_kind(items[0])}{size}; give (x, y), where x may be a tuple or a dict, or a dict with the target under label, "
             "labels or target"
         )
     is_several = isinstance(x, list) and all(isinstance(part, Tensor) for part in x)

@@ -13,7 +13,7 @@ from weakref import WeakSet
 import torch
 from torch import Tensor, nn
 
-from feduhb.core.checks import check_whole
+from feduhb.core.checks import check_whole, name_kind
 from feduhb.core.flat import ModelSource, copy_module, draw_model
 from feduhb.core.fresh import find_unlike
 from feduhb.core.inputs import Inputs, compare_inputs, count_rows, list_tensors, make_inputs
@@ -27,7 +27,7 @@ from feduhb.data.convert import read_data, to_inputs
 from feduhb.data.examples import Examples, fingerprint, join_examples
 from feduhb.data.request import Forget, Request, as_request, check_request, explain_unclear
 from feduhb.data.standardize import ColumnChoice, standardize_parts
-from feduhb.errors import DataError, ModelError, RequestError
+from feduhb.errors import ConfigError, DataError, ModelError, RequestError
 
 Pair = Any  # (x, y), or other data that `feduhb.data.convert` reads
 Start = Literal["fresh", "given"]
@@ -96,7 +96,7 @@ class Federation:
         for what, given in (("clients", clients), ("held_out", held_out or {})):
             if not isinstance(given, Mapping):
                 raise DataError(
-                    f"{what} is a {type(given).__name__}; give examples by the ids of clients: {what}={{'c00': (x, y)}}"
+                    f"{what} is {name_kind(given)}; give examples by the ids of clients: {what}={{'c00': (x, y)}}"
                 )
         self.clients = {check_id(c): _make_examples(data, f"client {c}") for c, data in clients.items()}
         self.tested: dict[ClientId, Examples] = {}  # the test set by client; empty if it is the server's own
@@ -421,6 +421,23 @@ class Federation:
 
 # A federation has each of its arguments as an attribute.
 ARGUMENTS = tuple(inspect.signature(Federation).parameters)
+PASSED = (
+    "augment",
+    "backdoor",
+    "public",
+    "scores",
+    "start",
+)  # arguments that classmethods take for the federation
+
+
+def check_passed(name: str, more: Mapping[str, Any], passed: Sequence[str] = PASSED) -> None:
+    """Raise ConfigError if a classmethod is given an argument that neither it nor the federation takes from it."""
+    if unknown := [key for key in more if key not in passed]:
+        raise ConfigError(
+            f"{name} has no argument {unknown[0]!r}; besides its own it takes {', '.join(sorted(passed))}"
+        )
+
+
 KEPT: WeakSet[nn.Module] = WeakSet()  # copies that federations share and nobody changes
 
 

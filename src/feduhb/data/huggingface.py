@@ -14,9 +14,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from feduhb.core.checks import check_share, name_kind
 from feduhb.core.flat import ModelSource
 from feduhb.core.types import ClientId
-from feduhb.data.columns import find_type, is_scalar, is_transformed, list_values, read_column, read_inputs
+from feduhb.data.columns import (
+    find_missing,
+    find_type,
+    is_scalar,
+    is_transformed,
+    list_values,
+    read_column,
+    read_inputs,
+)
 from feduhb.data.split import Shared, number_rows, split_rows
 from feduhb.errors import DataError
 from feduhb.models import make_model
@@ -25,6 +34,7 @@ if TYPE_CHECKING:
     from feduhb.data.federation import Federation
 
 TEST_SHARE = 0.2  # of each client's rows, if there is no test set
+OF_TABLES = ("categories", "dates", "drop", "fills", "numbers", "scaling")  # further arguments, for a table
 SHOWN = 20  # classes in an error that shows how to declare them
 
 
@@ -58,7 +68,7 @@ def read_huggingface(
     more: Mapping[str, Any],
 ) -> Federation:
     """Return the federation of a data set; `feduhb.Federation.from_huggingface` lists the arguments."""
-    from feduhb.data.federation import Federation
+    from feduhb.data.federation import PASSED, Federation, check_passed
 
     trained, tested = _choose_splits(data, test)
     if any(is_transformed(some) for some in (trained, tested) if not isinstance(some, float)):
@@ -68,10 +78,15 @@ def read_huggingface(
     chosen = _choose_columns(trained, client, target, columns, row, classes)
     if not isinstance(tested, float):
         _check_columns(tested, [target, *chosen.inputs], "test set")
-    for name, share in (("test", tested), ("held_out", held_out)):
-        if isinstance(share, float | int) and not 0 <= share < 1:
-            raise DataError(f"{name} is {share}; give a share of at least 0 and below 1, such as 0.2")
+    else:
+        check_share("test", tested, positive=True)
+    check_share("held_out", held_out)
     is_table = all(is_scalar(trained.features[name]) for name in chosen.inputs)
+    check_passed(
+        "Federation.from_huggingface",
+        more,
+        (*PASSED, "loss", "standardize", *(OF_TABLES if is_table else ())),
+    )
     _check_text(
         trained, chosen.inputs, {*more.get("categories", {}), *more.get("dates", {})}, is_table=is_table
     )
@@ -79,7 +94,7 @@ def read_huggingface(
         return _read_as_table(trained, chosen, tested, held_out=held_out, model=model, seed=seed, more=more)
     x, y = chosen.read(trained)
     if isinstance(model, str):
-        model = _make_named(model, x, chosen)
+        model = _make_named(model, x, y, chosen)
     ids = _read_ids(trained, client)
     names = {name: place for place, name in enumerate(dict.fromkeys(ids))}
     owners = torch.tensor([names[name] for name in ids])
@@ -112,7 +127,7 @@ def _choose_splits(data: Any, test: Any) -> tuple[Any, Any]:
     for what, given in (("data", data), ("test set", test)):
         if not isinstance(given, datasets.Dataset) and not (given is test and isinstance(given, float | int)):
             raise DataError(
-                f"the {what} is a {type(given).__name__}; give a datasets.Dataset, which load_dataset returns without "
+                f"the {what} is {name_kind(given)}; give a datasets.Dataset, which load_dataset returns without "
                 "streaming=True"
             )
     if not len(data):
@@ -169,19 +184,22 @@ def _choose_classes(data: Any, target: str, classes: Sequence[Any] | None) -> li
         return [*declared]
     if _is_text(feature):
         found = sorted({str(value) for value in data.unique(target) if value is not None})
-        shown = (
-            f"classes={found}"
-            if len(found) <= SHOWN
-            else f"classes={found[:SHOWN]} and {len(found) - SHOWN} more"
-        )
         raise DataError(
-            f"the targets in column {target!r} are text; declare their classes, so that they stay when a client leaves: {shown}"
+            f"the targets in column {target!r} are text; declare their classes, so that they stay when a client leaves: {_show_classes(found)}"
         )
     return None
 
 
+def _show_classes(found: Sequence[Any]) -> str:
+    """Return a declaration of classes to paste."""
+    more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
+    return f"classes={[*found[:SHOWN]]}{more}"
+
+
 def _read_targets(data: Any, target: str, classes: list[Any] | None) -> Tensor:
     names = getattr(data.features[target], "names", None)
+    if (missing := find_missing(data, target)) is not None:
+        raise DataError(f"row {missing} has no target; leave the row out")
     if classes is None or (names is not None and names == classes):
         found = read_column(data, target)
         if classes is not None and bool((found < 0).any()):
@@ -227,7 +245,12 @@ def _read_keys(data: Any, row: str) -> list[int]:
     return found
 
 
-def _make_named(name: str, x: Any, chosen: Roles) -> ModelSource:
+def _make_named(name: str, x: Any, y: Tensor, chosen: Roles) -> ModelSource:
+    if chosen.classes is None and not y.is_floating_point():
+        raise DataError(
+            f"the model {name!r} returns classes; declare those of column {chosen.target!r}, so that they stay when a client leaves: "
+            f"{_show_classes(y.unique().tolist())}, or give a module of your own: model=net"
+        )
     if not isinstance(x, Tensor) or not x.is_floating_point() or chosen.classes is None:
         raise DataError(
             f"the model {name!r} reads one column of numbers or images and returns classes; give a module of your own: model=net"

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from feduhb.core.checks import check_whole
+from feduhb.core.checks import check_share, check_whole, name_kind
 from feduhb.core.flat import ModelSource
 from feduhb.core.plugins import find_plugin, list_plugins
 from feduhb.core.scores import ScoreSource, find_scores, list_built_in
@@ -25,7 +25,7 @@ from feduhb.core.seeds import generator
 from feduhb.core.types import ClientId
 from feduhb.data.backdoor import Backdoor
 from feduhb.data.canaries import Canaries, plant_canaries
-from feduhb.data.federation import Examples, Federation
+from feduhb.data.federation import Examples, Federation, check_passed
 from feduhb.data.files import PUBLISHED, find_cache_folder, find_named_folder, read_files
 from feduhb.data.partition import partition_rows
 from feduhb.data.table import TableSettings, read_table_federation
@@ -74,8 +74,7 @@ class FederationSettings:
             raise ConfigError(
                 f"{given[0]} is not a setting of a table, whose rows name their clients; leave it out"
             )
-        if not isinstance(self.held_out, int | float) or not 0 <= self.held_out < 1:
-            raise ConfigError(f"held_out is {self.held_out!r}; give at least 0 and below 1, such as 0.25")
+        check_share("held_out", self.held_out)
         find_scores(self.scores)
         if self.public is not None:
             check_whole("public", self.public)
@@ -213,11 +212,12 @@ def make_table_federation(
 
     A run over it can be opened without code if its tables are files, the model has a name and nothing more is given.
     """
+    check_passed("Federation.from_table", more)
     is_file, test = isinstance(table, str | Path), given["test"]
     is_frame = hasattr(test, "columns")  # of the server, which no config can name
     if not is_frame and not isinstance(test, str | Path | SupportsFloat):
         raise ConfigError(
-            f"test is a {type(test).__name__}; give the share of every client's rows, such as 0.2, or a file or DataFrame of the server's own"
+            f"test is {name_kind(test)}; give the share of every client's rows, such as 0.2, or a file or DataFrame of the server's own"
         )
     if callable(given["loss"]):
         raise ConfigError(
@@ -279,7 +279,7 @@ def load_dataset(name: str, folder: Path | None = None) -> Dataset:
     found = read(named)
     if not isinstance(found, Dataset):
         raise DataError(
-            f"the function of the data set {name!r} returned a {type(found).__name__}; it must return a feduhb.data.Dataset"
+            f"the function of the data set {name!r} returned {name_kind(found)}; it must return a feduhb.data.Dataset"
         )
     return found
 

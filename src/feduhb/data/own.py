@@ -6,6 +6,7 @@ import contextlib
 import inspect
 import sys
 
+from feduhb.core.checks import name_kind
 from feduhb.core.own_code import Code, describe_error, load_code
 from feduhb.data.federation import Federation
 from feduhb.errors import DataError
@@ -16,7 +17,7 @@ def make_federation(code: Code) -> Federation:
     function = load_code(code)
     if not callable(function):
         raise DataError(
-            f"{code.text} is a {type(function).__name__} and not a function; name a function that returns a feduhb.Federation"
+            f"{code.text} is {name_kind(function)} and not a function; name a function that returns a feduhb.Federation"
         )
     if needed := _list_needed(function):
         raise DataError(
@@ -28,7 +29,7 @@ def make_federation(code: Code) -> Federation:
     except (Exception, SystemExit) as error:
         raise DataError(f"{code.text} raised {describe_error(error)}; correct it") from error
     if not isinstance(made, Federation):
-        raise DataError(f"{code.text} returned a {type(made).__name__}; it must return a feduhb.Federation")
+        raise DataError(f"{code.text} returned {name_kind(made)}; it must return a feduhb.Federation")
     return made.replace(about=code)
 
 

@@ -12,6 +12,7 @@ import math
 import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime, time
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from feduhb.core.checks import check_share
 from feduhb.core.flat import ModelSource
 from feduhb.core.types import ClientId
 from feduhb.data.download import print_notice
@@ -27,7 +29,7 @@ from feduhb.data.federation import Federation, check_id
 from feduhb.data.split import Shared, number_rows, split_rows
 from feduhb.data.storage import RowWriter
 from feduhb.data.table_files import Source, count_at_once
-from feduhb.data.table_rows import RowReader, Rows
+from feduhb.data.table_rows import ISO_DATE, RowReader, Rows
 from feduhb.errors import ConfigError, DataError
 from feduhb.models import make_model
 
@@ -35,6 +37,15 @@ if TYPE_CHECKING:
     from feduhb.data.load import FederationSettings
 
 Batch = list[tuple[int, int]]  # the first row of each range, and the row after it
+KINDS = (
+    "float",
+    "int",
+    "str",
+    "bool",
+    "tuple[str, ...]",
+)  # the last part of where pydantic found a wrong value
+MOVED = "check the path of the table, or name the file if it was moved: --data FILE (in Python data=)"
+MOVED_TEST = "it is the server's test table, which --data does not name; put that file back there"
 FORBID = {"extra": "forbid"}  # pydantic refuses unknown keys
 
 
@@ -64,15 +75,16 @@ class TableSettings:
     __pydantic_config__ = FORBID
 
     def __post_init__(self) -> None:
-        if not isinstance(self.test, str) and not 0 < self.test < 1:
-            raise ConfigError(
-                f"test is {self.test}; give a share between 0 and 1, such as 0.2, or a file of the server's own"
-            )
+        if not isinstance(self.test, str):
+            check_share("test", self.test, positive=True)
         for name, pair in self.scaling.items():
             if not (math.isfinite(pair[0]) and 0 < pair[1] < math.inf):
                 raise ConfigError(
                     f"the scaling of {name} is {pair}; give what to subtract, and a number above 0 to divide by"
                 )
+        for column, day in self.dates.items():
+            if not ISO_DATE.fullmatch(day):
+                raise ConfigError(f"dates: {column} = {day!r} is not a day; write it as in 2000-01-31")
         for name, values in {**self.categories, "the classes": self.classes or (0, 1)}.items():
             if len({*map(str, values)}) < len(values) or not values:
                 raise ConfigError(
@@ -100,7 +112,8 @@ class TableSettings:
             return TypeAdapter(cls).validate_json(json.dumps(values, default=_to_plain), strict=True)
         except ValidationError as error:
             first = error.errors()[0]
-            place = ".".join(map(str, first["loc"]))
+            *parents, last = map(str, first["loc"])
+            place = ".".join(parents if parents and last in KINDS else (*parents, last))
             raise ConfigError(
                 f"{place} = {reprlib.repr(first['input'])} is invalid: {first['msg'].lower()}"
             ) from None
@@ -147,6 +160,8 @@ def _to_class(value: Any) -> Any:
 
 def _to_plain(value: Any) -> Any:
     """Return an array, a number of numpy, a date or a path as a value that a config can hold."""
+    if isinstance(value, datetime):
+        return str(value.date() if value.time() == time() else value)
     return value.tolist() if hasattr(value, "tolist") else str(value)
 
 
@@ -174,7 +189,8 @@ def read_table_federation(
         in_config: whether the declarations come from a config, so that errors print them as there.
         more: further arguments of `Federation`.
     """
-    reader = RowReader(Source.open(table), settings, in_config=in_config)
+    advice = (MOVED, MOVED_TEST) if in_config else ("check the path of the table", "check the path in test=")
+    reader = RowReader(Source.open(table, advice[0]), settings, in_config=in_config)
     rows = read_rows(reader)
     if model is None or isinstance(model, str):
         outputs = len(settings.named_classes if settings.is_classified else settings.targets)
@@ -185,7 +201,8 @@ def read_table_federation(
     server = None
     if own is not None:
         columns = replace(settings, row=None, numbers=reader.numbers)
-        found = read_rows(RowReader(Source.open(own), columns, needs_client=False, in_config=in_config))
+        source = Source.open(own, advice[1])
+        found = read_rows(RowReader(source, columns, needs_client=False, in_config=in_config))
         server = (found.x, found.y)
     if about is not None and about.table is not None:  # a column that is added to the file later is no input
         about = replace(about, table=replace(about.table, numbers=reader.numbers))
@@ -222,10 +239,10 @@ def read_rows(reader: RowReader) -> Shared:
                 writer.append(values)
             ends.append(x.count)
         if not x.count:
-            raise DataError(f"{reader.name} holds no rows; give a table with at least one")
+            raise DataError(f"{reader.source.name} holds no rows; give a table with at least one")
         batches = _list_batches(owners, ends, counts, count_at_once(len(reader.features)))
         found = Shared(
-            reader.name, _merge(x, owners, batches), _merge(y, owners, batches), _merge(owners, owners, batches), tuple(clients),
+            reader.source.name, _merge(x, owners, batches), _merge(y, owners, batches), _merge(owners, owners, batches), tuple(clients),
             _merge(keys, owners, batches), settings.row is not None,
         )  # fmt: skip
     if settings.is_classified and reader.needs_client and found.y.min() == found.y.max():

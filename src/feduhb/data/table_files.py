@@ -30,15 +30,17 @@ class Source:
     is_text: bool  # whether errors count rows from 1 after a header, without blank lines; else from 0
 
     @classmethod
-    def open(cls, table: Any) -> Source:
-        """Return the source of a file or DataFrame."""
+    def open(cls, table: Any, advice: str = "check the path of the table") -> Source:
+        """Return the source of a file or DataFrame.
+
+        Args:
+            advice: what to do if there is no such file.
+        """
         if not isinstance(table, str | Path):
             return _open_frame(table)
         path = Path(table).expanduser()
         if not path.is_file():
-            raise DataError(
-                f"there is no file {path}; check the path of the table, or name the file if it was moved: --data FILE"
-            )
+            raise DataError(f"there is no file {path}; {advice}")
         suffixes = [one.lower() for one in path.suffixes]
         if suffixes[-1:] in ([".parquet"], [".pq"]):
             return _open_parquet(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import re
 from collections.abc import Iterator, Sequence
@@ -17,6 +18,10 @@ from feduhb.errors import ConfigError, DataError
 if TYPE_CHECKING:
     from feduhb.data.table import TableSettings
 
+# Values that no declaration turns into numbers.
+NOT_DECLARED: dict[Any, str] = {
+    (list, tuple, np.ndarray): "lists", dict: "records", bytes: "bytes", datetime.time: "times", datetime.timedelta: "durations"
+}  # fmt: skip
 NAMED_AT_MOST = 12  # values in an error
 LARGEST = float(np.finfo(np.float32).max)
 OTHERS = "*"  # the category of every value that is not declared
@@ -48,22 +53,12 @@ class RowReader:
         self._check_values()
 
     @property
-    def name(self) -> str:
-        """The name of the table, for errors."""
-        return self.source.name
-
-    @property
-    def header(self) -> tuple[str, ...]:
-        """The names of all columns."""
-        return self.source.header
-
-    @property
     def numbers(self) -> tuple[str, ...]:
         """The columns of numbers, in the order of the table or as declared."""
         if self.settings.numbers is not None:
             return self.settings.numbers
         named = {*self._list_named()}
-        return tuple(column for column in self.header if column not in named)
+        return tuple(column for column in self.source.header if column not in named)
 
     @property
     def features(self) -> list[str]:
@@ -89,7 +84,7 @@ class RowReader:
                 yield part
                 done += 1
         except UNREADABLE:  # without the place, or for spaces around a word such as NA: read the rest as text
-            with explain_unreadable(self.name):
+            with explain_unreadable(self.source.name):
                 yield from islice(self._read(fast=False), done, None)
 
     def _read(self, *, fast: bool) -> Iterator[Rows]:
@@ -108,7 +103,7 @@ class RowReader:
         s = self.settings
         numbers = [*self.numbers, *(() if s.is_classified else s.targets)]
         used = {*self._list_named(), *self.numbers} - {*s.drop}
-        columns = [column for column in self.header if column in used]
+        columns = [column for column in self.source.header if column in used]
         return self.source.read(columns, numbers if fast else ())
 
     def _convert(self, frame: Any, begin: int) -> Rows:
@@ -127,7 +122,7 @@ class RowReader:
         if not self.in_config:
             return f"{what}={{{column!r}: {value}}}"
         is_bare = re.fullmatch(r"[\w-]+", column, re.ASCII)
-        return f"{what}.{column if is_bare else self.quote(column)} = {value}"
+        return f"under [federation.table.{what}]: {column if is_bare else self.quote(column)} = {value}"
 
     def quote(self, text: str) -> str:
         """Return text as a config or Python writes it."""
@@ -142,12 +137,12 @@ class RowReader:
     def _check_columns(self) -> None:
         s, named = self.settings, [*self._list_named(), *(self.settings.numbers or ())]
         required = [c for c in named if c != s.client or self.needs_client]
-        if missing := [column for column in required if column not in self.header]:
+        if missing := [column for column in required if column not in self.source.header]:
             raise DataError(self.source.explain_missing(missing[0]))
         if twice := [column for column in named if named.count(column) > 1]:
             raise ConfigError(f"column {twice[0]!r} is named for two purposes; name it once")
         if not self.features:
-            raise DataError(f"{self.name} has no column of inputs; name some: numbers=['age']")
+            raise DataError(f"{self.source.name} has no column of inputs; name some: numbers=['age']")
         for what, columns in (("scaling", s.scaling), ("fills", s.fills)):
             more = s.categories if what == "fills" else () if s.is_classified else s.targets
             possible = (*self.numbers, *s.dates, *more)
@@ -181,7 +176,9 @@ class _Part:
 
         series: Any = self.frame[column]
         if pandas.api.types.is_datetime64_any_dtype(series):
-            raise self._make_date_error(column, 0, str(series.iloc[0])[:10])
+            raise self._make_text_error(column, 0, series.astype(str).str[:10].to_numpy())
+        if pandas.api.types.infer_dtype(series) == "boolean":  # of Python, beside missing values
+            series = series.astype("boolean")
         if pandas.api.types.is_numeric_dtype(series) and not pandas.api.types.is_complex_dtype(
             series
         ):  # bool too
@@ -211,7 +208,7 @@ class _Part:
         if strange.any():
             where = int(np.argmax(strange))
             raise DataError(
-                f"{self.reader.name}: column {column} holds {text[where]!r} in {self._find(where)}, which is not a date such as "
+                f"{self.reader.source.name}: column {column} holds {text[where]!r} in {self._find(where)}, which is not a date such as "
                 "2000-01-31; correct it"
             )
         # In one unit: that of pandas depends on the most precise date, which may be somebody else's.
@@ -226,7 +223,7 @@ class _Part:
             if fill is None:
                 mean = ", or the client's own mean: 'mean'" if settings.standardize else ""
                 raise DataError(
-                    f"{self.reader.name}: column {column} has no value in {self._find(int(np.argmax(missing)))}; declare what "
+                    f"{self.reader.source.name}: column {column} has no value in {self._find(int(np.argmax(missing)))}; declare what "
                     f"stands for missing values: {self.reader.declare('fills', column, '0')}{mean}"
                 )
             values = np.where(missing, np.nan if fill == "mean" else float(fill), values)
@@ -244,7 +241,7 @@ class _Part:
         if too_large.any():
             where = int(np.argmax(too_large))
             raise DataError(
-                f"{self.reader.name}: column {column} is {values[where]:g} in {self._find(where)}, which is too large; correct it"
+                f"{self.reader.source.name}: column {column} is {values[where]:g} in {self._find(where)}, which is too large; correct it"
             )
 
     def read_categories(self, column: str, declared: Sequence[str]) -> np.ndarray:
@@ -268,7 +265,7 @@ class _Part:
         blank = text == ""
         if blank.any():
             raise DataError(
-                f"{self.reader.name} names no client in {self._find(int(np.argmax(blank)))}; fill in its column "
+                f"{self.reader.source.name} names no client in {self._find(int(np.argmax(blank)))}; fill in its column "
                 f"{self.reader.settings.client}, or delete the row"
             )
         return text
@@ -281,7 +278,7 @@ class _Part:
         if strange.any():
             where = int(np.argmax(strange))
             raise DataError(
-                f"{self.reader.name}: column {column} holds {text[where]!r} in {self._find(where)}, but requests name rows by whole "
+                f"{self.reader.source.name}: column {column} holds {text[where]!r} in {self._find(where)}, but requests name rows by whole "
                 "numbers from 0; number the rows, or leave row= out"
             )
         return values.astype(np.int64)
@@ -296,13 +293,13 @@ class _Part:
             if np.isnan(values).any():
                 where = self._find(int(np.argmax(np.isnan(values))))
                 raise DataError(
-                    f"{self.reader.name}: target {column} has no value in {where}; delete that row"
+                    f"{self.reader.source.name}: target {column} has no value in {where}; delete that row"
                 )
             self._check_size(column, values, np.abs(values) > LARGEST)
             if settings.loss == "bce_with_logits" and not np.isin(values, (0, 1)).all():
                 where = int(np.argmax(~np.isin(values, (0, 1))))
                 raise DataError(
-                    f"{self.reader.name}: target {column} is {values[where]:g} in {self._find(where)}, but bce_with_logits "
+                    f"{self.reader.source.name}: target {column} is {values[where]:g} in {self._find(where)}, but bce_with_logits "
                     "needs 0 or 1; correct it, or choose another loss"
                 )
         return np.stack(columns, axis=1).astype(np.float32)
@@ -325,7 +322,7 @@ class _Part:
             where = int(np.argmax(places < 0))
             if not text[where]:
                 raise DataError(
-                    f"{self.reader.name}: target {targets[0]} has no value in {self._find(where)}; delete that row"
+                    f"{self.reader.source.name}: target {targets[0]} has no value in {self._find(where)}; delete that row"
                 )
             values = self._list_values(targets[0])
             numbers = all(
@@ -334,45 +331,44 @@ class _Part:
             numeric = ", or loss='mse' if it is a number to predict" if numbers else ""
             alone = " (it is the only one in the table: add the others)" if len(values) == 1 else ""
             raise DataError(
-                f"{self.reader.name}: target {targets[0]} is {text[where]!r} in {self._find(where)}, and not one of the classes "
+                f"{self.reader.source.name}: target {targets[0]} is {text[where]!r} in {self._find(where)}, and not one of the classes "
                 f"{', '.join(declared)}; declare them, {self._suggest('classes', values)}{alone}{numeric}"
             )
         return places.astype(np.int64)
 
     def _make_text_error(self, column: str, where: int, text: np.ndarray) -> DataError:
-        if column in self.reader.settings.targets:
-            return self._make_target_error(column, where, text[where])
-        if DATE.match(text[where]):
-            return self._make_date_error(column, where, text[where])
+        """Return the error for a value that is not a number in a column of numbers."""
+        reader, value = self.reader, text[where]
+        if column in reader.settings.targets:
+            return DataError(
+                f"{reader.source.name}: target {column} holds {value!r} in {self._find(where)}, but the loss {reader.settings.loss} "
+                "needs numbers; correct it, or leave loss= out and declare its classes: classes=[...]"
+            )
+        given, leave = self.frame[column].iloc[where], f"leave the column out, drop=[{column!r}]"
+        if (
+            kind := next((words for some, words in NOT_DECLARED.items() if isinstance(given, some)), None)
+        ) is not None:
+            return DataError(f"{reader.source.name}: column {column} holds {kind}; {leave}")
+        if DATE.match(value):
+            rewrite = "" if ISO_DATE.match(value) else "write them as 2000-01-31 and "
+            return DataError(
+                f"{reader.source.name}: column {column} holds dates ({value}); {rewrite}declare the day to count from, "
+                f"{reader.declare('dates', column, reader.quote('2000-01-01'))}, or {leave}"
+            )
         values = self._list_values(column)
         return DataError(
-            f"{self.reader.name}: column {column} holds {text[where]!r} in {self._find(where)}, which is not a number; correct it, "
-            f"leave the column out, drop=[{column!r}], or declare its values, {self._suggest('categories', values, column)}"
-        )
-
-    def _make_target_error(self, column: str, where: int, value: str) -> DataError:
-        return DataError(
-            f"{self.reader.name}: target {column} holds {value!r} in {self._find(where)}, but the loss {self.reader.settings.loss} "
-            "needs numbers; correct it, or leave loss= out and declare its classes: classes=[...]"
-        )
-
-    def _make_date_error(self, column: str, where: int, value: str) -> DataError:
-        if column in self.reader.settings.targets:
-            return self._make_target_error(column, where, value)
-        rewrite = "" if ISO_DATE.match(value) else "write them as 2000-01-31 and "
-        return DataError(
-            f"{self.reader.name}: column {column} holds dates ({value}); {rewrite}declare the day to count from, "
-            f"{self.reader.declare('dates', column, self.reader.quote('2000-01-01'))}, or leave the column out, drop=[{column!r}]"
+            f"{reader.source.name}: column {column} holds {value!r} in {self._find(where)}, which is not a number; correct it, "
+            f"{leave}, or declare its values, {self._suggest('categories', values, column)}"
         )
 
     def _raise_undeclared(self, column: str, where: int, value: str, declared: Sequence[str]) -> None:
         if not value:
             raise DataError(
-                f"{self.reader.name}: column {column} has no value in {self._find(where)}; declare what stands for missing values: "
+                f"{self.reader.source.name}: column {column} has no value in {self._find(where)}; declare what stands for missing values: "
                 f"{self.reader.declare('fills', column, self.reader.quote(declared[0]))}"
             )
         raise DataError(
-            f"{self.reader.name}: column {column} holds {value!r} in {self._find(where)}, which is not among its categories "
+            f"{self.reader.source.name}: column {column} holds {value!r} in {self._find(where)}, which is not among its categories "
             f"{', '.join(declared)}; declare it, or {OTHERS!r} for all other values"
         )
 

@@ -13,8 +13,10 @@ from torch import Tensor, nn
 from feduhb.core.flat import channels_last, unflatten
 from feduhb.core.inputs import Inputs, call_model, count_rows, join_inputs, map_tensors
 from feduhb.core.local import Loss
+from feduhb.core.loss import find_counted
 from feduhb.core.own_code import describe_error
 from feduhb.core.scores import (
+    SCORES,
     Score,
     average_by_weight,
     check_scores,
@@ -89,7 +91,8 @@ def score_model(model: nn.Module, examples: Examples, loss: Loss) -> tuple[float
 def score_outputs(outputs: Tensor, y: Tensor, loss: Loss) -> tuple[float, float]:
     """Return the loss of some outputs, and their accuracy: NaN if the targets are not labels."""
     has_labels = find_kind(outputs, y, loss) == "labels"
-    return float(loss(outputs, y)), compute_accuracy(outputs, y) if has_labels else float("nan")
+    accuracy = compute_score(SCORES["accuracy"], outputs, y, loss) if has_labels else math.nan
+    return float(loss(outputs, y)), accuracy
 
 
 def try_scores(federation: Federation, model: nn.Module) -> tuple[Score, ...]:
@@ -131,15 +134,15 @@ def make_evaluator(federation: Federation, device: str = "cpu") -> Callable[[Ten
     model = channels_last(federation.fresh_model()).to(device)
     scores = try_scores(federation, model)
     triggered = stamp_test_set(federation)
-    x, y = federation.test.all()
+    (x, y), loss = federation.test.all(), federation.loss
     stamped = None if triggered is None else triggered[0].to(device)
     x = map_tensors(lambda part: part.to(device), x)
 
     def evaluate(params: Tensor) -> dict[str, float]:
         unflatten(params, model)
         outputs = compute_outputs(model, x)
-        found = {"test_loss": float(federation.loss(outputs, y))}
-        found |= {f"test_{score.name}": compute_score(score, outputs, y) for score in scores}
+        found = {"test_loss": float(loss(outputs, y))}
+        found |= {f"test_{score.name}": compute_score(score, outputs, y, loss) for score in scores}
         if triggered is not None and stamped is not None:
             found["backdoor"] = compute_accuracy(compute_outputs(model, stamped), triggered[1])
         return {key: value for key, value in found.items() if math.isfinite(value)}
@@ -158,6 +161,8 @@ def make_held_out_evaluator(
     """
     model = channels_last(federation.fresh_model()).to(device)
     held = {client: examples for client, examples in sorted(federation.held_out.items()) if len(examples)}
+    # A client all of whose labels the loss leaves out has no finite score.
+    counts = {c: float(find_counted(federation.loss, e.targets).sum().clamp(min=1)) for c, e in held.items()}
     compute = _compute_each if device == "cpu" or not held else _Together(held, device).compute
 
     def evaluate(params: Tensor, clients: Sequence[ClientId]) -> dict[str, float]:
@@ -168,7 +173,7 @@ def make_held_out_evaluator(
                 client: _score_held_out(outputs, there[client].targets, federation.loss, score)
                 for client, outputs in compute(model, there)
             }
-        weights = {client: float(len(examples)) for client, examples in there.items()}
+        weights = {client: counts[client] for client in there}
         names = ["loss", *([] if score is None else [score.name])]
         given = {name: {c: scores[name] for c, scores in found.items() if name in scores} for name in names}
         return {name: average_by_weight(weights, values) for name, values in given.items() if values}
@@ -221,7 +226,7 @@ def score_held_out(
 def _score_held_out(outputs: Tensor, y: Tensor, loss: Loss, score: Score | None) -> dict[str, float]:
     found = {"loss": float(loss(outputs, y))}
     if score is not None:
-        found[score.name] = compute_score(score, outputs, y)
+        found[score.name] = compute_score(score, outputs, y, loss)
     return {name: value for name, value in found.items() if math.isfinite(value)}
 
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
-from feduhb.core.checks import list_shows
+from feduhb.core.checks import list_shows, name_kind
 from feduhb.core.own_code import is_code
 from feduhb.core.types import Engine, Method
 from feduhb.engines import device_of
@@ -127,7 +127,7 @@ def _start_or_resume(plan: Plan, method: Method[Any]) -> tuple[Any, list[Round]]
     fresh = carry_statistics(method, plan.statistics).init(_choose_start(plan).to(device_of(plan.engine)))
     if "params" not in getattr(fresh, "_fields", ()):
         raise ConfigError(
-            f"the state of {method.name} is a {type(fresh).__name__}; make it a NamedTuple of tensors and ints with the field params"
+            f"the state of {method.name} is {name_kind(fresh)}; make it a NamedTuple of tensors and ints with the field params"
         )
     if folder is None:
         return _begin(plan, method, fresh)

@@ -216,7 +216,7 @@ def _advise(files: RunFolder, target: Path) -> str:
 
 
 def _check_path(path: Any) -> Path:
-    if not isinstance(path, str | Path) or "\0" in str(path):
+    if not isinstance(path, str | Path) or path == "" or "\0" in str(path):
         raise ConfigError(f"path is {path!r}; give the path of a file, such as 'model.safetensors'")
     return Path(path)
 

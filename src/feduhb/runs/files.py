@@ -171,6 +171,8 @@ def lock_folder(folder: Path, name: str = ".writing.lock") -> Generator[None]:
     if not folder.is_dir():  # filelock would create it
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(folder))
     lock = folder / name
+    with open_private(lock, os.O_RDWR | os.O_CREAT):  # filelock waits forever where no file can be made
+        pass
     with FileLock(lock, mode=PRIVATE_FILE, poll_interval=0.01):
         try:
             yield

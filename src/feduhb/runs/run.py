@@ -303,7 +303,9 @@ def _check_fingerprints(files: RunFolder, remaining: Federation, config: Config)
     """Raise RunFolderError unless the clients have the data of the run."""
     found = remaining.fingerprints()
     if other := [c for c in sorted({*found, *config.clients}) if found.get(c) != config.clients.get(c)]:
-        raise RunFolderError(f"{files.path} was made with other data of client {other[0]}; give that data")
+        raise RunFolderError(
+            f"{files.path} was made with other data of client {other[0]}; give that data, in the same order"
+        )
 
 
 def _check_functions(

@@ -26,7 +26,6 @@ from feduhb.runs.folder import TRUST, RunFolder
 from feduhb.runs.private import read_key
 
 Part = Literal["data", "method"]
-OPTIONS = {"data": "data_from", "method": "method_from"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +70,9 @@ def require_code(folder: RunFolder, part: Part) -> Code:
     config = folder.config()
     text, found = list_code(config)[part], _read_trust(folder.path, config).get(part)
     if found is None or found.text != text:
-        option = OPTIONS[part]
         raise RunFolderError(
             f"the {part} of {folder.path} comes from code, {text!r}, which is not run unless you permit it; if you trust it, name it "
-            f"again: --{option.replace('_', '-')} {_quote(text)} (in Python {option}=), or trust the run: feduhb trust {folder.path}"
+            f"again: --{part}-from {_quote(text)} (in Python {part}_from=), or trust the run: feduhb trust {folder.path}"
         )
     try:
         locate(found)

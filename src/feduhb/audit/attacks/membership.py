@@ -15,6 +15,7 @@ from feduhb.audit.statistics import Scores, compare_aucs, compute_power, compute
 from feduhb.audit.verdict import Finding, judge_membership
 from feduhb.core.flat import with_params
 from feduhb.core.inputs import Inputs, join_inputs
+from feduhb.core.loss import find_counted
 from feduhb.core.scores import are_labels
 from feduhb.core.types import ClientId, Loss
 from feduhb.data.federation import Examples, Federation
@@ -68,13 +69,20 @@ class Candidates:
 
     @classmethod
     def of(cls, federation: Federation, request: Request) -> Candidates:
-        """Return the forgotten examples, and held-out examples of the same clients (and of a forgotten class)."""
+        """Return the forgotten examples, and held-out examples of the same clients (and of a forgotten class).
+
+        Examples whose label the loss leaves out are no candidates: no model learns anything from them.
+        """
         members = federation.forgotten(request)
         others = {client: held for client, held in federation.held_out.items() if client in members}
         for client in others.keys() - {*request.clients, *request.rows}:
             others[client] = others[client].where(request.class_mask(others[client].targets))
-        both = [client for client in members if len(others.get(client, ()))]
-        return cls({c: members[c] for c in both}, {c: others[c] for c in both})
+        sides = [
+            {c: e.where(find_counted(federation.loss, e.targets)) for c, e in some.items()}
+            for some in (members, others)
+        ]
+        both = [c for c in members if all(len(side.get(c, ())) for side in sides)]
+        return cls(*({c: side[c] for c in both} for side in sides))
 
     @property
     def canaries(self) -> Candidates:
