@@ -161,8 +161,7 @@ def make_held_out_evaluator(
     """
     model = channels_last(federation.fresh_model()).to(device)
     held = {client: examples for client, examples in sorted(federation.held_out.items()) if len(examples)}
-    # A client all of whose labels the loss leaves out has no finite score.
-    counts = {c: float(find_counted(federation.loss, e.targets).sum().clamp(min=1)) for c, e in held.items()}
+    counts = {client: float(count_scored(examples, federation.loss)) for client, examples in held.items()}
     compute = _compute_each if device == "cpu" or not held else _Together(held, device).compute
 
     def evaluate(params: Tensor, clients: Sequence[ClientId]) -> dict[str, float]:
@@ -210,6 +209,11 @@ class _Together:
             x = map_tensors(lambda part: part[rows.to(part.device)], x)
         sizes = [len(examples) for examples in there.values()]
         yield from zip(there, compute_outputs(model, x).split(sizes), strict=True)
+
+
+def count_scored(examples: Examples, loss: Loss) -> int:
+    """Return the weight of a client's held-out values: its examples that the loss counts, or 1, with values that are not finite."""
+    return max(1, int(find_counted(loss, examples.targets).sum()))
 
 
 def score_held_out(

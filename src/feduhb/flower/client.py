@@ -25,7 +25,7 @@ from feduhb.data.convert import read_data
 from feduhb.data.federation import Examples, Federation, Start
 from feduhb.data.request import Request
 from feduhb.engines.loop import Loop
-from feduhb.engines.scoring import choose_score, score_held_out, score_model
+from feduhb.engines.scoring import choose_score, count_scored, score_held_out, score_model
 from feduhb.errors import DataError, FeduhbError, RequestError
 from feduhb.flower import wire
 from feduhb.flower.wire import Layout, MalformedError
@@ -173,7 +173,7 @@ class _Handlers:
             model, name = channels_last(module), config[wire.HELD_OUT]
             score = choose_score(model, held, self.loss) if name == wire.AUTO else SCORES.get(str(name))
             found = score_held_out(model, *held.all(), self.loss, score)
-            content[wire.HELD_OUT] = MetricRecord({wire.EXAMPLES: len(held), **found})
+            content[wire.HELD_OUT] = MetricRecord({wire.EXAMPLES: count_scored(held, self.loss), **found})
         return _reply(message, content)
 
     def count_held_out(self, config: dict[str, Any], context: Context) -> int:
