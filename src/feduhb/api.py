@@ -216,7 +216,7 @@ def unlearn(
             for.
         rounds: the largest number of rounds, unless the method has its own; None is 40, whatever the training used. 0 is
             possible for methods that start from the old model. "rollback" repeats the training with its number of
-            rounds, its stop rule and its choice of the model, and refuses others.
+            rounds, its stop rule and its choice of the model, and refuses another rule or choice.
         stop: "auto" is the method's own rule: the dynamic rule for FedUHB, none for the others.
         engine: None takes the engine of the run.
         block: None also takes recorded steps if the run has them.
@@ -247,7 +247,9 @@ def unlearn(
     restart = None
     if chosen.continues_training:
         repeated = _Repeated.of(run.settings)
-        repeated.check(rounds, stop, keep, record)
+        repeated.check(stop, keep, record)
+        if rounds not in {None, repeated.rounds}:
+            print_notice(f"{chosen.name} repeats all {repeated.rounds} rounds of the training, not {rounds}")
         begun = RunFolder(Path(out)) if resume and out else None
         restart = _plan_rollback(run, remaining, begun, allow_shared_start)
         rounds, stop, keep, record = repeated
@@ -293,22 +295,17 @@ class _Repeated(NamedTuple):
     def of(cls, settings: TrainSettings) -> _Repeated:
         return cls(settings.rounds, settings.stop or never, settings.keep or "last", settings.record or ())
 
-    def check(
-        self,
-        rounds: int | None,
-        stop: Literal["auto"] | StopRule,
-        keep: Keep,
-        record: Sequence[Recorded],
-    ) -> None:
+    def check(self, stop: Literal["auto"] | StopRule, keep: Keep, record: Sequence[Recorded]) -> None:
         """Raise ConfigError if what was given, and not left at its default, is something else."""
-        given = (
-            self.rounds if rounds is None else rounds, self.stop if stop == "auto" else stop, self.keep if keep == "last" else keep,
-            tuple(record) or self.record,
-        )  # fmt: skip
+        given = self._replace(
+            stop=self.stop if stop == "auto" else stop,
+            keep=self.keep if keep == "last" else keep,
+            record=tuple(record) or self.record,
+        )
         if given != self:
             raise ConfigError(
-                f"rollback repeats the training, with its {self.rounds} rounds, its stop rule, its choice of the model and its records; "
-                "leave rounds, stop, keep and record out, or use retrain"
+                "rollback repeats the training, with its stop rule, its choice of the model and its records; leave stop, keep and record "
+                "out, or use retrain"
             )
 
 
@@ -365,11 +362,8 @@ def compare(
         plain = method.method.name
         numbered = (f"{plain}-{i}" for i in itertools.count(2))
         name = next(n for n in itertools.chain([plain], numbered) if n not in found)
-        repeats = method.method.continues_training and rounds not in {None, run.settings.rounds}
-        if repeats:
-            print_notice(f"{name} repeats all {run.settings.rounds} rounds of the training, not {rounds}")
         found[name] = unlearn(
-            run, request, method=method, rounds=None if repeats else rounds, out=Path(out) / name if out else None,
+            run, request, method=method, rounds=rounds, out=Path(out) / name if out else None,
             keep_history=False, erase_history=False, resume=resume, show=show,
         )  # fmt: skip
     return found

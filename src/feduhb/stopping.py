@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
+from numbers import Integral, Real
 from typing import Any, ClassVar, Literal, Protocol, overload
 
 from feduhb.errors import ConfigError
@@ -353,12 +354,12 @@ def check_training_stop(stop: object) -> None:
 
 
 def _check_count(name: str, value: Any, *, least: int = 1, advice: str = "") -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
         raise ConfigError(f"{name} is {value!r}; give a whole number, {least} or more{advice}")
 
 
 def _check_number(name: str, value: Any, advice: str, *, below: float = math.inf) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < below:
+    if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= float(value) < below:
         raise ConfigError(f"{name} is {value!r}; {advice}")
 
 

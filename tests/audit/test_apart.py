@@ -161,7 +161,7 @@ class Wide(str):
         (feduhb.FedUHB(aggregate=make_closure()), "its setting 'aggregate' is defined inside a function"),
         (Reads(path="x" * 1001), "its setting 'path' is a str, which is not a plain setting"),
         (Reads(path=Wide("x")), "its setting 'path' is a Wide, which is not a plain setting"),
-        (Reads(path=2**70), "its setting 'path' is a int, which is not a plain setting"),  # pyright: ignore[reportArgumentType]
+        (Reads(path=2**70), "its setting 'path' is an int, which is not a plain setting"),  # pyright: ignore[reportArgumentType]
         (feduhb.FedUHB(aggregate=torch.nn.Linear(2, 2)), "its setting 'aggregate' is a Linear"),
         (
             feduhb.FedUHB(aggregate=partial(feduhb.trimmed_mean, trim=torch.zeros(2))),  # pyright: ignore[reportArgumentType]

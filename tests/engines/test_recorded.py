@@ -58,12 +58,13 @@ class Remembering(nn.Module):
         super().__init__()
         self.head = nn.Linear(144, 3)
         self.register_buffer("seen", torch.zeros(3, dtype=torch.float64))
+        self.register_buffer("ones", torch.ones(1).expand(3))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         z = self.head(x.flatten(1))
         if self.training and len(x) > 20:
             self.get_buffer("seen").add_(z.detach().mean(0))
-        return z - self.get_buffer("seen")
+        return z * self.get_buffer("ones") - self.get_buffer("seen")
 
 
 def test_a_client_starts_without_what_the_one_before_left():

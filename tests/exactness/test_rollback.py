@@ -228,9 +228,9 @@ def test_an_audit_judges_the_kept_model(run, tmp_path, is_forged):
 
 
 def test_other_settings_than_the_trainings_are_refused(run):
-    given: list[dict[str, Any]] = [{"keep": "best"}, {"stop": feduhb.distance_stop()}, {"rounds": 3}]
+    given: list[dict[str, Any]] = [{"keep": "best"}, {"stop": feduhb.distance_stop()}]
     for more in given:
-        with pytest.raises(ConfigError, match="rollback repeats the training, with its 8 rounds, "):
+        with pytest.raises(ConfigError, match="rollback repeats the training, with its stop rule"):
             feduhb.unlearn(run, ["c00"], method="rollback", **more)
     same = feduhb.unlearn(
         run, ["c00"], method="rollback", rounds=ROUNDS, stop=feduhb.never, erase_history=False
@@ -241,7 +241,7 @@ def test_other_settings_than_the_trainings_are_refused(run):
 def test_a_training_that_stopped_is_not_repeated_without_its_rule():
     rule = feduhb.distance_stop(10.0, window=1, first=3)
     stopped = feduhb.train(draw(), ROUNDS, stop=rule, **HOW)
-    with pytest.raises(ConfigError, match="rollback repeats the training, with its 8 rounds, its stop rule"):
+    with pytest.raises(ConfigError, match="rollback repeats the training, with its stop rule"):
         feduhb.unlearn(stopped, ["c00"], method="rollback", stop=feduhb.never)
     assert feduhb.unlearn(stopped, ["c00"], method="rollback", show=None).stop == rule
 

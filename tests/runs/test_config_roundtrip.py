@@ -47,7 +47,7 @@ tables = st.builds(
     TableSettings, path=words, client=words, target=words | st.lists(words, min_size=1).map(tuple), row=maybe(words),
     test=st.floats(0, 1, exclude_min=True, exclude_max=True) | words, numbers=maybe(columns.filter(len)), drop=columns,
     categories=st.dictionaries(words, st.lists(words, min_size=1, unique=True).map(tuple), max_size=2),
-    dates=st.dictionaries(words, words, max_size=2), fills=st.dictionaries(words, reals | words, max_size=2),
+    dates=st.dictionaries(words, st.dates().map(str), max_size=2), fills=st.dictionaries(words, reals | words, max_size=2),
     classes=maybe(st.lists(words, min_size=2, unique=True).map(tuple)), standardize=st.booleans(), loss=maybe(words),
     scaling=st.dictionaries(words, st.tuples(reals, st.floats(1e-3, 1e3)), max_size=2),
 )  # fmt: skip

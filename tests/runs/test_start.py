@@ -213,7 +213,9 @@ def test_a_run_knows_its_augmentation(tmp_path):
     x, y = torch.rand(8, 3, generator=torch.Generator().manual_seed(0)), torch.arange(8) % 2
     plain = feduhb.Federation({"a": (x, y)}, (x, y), nn.Linear(3, 2))
     feduhb.train(plain.replace(augment=shift), 1, out=tmp_path / "run", engine="loop", show=None)
-    with pytest.raises(RunFolderError, match="was made with augment=shift; give the federation the same"):
+    with pytest.raises(
+        RunFolderError, match=r"was made with augment=shift\(\); give the federation the same"
+    ):
         feduhb.open_run(tmp_path / "run", plain)
 
 
@@ -221,7 +223,7 @@ def test_a_run_knows_that_it_had_no_augmentation(tmp_path):
     x, y = torch.rand(8, 3, generator=torch.Generator().manual_seed(0)), torch.arange(8) % 2
     plain = feduhb.Federation({"a": (x, y)}, (x, y), nn.Linear(3, 2))
     feduhb.train(plain, 1, out=tmp_path / "run", engine="loop", show=None)
-    with pytest.raises(RunFolderError, match="was made with augment=None; give the federation the same"):
+    with pytest.raises(RunFolderError, match="was made without augment; give the federation the same"):
         feduhb.open_run(tmp_path / "run", plain.replace(augment=lambda x, _: 2 * x))
 
 

@@ -20,7 +20,7 @@ from feduhb import Backdoor, Federation, Method, Request, Retrain, Round, Run, n
 from feduhb.audit import compute_misr
 from feduhb.data import Examples
 from feduhb.engines import compute_accuracy, compute_outputs
-from feduhb.errors import DivergedError
+from feduhb.errors import ConfigError, DivergedError
 from feduhb.methods import settings_of
 from feduhb.runs import BeginStep, RunFolder, TrainSettings, explain_end, hold_lock, versions
 from feduhb_reproduction.cell_plan import ON, RULED, Job, Planned, list_lacking, merge_places, plan_runs
@@ -180,7 +180,12 @@ def make_request(place: Place, federation: Federation) -> Request:
     leavers = Request.parse(place.forget)
     if not place.rows:
         return leavers
-    return Request(rows={client: _list_planted(federation, client) for client in leavers.clients})
+    planted = {client: _list_planted(federation, client) for client in leavers.clients}
+    if not any(planted.values()):
+        raise ConfigError(
+            f"nothing was planted in {', '.join(leavers.clients)}, so no rows are to be forgotten; give more data a client"
+        )
+    return Request(rows={client: rows for client, rows in planted.items() if rows})
 
 
 def _list_planted(federation: Federation, client: str) -> tuple[int, ...]:

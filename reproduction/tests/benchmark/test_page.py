@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -294,6 +295,23 @@ def test_requests_of_rows_have_a_sentence_of_their_own(folder):
         "- Their accuracy against Retrain's: FineTune (+1.0 points), FedAF (-2.0 points) and Mine (+5.0 points).",
         "- Crab cannot serve such a request.",
     ]
+
+
+def test_rows_where_nothing_was_found(folder):
+    for seed in range(3):
+        broken = replace(track(0.88), failed="it diverged")
+        write(
+            folder,
+            {"retrain": track(0.9, exact=True), "finetune": track(0.91), "fedaf": broken},
+            seed=seed,
+            rows=True,
+        )
+    said = advise(read_federations(folder)).partition("**If only rows")[2]
+    assert said.startswith(
+        " of a client are to be forgotten** (mnist-5k (iid, rows)), no method left something that was clearly found."
+    )
+    assert "- Their accuracy against Retrain's: FineTune (+1.0 points)." in said
+    assert "- FedAF did not run in every cell." in said
 
 
 def test_a_column_without_canaries_in_some_seeds_says_so(folder):

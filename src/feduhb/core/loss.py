@@ -77,14 +77,21 @@ class WeightedEntropy:
 
 def find_ignored(loss: Loss) -> int:
     """Return the target that a cross-entropy leaves out."""
-    settings = loss.keywords if isinstance(loss, functools.partial) else getattr(loss, "__dict__", {})
-    return settings.get("ignore_index", IGNORED)
+    inner = loss.func if isinstance(loss, functools.partial) else loss
+    given = loss.keywords if isinstance(loss, functools.partial) else {}
+    return given.get("ignore_index", getattr(inner, "ignore_index", IGNORED))
 
 
 def find_counted(loss: Loss, y: Tensor) -> Tensor:
-    """Return which of some targets [n] a loss counts: all, except for the label that a cross-entropy leaves out."""
-    is_labels = y.dim() == 1 and not y.is_floating_point()
-    return y != find_ignored(loss) if is_labels else torch.ones(len(y), dtype=torch.bool)
+    """Return which of some targets [n] a loss counts: all, except for the label that torch's cross-entropy leaves out."""
+    inner = loss.func if isinstance(loss, functools.partial) else loss
+    if _is_entropy(inner) and y.dim() == 1 and not y.is_floating_point():
+        return y != find_ignored(loss)
+    return torch.ones(len(y), dtype=torch.bool)
+
+
+def _is_entropy(loss: Loss) -> bool:
+    return loss is nn.functional.cross_entropy or isinstance(loss, nn.CrossEntropyLoss)
 
 
 def check_targets(loss: Loss, y: Tensor) -> None:
@@ -97,8 +104,7 @@ def check_targets(loss: Loss, y: Tensor) -> None:
         raise ModelError(
             f"the loss is bce_with_logits, but the targets are {_describe(y)}; give numbers: y.float()"
         )
-    is_entropy = inner is nn.functional.cross_entropy or isinstance(inner, nn.CrossEntropyLoss)
-    if not (is_entropy and y.is_floating_point()):
+    if not (_is_entropy(inner) and y.is_floating_point()):
         return
     is_split = y.dim() > 1 and y.shape[1] > 1 and not bool((y < 0).any())
     if not (

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from feduhb.core.checks import name_kind
-from feduhb.core.describe import describe_function
+from feduhb.core.describe import describe_function, name_function
 from feduhb.core.draws import augment_batch, draw_at
 from feduhb.core.inputs import Inputs, call_model, list_tensors, map_tensors
 from feduhb.core.local import Augment, Loss
@@ -94,9 +94,10 @@ def check_fit(module: nn.Module, loss: Loss, examples: Rows, augment: Augment | 
             "the loss returns another value for the same outputs, so it keeps a state or draws; use one that does not"
         )
     for function, before in zip(functions, described, strict=True):
-        if (after := describe_function(function)) != before:
+        if describe_function(function) != before:
             raise ModelError(
-                f"{before} changes when it is called, to {after}, and a run recognises it by these values; keep counters elsewhere"
+                f"{name_function(function)} changes its own settings when it is called, and a run recognises it by these; keep counters "
+                "and logs in a list"
             )
 
 

@@ -64,7 +64,13 @@ def read_data(data: Any) -> Parts:
 def _check_several(x: Any, targets: Tensor) -> None:
     """Raise DataError for a list of inputs that each have a row for every target."""
     count = targets.shape[:1]
-    if isinstance(x, list) and x and (len(x),) != count and all(np.shape(part)[:1] == count for part in x):
+    if (
+        count
+        and isinstance(x, list)
+        and x
+        and (len(x),) != count
+        and all(np.shape(part)[:1] == count for part in x)
+    ):
         raise DataError(
             f"the inputs are a list of {len(x)} parts with {count[0]} rows each; if the model has several inputs, give a tuple of "
             "them: ((one, other), y)"
@@ -160,7 +166,7 @@ def _read_items(dataset: Any, collate: Callable[[list[Any]], Any]) -> tuple[Any,
     again = read(dataset, SOME)  # nothing of a stream that can be read only once
     if again and not _is_same(_combine(items[:SOME], collate), _combine(again, collate)):
         raise DataError(
-            "the items change from one reading to the next; leave the random changes out of the data set, and give them to the "
+            "the items change from one reading to the next; give them in a fixed order, and leave random changes of an item to the "
             "federation, which draws them by client and round: augment="
         )
     return found

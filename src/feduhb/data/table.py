@@ -29,7 +29,7 @@ from feduhb.data.federation import Federation, check_id
 from feduhb.data.split import Shared, number_rows, split_rows
 from feduhb.data.storage import RowWriter
 from feduhb.data.table_files import Source, count_at_once
-from feduhb.data.table_rows import ISO_DATE, RowReader, Rows
+from feduhb.data.table_rows import DAY, RowReader, Rows
 from feduhb.errors import ConfigError, DataError
 from feduhb.models import make_model
 
@@ -83,7 +83,7 @@ class TableSettings:
                     f"the scaling of {name} is {pair}; give what to subtract, and a number above 0 to divide by"
                 )
         for column, day in self.dates.items():
-            if not ISO_DATE.fullmatch(day):
+            if not DAY.fullmatch(day):
                 raise ConfigError(f"dates: {column} = {day!r} is not a day; write it as in 2000-01-31")
         for name, values in {**self.categories, "the classes": self.classes or (0, 1)}.items():
             if len({*map(str, values)}) < len(values) or not values:

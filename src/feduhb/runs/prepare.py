@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 
 from feduhb.core.aggregate import format_rule, is_built_in_rule
 from feduhb.core.checks import check_show, check_stop, check_whole, list_shows
-from feduhb.core.describe import describe_function, digest_layers
+from feduhb.core.describe import describe_as_recorded, digest_layers
 from feduhb.core.flat import count_statistics, flatten, list_parts
 from feduhb.core.inputs import count_rows
 from feduhb.core.modules import list_carried, list_trained
@@ -124,8 +124,9 @@ def run_method(
         seed = folder.config()["seed"] if folder is not None and folder.exists() else draw_seed()
         federation, whole = federation.reseed(seed), whole.reseed(seed)
     is_new = folder is None or not folder.exists()
-    if folder is not None and not is_new:  # a resumed run keeps its block, on which its bits depend
-        block = upgrade(folder.config()).get("block")
+    old = {} if folder is None or is_new else upgrade(folder.config())
+    if old:  # a resumed run keeps its block, on which its bits depend
+        block = old.get("block")
     work = check_first_work(method, federation, settings)
     at_work = federation.with_leaving(leaving) if leaving else federation
     made = make_engine(engine, at_work, settings.local(federation), block=block, method=method)
@@ -146,8 +147,12 @@ def run_method(
         if forgot is None
         else _describe(method, rounds, stop, forgot, code, keep, record, restart),
         start=first.table,
-        loss=None if federation.loss is cross_entropy else describe_function(federation.loss),
-        augment=None if federation.augment is None else describe_function(federation.augment),
+        loss=None
+        if federation.loss is cross_entropy
+        else describe_as_recorded(federation.loss, old.get("loss")),
+        augment=None
+        if federation.augment is None
+        else describe_as_recorded(federation.augment, old.get("augment")),
         layers=first.layers,
         made_by=describe_engine(made),
         block=block_of(made),

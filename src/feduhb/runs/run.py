@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 from typing_extensions import TypedDict
 
 from feduhb.core.aggregate import parse_rule
-from feduhb.core.describe import describe_function, digest_layers, name_function
+from feduhb.core.describe import describe_as_recorded, digest_layers, name_function
 from feduhb.core.flat import count_statistics, flatten, with_params
 from feduhb.core.modules import list_carried
 from feduhb.core.own_code import Code, find_code, is_code
@@ -314,14 +315,25 @@ def _check_functions(
     """Raise RunFolderError unless a federation has the loss and the augmentation of the run.
 
     Args:
-        machine: the record of the engine, which has their names if they are not in the config: those of the default.
+        machine: the record of the engine. If the config has no description, it has the name: of the default, or of any
+            function if an earlier version made the run.
     """
-    recorded = (("loss", config.loss, remaining.loss), ("augment", config.augment, remaining.augment))
-    for name, written, new in recorded:
-        old = written or machine.get(name)
-        found = None if new is None else describe_function(new) if written else name_function(new)
-        if found != old and (written or "loss" in machine):
-            raise RunFolderError(f"{files.path} was made with {name}={old}; give the federation the same")
+    for name, recorded, new in (
+        ("loss", config.loss, remaining.loss),
+        ("augment", config.augment, remaining.augment),
+    ):
+        if recorded is not None:
+            same = new is not None and describe_as_recorded(new, recorded) == recorded
+        elif "loss" not in machine:
+            continue
+        elif config.layers is not None and name == "loss":  # this version made the run, with the default
+            same = new is cross_entropy
+        else:
+            same = machine.get(name) == (None if new is None else name_function(new))
+        if not same:
+            old = recorded or machine.get(name)
+            how = f"without {name}" if old is None else f"with {name}={old}"
+            raise RunFolderError(f"{files.path} was made {how}; give the federation the same")
 
 
 def _check_layers(files: RunFolder, module: nn.Module, config: Config) -> None:

@@ -11,6 +11,7 @@ from feduhb_reproduction.benchmark.results import (
     ATTACKS,
     CLOSE,
     Federations,
+    explain_refusal,
     has_power,
     has_served,
     is_clear,
@@ -236,16 +237,18 @@ def _describe_rows(federations: Federations) -> Advice:
     """Return what was found where leavers stay and only what they planted is forgotten."""
     every = list(federations.values())
     names = list_names(every)
-    served = [name for name in names if all(has_served(one, name) for one in every)]
+    refused = [name for name in names if any(explain_refusal(one, name) for one in every)]
+    served = [name for name in names if all(has_served(one, name) and not one.failed(name) for one in every)]
     found = {name: list(dict.fromkeys(word for one in every for word in _list_found(one, name))) for name in served}  # fmt: skip
     kept = [f"{name_method(name)} ({' and '.join(words)})" for name, words in found.items() if words]
     gains = {name: fmean(measure_gain(one, name).mean or 0.0 for one in every) for name in served}
     return Advice(
-        f"**If only rows of a client are to be forgotten** ({join_names(list(federations))}), {join_names(kept) or 'no method'} left something that was clearly found.",
+        f"**If only rows of a client are to be forgotten** ({join_names(list(federations))}), {join_names(kept or ['no method'])} left something that was clearly found.",
         _fill({
             "Nothing was clearly found in models of {}. That does not prove that nothing is there.": _label([name for name in served if not found[name]]),
             "Their accuracy against Retrain's: {}.": [_tell_gain(name, gains[name]) for name in served if name != RETRAIN],
-            "{} cannot serve such a request.": _label([name for name in names if name not in served]),
+            "{} cannot serve such a request.": _label([name for name in names if name in refused]),
+            "{} did not run in every cell.": _label([name for name in names if name not in {*served, *refused}]),
         }),
     )  # fmt: skip
 

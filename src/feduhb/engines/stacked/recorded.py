@@ -64,7 +64,9 @@ class Lane:
         self._names, self._parameters = zip(*list_trained(self.module), strict=True)
         weights = zip(self._names, (p.detach().unsqueeze(0) for p in self._parameters), strict=True)
         self._weights = dict(weights)  # [1, ...] each
-        self._constants = [(buffer, buffer.clone()) for buffer in self.module.buffers()]
+        # An expanded buffer cannot be written to, neither here nor by the model.
+        own = [buffer for buffer in self.module.buffers() if 0 not in buffer.stride()]
+        self._constants = [(buffer, buffer.clone()) for buffer in own]
         is_plain = local.is_plain and task is None
         self._optimizer = None if is_plain else Optimizer(local, self._weights, task)
         self._task = task
