@@ -17,6 +17,10 @@ PAIRS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "two clients": (unlearn("feduhb"), unlearn("feduhb", "first-other", forget=SECOND)),
     "two clients, by replays": (unlearn("federaser"), unlearn("fedrecover", "first-other", forget=SECOND)),
     "a replay and an exact method": (unlearn("federaser"), unlearn("retrain", "first-other", forget=SECOND)),
+    "one that reads much and an exact method": (
+        unlearn("crab"),
+        unlearn("retrain", "first-other", forget=SECOND),
+    ),
 }
 
 

@@ -48,7 +48,7 @@ AUDIT = ("audit", "first-feduhb", "--original", "first", *QUICK)
 
 def unlearn(method: str, out: str = "", run: str = "first", forget: str = LEAVER) -> tuple[str, ...]:
     """Return the command that serves a request."""
-    words = ("unlearn", run, "--forget", forget, "--method", method, *METHODS[method])
+    words = ("unlearn", run, "--forget", forget, "--method", method, *METHODS.get(method, ()))
     return (*words, "--rounds", "3", "--out", out or f"{run}-{method}")
 
 

@@ -21,7 +21,7 @@ import feduhb
 from exactness.test_rollback import HOW, draw
 from federations import ragged
 from feduhb.errors import FeduhbError
-from feduhb.runs import history, kept
+from feduhb.runs import checkpoint, history, kept
 
 READERS = {history.__file__, kept.__file__}
 CALLS = {"listdir", "lstat", "open", "scandir", "stat"}
@@ -160,3 +160,28 @@ def test_kept_models(tmp_path):
         0,
     )
     assert "served" in ends
+
+
+@pytest.mark.parametrize(
+    ("module", "words", "read"),
+    [
+        (history, "is missing, cut short or damaged", lambda run: run.history.params(1)),
+        (checkpoint, "there is no checkpoint", lambda run: feduhb.open_run(run.folder, ragged())),
+    ],
+)
+def test_a_file_that_is_deleted_while_it_is_opened(module, words, read, monkeypatch, tmp_path):
+    """safetensors opens a file, and then torch maps it: by its name, so the file must still be there."""
+    run = feduhb.train(
+        ragged(), 2, epochs=1, batch_size=8, lr=0.05, out=tmp_path, keep_history=True, show=None
+    )
+    opened: list[Path] = []
+
+    def open_deleted(path: Path, **_: Any) -> None:
+        opened.append(path)
+        path.unlink()
+        torch.UntypedStorage.from_file(str(path), False, 8)
+
+    monkeypatch.setattr(module, "safe_open", open_deleted)
+    with pytest.raises(FeduhbError, match=words):
+        read(run)
+    assert len(opened) == 1

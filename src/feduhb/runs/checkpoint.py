@@ -35,6 +35,8 @@ class About(TypedDict):
 
 
 BEST = "model.best"  # the tensor of the best model so far; no field of a state can have this name
+# What reading a safetensors file raises. RuntimeError: torch maps it after safetensors has opened it, when it may be deleted.
+UNREADABLE = (OSError, RuntimeError, SafetensorError, ValueError)
 LEFTOVERS = ".tmp??????"  # temporary files of safetensors, left behind if the process was killed
 
 
@@ -144,10 +146,11 @@ def _read(path: Path) -> tuple[dict[str, Tensor], About]:
         with safe_open(path, framework="pt") as file:
             digest, _, about = (file.metadata() or {}).get("state", "").partition(" ")
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
-    except FileNotFoundError:  # which safetensors also raises for files without read permission
-        what = f"checkpoint {path} may not be read" if path.exists() else f"there is no checkpoint {path}"
-        raise CheckpointError(f"{what}; correct that, or delete its run folder and run again") from None
-    except (SafetensorError, OSError, ValueError) as error:
+    except UNREADABLE as error:
+        # safetensors raises FileNotFoundError for files without read permission too.
+        if isinstance(error, FileNotFoundError) or not path.exists():
+            what = f"checkpoint {path} may not be read" if path.exists() else f"there is no checkpoint {path}"
+            raise CheckpointError(f"{what}; correct that, or delete its run folder and run again") from None
         raise CheckpointError(damaged) from error
     if digest != _digest(tensors, about):
         raise CheckpointError(damaged)

@@ -19,13 +19,14 @@ from pathlib import Path
 from typing import Any, Required
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
 from typing_extensions import TypedDict
 
 from feduhb.core.types import ClientId, Engine, History, Updates, Work
 from feduhb.errors import HistoryError, RunFolderError
+from feduhb.runs.checkpoint import UNREADABLE
 from feduhb.runs.files import (
     check_regular,
     digest_json,
@@ -297,7 +298,7 @@ def _read_tensor(path: Path, name: str, shape: list[int], rows: Sequence[int] | 
             if list(stored.get_shape()) != shape:
                 raise ValueError
             return file.get_tensor(name) if rows is None else torch.cat([stored[i : i + 1] for i in rows])
-    except (SafetensorError, OSError, ValueError, IndexError) as error:
+    except (*UNREADABLE, IndexError) as error:
         raise HistoryError(f"{path} is missing, cut short or damaged; {WAY_OUT}") from error
 
 

@@ -18,13 +18,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor
 
 from feduhb.core.modules import digest_named, is_counter, is_statistic
 from feduhb.errors import ModelError, RunFolderError
 from feduhb.models import MODELS, make_model
 from feduhb.runs.audits import KeptAudit, read_kept_audits
+from feduhb.runs.checkpoint import UNREADABLE
 from feduhb.runs.config import validate
 from feduhb.runs.files import check_regular, open_regular
 from feduhb.runs.folder import RunFolder
@@ -113,7 +114,7 @@ def _read_dtype(path: Path) -> torch.dtype | None:
         check_regular(path)
         with safe_open(path, framework="pt") as file:
             return file.get_slice("params")[:0].dtype
-    except (OSError, SafetensorError, ValueError):
+    except UNREADABLE:
         return None
 
 
@@ -249,7 +250,7 @@ def _read_file(path: Path) -> _File:
             is_state = "state" in (file.metadata() or {}) and "params" in file.keys()  # noqa: SIM118 (not a dict)
             names = ["params"] if is_state else [*file.keys()]
             tensors = {name: file.get_tensor(name) for name in names}
-    except (OSError, SafetensorError, ValueError):
+    except UNREADABLE:
         raise ModelError(
             f"{path} is neither a safetensors file nor one of torch.save, or it is damaged; {SAVE}"
         ) from None
