@@ -248,3 +248,16 @@ def test_a_run_knows_its_layers(tmp_path):
     config = folder / "config.toml"  # a run of an earlier version, which did not record layers
     config.write_text(re.sub("(?m)^layers = .*\n", "", config.read_text()))
     feduhb.open_run(folder, make(nn.Dropout(0.9)))
+
+
+def test_a_run_is_not_read_with_a_default_in_place_of_a_missing_setting(tmp_path):
+    x, y = torch.rand(8, 3, generator=torch.Generator().manual_seed(0)), torch.arange(8) % 2
+    federation = feduhb.Federation({"a": (x, y)}, (x, y), nn.Linear(3, 2), seed=0)
+    feduhb.train(federation, 1, out=tmp_path, engine="loop", show=None)
+    whole = (tmp_path / "config.toml").read_text()
+    for name in ("seed", "rounds", "epochs", "batch_size", "lr", "l2", "aggregate", "engine", "keep_history"):
+        (tmp_path / "config.toml").write_text(re.sub(rf"(?m)^{name} = .*\n", "", whole, count=1))
+        with pytest.raises(
+            RunFolderError, match=rf"config.toml is damaged: (train\.)?{name} is missing; restore a backup"
+        ):
+            feduhb.open_run(tmp_path, federation)

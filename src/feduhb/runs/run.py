@@ -52,6 +52,8 @@ from feduhb.runs.statistics import WithStatistics
 from feduhb.runs.trust import require_code
 from feduhb.stopping import RecordedRule, Series, StopRule, never
 
+# The settings of [train] that every run writes, also one of 0.1.0.
+WRITTEN = ("rounds", "epochs", "batch_size", "lr", "l2", "aggregate", "engine", "keep_history")
 CLIENT_ENGINE = "loop"  # the engine of Flower's clients, each of which trains alone
 
 
@@ -204,6 +206,7 @@ def open_run(
     values = files.config()
     strategy = validate(FlowerTable, values.pop("flower", {}), f"{files.config_path} [flower]")
     config = parse_config(values, str(files.config_path))
+    _check_complete(files, values)
     result, rounds = files.result(), files.rounds()
     forgot = Request.parse(config.unlearn.forget) if config.unlearn else None
     ancestors = read_ancestors(files.path)
@@ -307,6 +310,14 @@ def _check_fingerprints(files: RunFolder, remaining: Federation, config: Config)
         raise RunFolderError(
             f"{files.path} was made with other data of client {other[0]}; give that data, in the same order"
         )
+
+
+def _check_complete(files: RunFolder, values: Mapping[str, Any]) -> None:
+    """Raise RunFolderError if a setting that every run writes is missing: it would be read as the default."""
+    settings = {"seed": values, **dict.fromkeys(WRITTEN, values["train"])}
+    if missing := [name for name, table in settings.items() if name not in table]:
+        where = missing[0] if missing[0] == "seed" else f"train.{missing[0]}"
+        raise RunFolderError(f"{files.config_path} is damaged: {where} is missing; restore a backup")
 
 
 def _check_functions(
