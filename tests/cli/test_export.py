@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -91,6 +93,16 @@ def test_weights_are_exported_when_the_data_is_gone(tmp_path):
         ended = invoke("export", tmp_path / "run", "--out", tmp_path / "other", *more, code=2)
         assert ended.stderr.startswith("feduhb: there is no file")
         assert ended.stderr.count("\n") == 1
+
+
+def test_a_damaged_run_is_not_exported_from_its_folder_instead(run, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(run, copy)
+    config = copy / "config.toml"
+    config.write_text(re.sub(r"(?m)^batch_size = .*\n", "", config.read_text()))
+    said = invoke("export", copy, "--out", tmp_path / "model.safetensors", code=2).stderr
+    assert "config.toml is damaged: train.batch_size is missing; restore a backup" in said
+    assert not (tmp_path / "model.safetensors").exists()
 
 
 def test_weights_are_exported_when_the_data_of_trusted_code_is_gone(tmp_path, monkeypatch):

@@ -39,7 +39,7 @@ def export(
 
     Copies are not deleted with RUN: before you retire a run, delete its exports.
     """
-    from feduhb.errors import DataError, RunFolderError
+    from feduhb.errors import DataError
     from feduhb.runs.export import can_open, choose_format, export_folder
     from feduhb.runs.folder import RunFolder
     from feduhb.runs.run import open_run
@@ -50,7 +50,7 @@ def export(
         if kind != "card" and (data_from is not None or can_open(RunFolder(run))):
             try:
                 opened = open_run(run, data=data, data_from=data_from, method_from=method_from or ())
-            except (DataError, RunFolderError) as error:  # its data is gone
+            except DataError as error:  # its data is gone
                 if kind == "onnx" or data is not None or data_from is not None:
                     raise
                 reason = error

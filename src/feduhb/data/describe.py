@@ -13,10 +13,8 @@ from feduhb.data.table_rows import ISO_DATE, to_numbers, to_text
 from feduhb.errors import ConfigError, DataError
 
 MOST = 50  # values of a text column; one with more, such as names, is dropped
-FEWEST_WHOLE, MOST_WHOLE = (
-    20,
-    10**5,
-)  # whole numbers without repeats: so many look like names, so many are compared
+FEWEST_WHOLE = 20  # whole numbers without repeats that look like identifiers
+MOST_WHOLE = 10**5  # of these that are compared
 MOST_CLASSES = 20  # values of a target; one with more is a number to predict
 FIRST_DAY = "2000-01-01"
 UNKNOWN = "missing"  # the category of missing values

@@ -421,13 +421,8 @@ class Federation:
 
 # A federation has each of its arguments as an attribute.
 ARGUMENTS = tuple(inspect.signature(Federation).parameters)
-PASSED = (
-    "augment",
-    "backdoor",
-    "public",
-    "scores",
-    "start",
-)  # arguments that classmethods take for the federation
+# Those that classmethods take for the federation.
+PASSED = ("augment", "backdoor", "public", "scores", "start")
 
 
 def check_passed(name: str, more: Mapping[str, Any], passed: Sequence[str] = PASSED) -> None:

@@ -84,9 +84,8 @@ def _check_split(rows: Shared, split: Split, test: float) -> None:
             f"no row of {rows.name} falls into the test set of {test:g}{together}; give a larger share, or test data of the server's own"
         )
     if alone := [client for client in rows.clients if client not in split.trained]:
-        others, their = (
-            (f" and {len(alone) - 1} others take", "their") if len(alone) > 1 else (" takes", "its")
-        )
+        several = f" and {len(alone) - 1} others take", "their"
+        others, their = several if len(alone) > 1 else (" takes", "its")
         print_notice(
             f"client {alone[0]}{others} no part in training, because all of {their} rows are held out or in the test set"
         )

@@ -37,13 +37,8 @@ if TYPE_CHECKING:
     from feduhb.data.load import FederationSettings
 
 Batch = list[tuple[int, int]]  # the first row of each range, and the row after it
-KINDS = (
-    "float",
-    "int",
-    "str",
-    "bool",
-    "tuple[str, ...]",
-)  # the last part of where pydantic found a wrong value
+# The last part of the place where pydantic found a wrong value, if the setting may be of several types.
+KINDS = ("float", "int", "str", "bool", "tuple[str, ...]")
 MOVED = "check the path of the table, or name the file if it was moved: --data FILE (in Python data=)"
 MOVED_TEST = "it is the server's test table, which --data does not name; put that file back there"
 FORBID = {"extra": "forbid"}  # pydantic refuses unknown keys

@@ -27,9 +27,8 @@ LARGEST = float(np.finfo(np.float32).max)
 OTHERS = "*"  # the category of every value that is not declared
 DATE = re.compile(r"\d{4}-\d{1,2}-\d{1,2}|\d{1,2}[./]\d{1,2}[./]\d{2,4}")
 ISO_DATE = re.compile(r"\d{4}-\d\d-\d\d")  # the dates that are read
-DAY = re.compile(
-    r"\d{4}-\d{1,2}-\d{1,2}([ T]00:00:00)?"
-)  # a declared day; a Timestamp is recorded with its time
+# A declared day; runs may have recorded a Timestamp with its time.
+DAY = re.compile(r"\d{4}-\d{1,2}-\d{1,2}([ T]00:00:00)?")
 WHOLE = re.compile(r"([-+]?\d+)\.0*")  # 1.0, as pandas writes whole numbers of a column with missing values
 
 
