@@ -98,7 +98,7 @@ def test_a_half_done_study_continues_to_the_same_numbers(made, tmp_path, monkeyp
     assert "| FedUHB | 1 | " in page
     monkeypatch.setattr(module, "time", time)
     with pytest.raises(
-        CellsError, match="1 of 1 cells could not be made: digits/iid-40-s1: OSError: no space left"
+        CellsError, match="1 of 2 cells could not be made: digits/iid-40-s1: OSError: no space left"
     ):
         run_study(plan, tmp_path, engine="pool", show=None)
     assert set(read(tmp_path, 1).runs) == {"retrain", "feduhb", "nesterov-momentum-0.5"}

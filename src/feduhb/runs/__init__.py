@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from feduhb.runs.verify import Verification as Verification
     from feduhb.runs.verify import verify_weights as verify_weights
     from feduhb.runs.workers import spread as spread
+    from feduhb.runs.workers import spread_ready as spread_ready
 
 __getattr__, __dir__, __all__ = import_lazily(
     __name__,
@@ -40,6 +41,6 @@ __getattr__, __dir__, __all__ = import_lazily(
         "progress": ["BeginStep", "show_steps"],
         "status": ["Status"],
         "verify": ["Verification", "verify_weights"],
-        "workers": ["spread"],
+        "workers": ["spread", "spread_ready"],
     },
 )

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import IO, Any, TypeVar
@@ -58,6 +58,39 @@ def spread(
                     yield running.popleft().result()
             while running:
                 yield running.popleft().result()
+        finally:
+            pool.stop()
+            threads.shutdown(cancel_futures=True)
+
+
+def spread_ready(
+    function: Callable[[J], R],
+    find_next: Callable[[Sequence[J]], J | None],
+    workers: int,
+    lost: Callable[[J, FeduhbError], R] | None = None,
+) -> Iterator[tuple[J, R]]:
+    """Yield every job with its result as it ends, with ``workers`` processes, until nothing runs and no job can begin.
+
+    Unlike for `spread`, what can begin may depend on what has ended.
+
+    Args:
+        find_next: returns the job to begin beside those that run; None if none can begin now.
+        lost: as for `spread`.
+    """
+    if workers < 2:
+        while (job := find_next(())) is not None:
+            yield job, function(job)
+        return
+    pool, running = Workers(), dict[Future[R], J]()
+    with ThreadPoolExecutor(workers) as threads:
+        try:
+            while True:
+                while len(running) < workers and (job := find_next([*running.values()])) is not None:
+                    running[threads.submit(pool.run, function, job, lost)] = job
+                if not running:
+                    return
+                for ended in wait(running, return_when=FIRST_COMPLETED).done:
+                    yield running.pop(ended), ended.result()
         finally:
             pool.stop()
             threads.shutdown(cancel_futures=True)

@@ -192,7 +192,10 @@ def choose(study: Study, out: Path) -> Choice | None:
 def _refuse_change(study: Study, out: Path, before: Choice, found: Choice) -> None:
     """Raise RunFolderError if reported cells were made with other methods, or with another as the fastest."""
     old, new = ([*one.families.values(), one.fast.run] for one in (before, found))
-    reported = any(cell_file(out / place.data, place).exists() for place in study.places(study.report))
+    # Before rules are chosen, cells of reported seeds hold only runs that depend on no choice.
+    reported = before.rule is not None and any(
+        cell_file(out / place.data, place).exists() for place in study.places(study.report)
+    )
     if reported and old != new:
         differs = next((pair for pair in zip(old, new, strict=False) if pair[0] != pair[1]), (old, new))
         raise RunFolderError(

@@ -7,14 +7,16 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from feduhb.core import check_whole
 from feduhb.data import load_dataset
 from feduhb.engines import check_engine
+from feduhb.errors import FeduhbError
 from feduhb.methods import make_method
-from feduhb.runs import BeginStep, Show, hold_lock
+from feduhb.runs import BeginStep, Show, hold_lock, show_steps, spread_ready
 from feduhb_reproduction.cell import (
     describe_origin,
     describe_training,
@@ -29,7 +31,6 @@ from feduhb_reproduction.cells import MADE, RETRAIN, Cell, Place, Track, cell_fi
 from feduhb_reproduction.reproduce import (
     CellsError,
     Failure,
-    attempt_all,
     catch_failure,
     choose_places,
     find_deadline,
@@ -135,14 +136,13 @@ def guess_known(study: Study, out: Path) -> Known:
 def plan_cell(study: Study, place: Place, known: Known) -> dict[str, Planned]:
     """Return the runs of a cell: the candidates that still compete for a tuning seed, the chosen ones for a reported seed.
 
-    Before methods and rules are chosen, a cell of a reported seed has no runs. Stop rules are chosen on longer runs of the
-    fastest candidate, which replace its shorter ones, and reported on those of the paper's settings too.
+    Before methods and rules are chosen, a cell of a reported seed has only the runs that are reported whatever is chosen. Stop rules are
+    chosen on longer runs of the fastest candidate, which replace its shorter ones, and reported on those of the paper's settings too.
     """
     is_tuned, choice = place.seed in study.tune, known.choice
-    if not is_tuned and (choice is None or choice.rule is None):
-        return {}
     if not is_tuned:
-        chosen = [] if choice is None else list(choice.families.values())
+        is_open = choice is None or choice.rule is None
+        chosen = [RETRAIN, PAPER] if is_open else list(choice.families.values())
     elif place.seed != study.tune[0]:
         chosen = known.finalists
     elif study.limit is not None and place.data != study.data[0]:
@@ -214,9 +214,9 @@ def split_phases(study: Study, choice: Choice | None, wanted: Wanted) -> dict[st
 
 def find_phase(study: Study, choice: Choice | None, place: Place, run: str) -> str:
     """Return the phase in which a run is made."""
-    if choice is None or place.seed in study.tune:
+    if place.seed in study.tune:
         return TUNING
-    if run in {RETRAIN, choice.fast.run}:
+    if run == RETRAIN or (choice is not None and run == choice.fast.run):
         return JUDGED
     if run in BESIDE:
         return WORK
@@ -249,8 +249,9 @@ def run_study(
 ) -> Progress:
     """Make the missing runs: those of the tuning seeds, then choose, then those of the reported seeds, see `list_next`.
 
-    A run that cannot be made does not stop those of other cells; the error at the end names it. A cell that another process is
-    making is skipped.
+    A worker that has finished begins the most urgent runs that can begin, also those of a later phase that depend on no choice. A
+    run that cannot be made does not stop those of other cells; the error at the end names it. A cell that another process is making
+    is skipped.
 
     Args:
         workers: cells made at once, in processes of their own.
@@ -266,40 +267,56 @@ def run_study(
     check_whole("workers", workers)
     deadline = find_deadline(minutes, time.time())
     job = partial(Job, data=data, engine=engine, command=command, alone=workers == 1)
-    failed: list[Failure] = []
-    before: Wanted | None = None
-    choose(study, out)
-    while True:
-        found = check_study(study, out, seeds=seeds, only=only)
-        if not found.missing or found.missing == before or failed or time.time() > deadline:
-            break
-        before = found.missing
-        for name in dict.fromkeys(place.data for place, _ in found.missing):
-            load_dataset(name, data)  # fetched, or refused, before anything is computed
-        tasks = [
-            Task(job(place=place, out=out / place.data), plan, deadline)
-            for place, plan in list_next(study, found)
-        ]
-        failed += attempt_all(
-            attempt_cell, tasks, workers, show, "study", name=lambda task: label_place(task.job.place),
-            count=lambda task: len(task.plan),
-        )  # fmt: skip
-        choose(study, out)  # the next turn of the loop makes what follows from it
+    failed, tried = list[Failure](), set[tuple[str, ...]]()
+    found = check_study(study, out, seeds=seeds, only=only)
+    for name in dict.fromkeys(place.data for place, _ in found.missing):
+        load_dataset(name, data)  # fetched, or refused, before anything is computed
+
+    def find_next(running: Sequence[Task]) -> Task | None:
+        """Return the most urgent runs of a cell that is not being made, none of which were tried before."""
+        choose(study, out)
+        if time.time() > deadline:
+            return None
+        left_out = {label_place(task.job.place) for task in running} | {name for name, _ in failed}
+        for place, plan in list_next(study, check_study(study, out, seeds=seeds, only=only)):
+            runs = label_place(place), *plan
+            if runs[0] not in left_out and runs not in tried:
+                tried.add(runs)
+                return Task(job(place=place, out=out / place.data), plan, deadline)
+        return None
+
+    def count_left() -> int:
+        now = check_study(study, out, seeds=seeds, only=only)
+        begun = (
+            1 if workers == 1 else 0
+        )  # one worker shows a run when it begins, several when its cell has ended
+        return sum(len(plan) for _, plan in now.missing) + now.later - begun
+
+    with show_steps(show, "study", count_left) as step:
+        attempt = partial(attempt_cell, show=step) if workers == 1 else attempt_cell
+        for task, why in spread_ready(attempt, find_next, workers, _describe_loss):
+            failed += why
+            for name in () if workers == 1 else task.plan:
+                step(f"{label_place(task.job.place)}: {name}", 1)
     if failed:
-        raise CellsError(
-            f"{len(failed)} of {len(before or ())} cells could not be made: {join_failures(failed)}"
-        )
-    return found
+        cells = {runs[0] for runs in tried}
+        raise CellsError(f"{len(failed)} of {len(cells)} cells could not be made: {join_failures(failed)}")
+    return check_study(study, out, seeds=seeds, only=only)
 
 
 def list_next(study: Study, found: Progress) -> Wanted:
-    """Return the missing runs to make next: those of the first phase that lacks any."""
-    return next(wanted for wanted in split_phases(study, found.choice, found.missing).values() if wanted)
+    """Return the missing runs, each with those of its cell in the same phase, in the order of the phases."""
+    return list(chain(*split_phases(study, found.choice, found.missing).values()))
 
 
 def attempt_cell(task: Task, show: BeginStep = show_nothing) -> list[Failure]:
     """Fill a cell; return why if that failed, and [] otherwise."""
-    return catch_failure(label_place(task.job.place), lambda: fill_cell(task, show))
+    cell = label_place(task.job.place)
+    return catch_failure(cell, lambda: fill_cell(task, lambda what, rounds: show(f"{cell}: {what}", rounds)))
+
+
+def _describe_loss(task: Task, error: FeduhbError) -> list[Failure]:
+    return [(label_place(task.job.place), str(error))]
 
 
 def fill_cell(task: Task, show: BeginStep = show_nothing) -> None:
