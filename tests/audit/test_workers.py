@@ -12,7 +12,7 @@ import pytest
 
 from audit.jobs import die, die_if_odd, double, refuse, use_pipe
 from feduhb.errors import DataError, RunFolderError
-from feduhb.runs.workers import AHEAD, spread
+from feduhb.runs.workers import AHEAD, spread, spread_ready
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -133,3 +133,35 @@ def test_a_job_whose_process_died_may_be_given_up_while_the_others_go_on():
 
 def test_nothing_to_do():
     assert list(spread(double, [], 2)) == []
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_what_is_ready_depends_on_what_has_ended(workers):
+    """5 needs 1 and 2. Who asks for the next job is told which ones run."""
+    waiting, ended, seen = [5, 2, 1], [], []
+
+    def find_next(running):
+        seen.append(len(running))
+        ready = [one for one in waiting if one < 5 or {1, 2} <= {*ended}]
+        if not ready:
+            return None
+        waiting.remove(ready[0])
+        return ready[0]
+
+    for job, (value, _) in spread_ready(double, find_next, workers):
+        assert value == 2 * job
+        ended.append(job)
+    assert sorted(ended[:2]) == [1, 2]
+    assert ended[2:] == [5]
+    assert max(seen) == workers - 1
+
+
+def test_a_ready_job_whose_process_died_is_not_lost():
+    jobs = [1, 2]
+    found = spread_ready(
+        die_if_odd,
+        lambda _: jobs.pop() if jobs else None,
+        2,
+        lambda job, error: f"{job}: {error}"[:24],
+    )
+    assert dict(found)[1].startswith("1: a worker process")

@@ -124,6 +124,24 @@ def test_what_is_there_is_never_run_again(made, monkeypatch):
     assert not run_study(small(), made[0], engine="pool", show=None).missing
 
 
+def test_a_free_worker_begins_what_can_begin(tmp_path, monkeypatch):
+    """Of six workers two replay histories, four tune, and none waits: the others run what is reported whatever is chosen."""
+    begun = []
+
+    def begin_all(function, find_next, workers, lost):  # noqa: ARG001
+        while (task := find_next(begun)) is not None:
+            begun.append(task)
+        return iter(())
+
+    monkeypatch.setattr(module, "spread_ready", begin_all)
+    run_study(study(), tmp_path, engine="pool", workers=6, show=None)
+    cells = [(task.job.place.seed, task.is_replay, {*task.plan}) for task in begun]
+    assert cells[:2] == 2 * [(3, True, {"federaser", "fedrecover"})]
+    assert [seed for seed, _, _ in cells[2:6]] == [1, 1, 2, 2]
+    assert cells[6:] == 2 * [(4, False, {"retrain"})]
+    assert len({task.cell for task in begun}) == 8, "no cell is made twice at a time"
+
+
 @pytest.mark.parametrize("minutes", [-1.0, 0.0, math.nan])
 def test_minutes_that_are_not_positive_are_refused(tmp_path, minutes):
     with pytest.raises(ConfigError, match=r"minutes is .*; give a positive number"):
@@ -133,7 +151,7 @@ def test_minutes_that_are_not_positive_are_refused(tmp_path, minutes):
 def test_seeds_and_words_choose_cells(tmp_path):
     plan = study()
     every = check_study(plan, tmp_path)
-    assert (every.done, len(every.missing), every.later) == (0, 4, 4 * 5)
+    assert (every.done, len(every.missing), every.later) == (0, 8, 4)
     few = check_study(plan, tmp_path, seeds=[1], only=["digits/iid"])
     assert [place.name for place, _ in few.missing] == ["iid-40-s1"]
     with pytest.raises(ConfigError, match="the study has no seed 9; choose from 1, 2, 3, 4"):
@@ -177,7 +195,7 @@ def test_the_command_estimates_before_anything_runs(tmp_path):
     ended = CliRunner().invoke(app, ["study", "--dry-run", "--out", str(tmp_path / "there")])
     assert ended.exit_code == 0, ended.output
     assert "0 of 912 runs are done" in ended.stdout
-    assert "784 runs wait until candidates have been compared" in ended.stdout
+    assert "544 runs wait until candidates have been compared" in ended.stdout
     assert "minutes for the runs that can begin now" in ended.stdout
     assert "missing in all, in this order: tuning 252 runs, " in ended.stdout
     assert not (tmp_path / "there").exists()

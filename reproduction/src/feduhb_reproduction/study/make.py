@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from feduhb import Round
 from feduhb.core import check_whole
 from feduhb.data import load_dataset
 from feduhb.engines import check_engine
@@ -57,6 +58,7 @@ RECORD: tuple[Recorded, ...] = ("held_out", "distance")
 TUNING, JUDGED, WORK = "tuning", "rounds and stop rules", "FedEraser and FedRecover"
 CONTROL, OTHERS = "FedUHB", "the other methods"
 PHASES = (TUNING, JUDGED, WORK, CONTROL, OTHERS)
+REPLAYING = 3  # one of so many workers replays histories, which keeps a disk and a processor busy while the others keep the GPU busy
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,21 @@ class Task:
     job: Job
     plan: Mapping[str, Planned]
     deadline: float  # seconds since 1970, which all processes count alike
+
+    @property
+    def cell(self) -> str:
+        """The name of the cell with its data set."""
+        return label_place(self.job.place)
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What tells it from other tasks of a study."""
+        return self.cell, *((name, one.rounds) for name, one in self.plan.items())
+
+    @property
+    def is_replay(self) -> bool:
+        """Whether its runs replay the history of a training."""
+        return all(one.method.needs_history for one in self.plan.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +158,9 @@ def plan_cell(study: Study, place: Place, known: Known) -> dict[str, Planned]:
     """
     is_tuned, choice = place.seed in study.tune, known.choice
     if not is_tuned:
-        is_open = choice is None or choice.rule is None
-        chosen = [RETRAIN, PAPER] if is_open else list(choice.families.values())
+        chosen = [RETRAIN, PAPER]
+        if choice is not None and choice.rule is not None:
+            chosen = list(choice.families.values())
     elif place.seed != study.tune[0]:
         chosen = known.finalists
     elif study.limit is not None and place.data != study.data[0]:
@@ -267,7 +285,7 @@ def run_study(
     check_whole("workers", workers)
     deadline = find_deadline(minutes, time.time())
     job = partial(Job, data=data, engine=engine, command=command, alone=workers == 1)
-    failed, tried = list[Failure](), set[tuple[str, ...]]()
+    failed, tried = list[Failure](), set[tuple[object, ...]]()
     found = check_study(study, out, seeds=seeds, only=only)
     for name in dict.fromkeys(place.data for place, _ in found.missing):
         load_dataset(name, data)  # fetched, or refused, before anything is computed
@@ -277,13 +295,19 @@ def run_study(
         choose(study, out)
         if time.time() > deadline:
             return None
-        left_out = {label_place(task.job.place) for task in running} | {name for name, _ in failed}
-        for place, plan in list_next(study, check_study(study, out, seeds=seeds, only=only)):
-            runs = label_place(place), *plan
-            if runs[0] not in left_out and runs not in tried:
-                tried.add(runs)
-                return Task(job(place=place, out=out / place.data), plan, deadline)
-        return None
+        left_out = {task.cell for task in running} | {name for name, _ in failed}
+        ready = [
+            Task(job(place=place, out=out / place.data), plan, deadline)
+            for place, plan in list_next(study, check_study(study, out, seeds=seeds, only=only))
+            if label_place(place) not in left_out
+        ]
+        ready = [task for task in ready if task.key not in tried]
+        if sum(task.is_replay for task in running) < workers // REPLAYING:
+            ready.sort(key=lambda task: not task.is_replay)
+        if not ready:
+            return None
+        tried.add(ready[0].key)
+        return ready[0]
 
     def count_left() -> int:
         now = check_study(study, out, seeds=seeds, only=only)
@@ -297,9 +321,9 @@ def run_study(
         for task, why in spread_ready(attempt, find_next, workers, _describe_loss):
             failed += why
             for name in () if workers == 1 else task.plan:
-                step(f"{label_place(task.job.place)}: {name}", 1)
+                step(f"{task.cell}: {name}", 1)
     if failed:
-        cells = {runs[0] for runs in tried}
+        cells = {cell for cell, *_ in tried}
         raise CellsError(f"{len(failed)} of {len(cells)} cells could not be made: {join_failures(failed)}")
     return check_study(study, out, seeds=seeds, only=only)
 
@@ -311,12 +335,15 @@ def list_next(study: Study, found: Progress) -> Wanted:
 
 def attempt_cell(task: Task, show: BeginStep = show_nothing) -> list[Failure]:
     """Fill a cell; return why if that failed, and [] otherwise."""
-    cell = label_place(task.job.place)
-    return catch_failure(cell, lambda: fill_cell(task, lambda what, rounds: show(f"{cell}: {what}", rounds)))
+
+    def show_run(what: str, rounds: int) -> Callable[[Round], None]:
+        return show(f"{task.cell}: {what}", rounds)
+
+    return catch_failure(task.cell, lambda: fill_cell(task, show_run))
 
 
 def _describe_loss(task: Task, error: FeduhbError) -> list[Failure]:
-    return [(label_place(task.job.place), str(error))]
+    return [(task.cell, str(error))]
 
 
 def fill_cell(task: Task, show: BeginStep = show_nothing) -> None:
