@@ -106,7 +106,10 @@ def test_the_evaluators_keys():
     assert all(type(value) is float for value in found.values())
 
 
-def test_the_evaluator_scores_the_parameters_given():
+@pytest.mark.parametrize("large", [1 << 26, 0])
+def test_the_evaluator_scores_the_parameters_given(large, monkeypatch):
+    """A large model is copied for each score."""
+    monkeypatch.setattr("feduhb.core.modules.LARGE", large)
     x, y = torch.eye(2), torch.tensor([0, 1])
     made = linear(x, y)
     evaluate = make_evaluator(made)

@@ -15,7 +15,7 @@ from feduhb.core.seeds import sample_clients
 from feduhb.core.types import Method, Updates, Work
 from feduhb.errors import AnswerError, DivergedError
 from feduhb.methods import FedUHB, Retrain
-from feduhb.runs.loop import run
+from feduhb.runs.loop import measure_distance, run
 from feduhb.stopping import dynamic_stop
 from toys import Scripted, block_of, quadratics
 
@@ -52,6 +52,17 @@ class EveryOther(Method[Counted]):
             state.params - sum((block.values.sum(dim=0) for block in answers), torch.zeros(())),
             state.seen + 1,
         )
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_a_distance_is_that_of_whole_vectors_in_double_precision(dtype, monkeypatch):
+    """Differences are computed in parts, which saves memory; the sum is not, for its bits would change."""
+    new, old = torch.randn(2, 10_007, generator=torch.Generator().manual_seed(1)).to(dtype)
+    whole = float(torch.linalg.vector_norm(new.double() - old.double()))
+    for part in (1 << 20, 10_007, 1_000, 13):
+        monkeypatch.setattr("feduhb.runs.loop.CHUNK", part)
+        assert measure_distance(new, old) == whole
+    assert measure_distance(new[:0], old[:0]) == 0
 
 
 def test_the_order_in_which_clients_are_listed_is_of_no_matter():

@@ -27,6 +27,7 @@ from feduhb.errors import ModelError
 
 STATISTICS = MEAN, VARIANCE = "running_mean", "running_var"
 COUNTER = "num_batches_tracked"
+LARGE = 1 << 26  # bytes of a model from which on memory counts more than time
 OTHER = 0x5EED0DD  # the seed of another state of the global generators
 NO_ADDRESS = "draws random numbers that have no address, so no seed of a client and round fixes them"
 
@@ -92,6 +93,11 @@ def digest_named(tensors: Iterable[tuple[str, Tensor]]) -> str:
         total.update(f"{name} {value.dtype} {list(value.shape)}".encode())
         total.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return total.hexdigest()
+
+
+def is_large(module: nn.Module) -> bool:
+    """Return whether a module is so large that memory counts more than time."""
+    return sum(p.nbytes for p in module.parameters()) > LARGE
 
 
 def has_batch_norm(module: nn.Module) -> bool:

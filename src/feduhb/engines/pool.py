@@ -18,7 +18,7 @@ from feduhb.core.draws import augment_batch, draw_at
 from feduhb.core.flat import channels_last, flatten, unflatten
 from feduhb.core.inputs import call_model, map_tensors
 from feduhb.core.local import Local, describe_local
-from feduhb.core.modules import list_trained, prepare_training
+from feduhb.core.modules import is_large, list_trained, prepare_training
 from feduhb.core.types import ClientId, Updates, Work
 from feduhb.data.federation import Examples, Federation
 from feduhb.engines.batches import Batches, check_work, weigh_chunks
@@ -37,7 +37,6 @@ from feduhb.engines.points import use_points
 
 AHEAD = 2  # clients per thread that may wait for earlier ones to be collected; it bounds memory
 PLAIN = (bool, int, float, str, type(None))  # attributes that a model's own code may change
-LARGE = 1 << 26  # bytes of a model from which on memory counts more than a thread that waits
 
 
 class Pool:
@@ -63,9 +62,9 @@ class Pool:
         self.local = local or make_local(federation)
         self.threads = count_cores() if threads is None else threads
         self._model = prepare_training(federation.fresh_model())
-        is_large = sum(p.nbytes for p in self._model.parameters()) > LARGE
-        self.block = 1 if is_large else block
-        self._ahead = self.threads if is_large else AHEAD * self.threads
+        has_large = is_large(self._model)
+        self.block = 1 if has_large else block
+        self._ahead = self.threads if has_large else AHEAD * self.threads
         check_sizes("pool", self.threads, block)
         self._batches = Batches.of(self._model, self.local, federation)
         self._model = use_points(postpone_relu(channels_last(self._model)))

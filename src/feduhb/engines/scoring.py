@@ -14,6 +14,7 @@ from feduhb.core.flat import channels_last, unflatten
 from feduhb.core.inputs import Inputs, call_model, count_rows, join_inputs, map_tensors
 from feduhb.core.local import Loss
 from feduhb.core.loss import find_counted
+from feduhb.core.modules import is_large
 from feduhb.core.own_code import describe_error
 from feduhb.core.scores import (
     SCORES,
@@ -131,14 +132,15 @@ def make_evaluator(federation: Federation, device: str = "cpu") -> Callable[[Ten
     Args:
         device: where to compute; "cuda" keeps the test data there.
     """
-    model = channels_last(federation.fresh_model()).to(device)
-    scores = try_scores(federation, model)
+    make_model = _share_model(federation, device)
+    scores = try_scores(federation, make_model())
     triggered = stamp_test_set(federation)
     (x, y), loss = federation.test.all(), federation.loss
     stamped = None if triggered is None else triggered[0].to(device)
     x = map_tensors(lambda part: part.to(device), x)
 
     def evaluate(params: Tensor) -> dict[str, float]:
+        model = make_model()
         unflatten(params, model)
         outputs = compute_outputs(model, x)
         found = {"test_loss": float(loss(outputs, y))}
@@ -150,6 +152,20 @@ def make_evaluator(federation: Federation, device: str = "cpu") -> Callable[[Ten
     return evaluate
 
 
+def _share_model(federation: Federation, device: str) -> Callable[[], nn.Module]:
+    """Return the function that returns a federation's model on a device, to be filled and used at once.
+
+    It is the same module each time, but a new one if the model is large and on the CPU: so it takes no memory while
+    clients train.
+    """
+
+    def make() -> nn.Module:
+        return channels_last(federation.fresh_model()).to(device)
+
+    model = make()
+    return make if device == "cpu" and is_large(model) else lambda: model
+
+
 def make_held_out_evaluator(
     federation: Federation, score: Score | None, device: str = "cpu"
 ) -> Callable[[Tensor, Sequence[ClientId]], dict[str, float]]:
@@ -159,12 +175,13 @@ def make_held_out_evaluator(
         device: where to compute; "cuda" keeps the held-out data there, because copying it takes longer than scoring, and
             computes it for all clients together, because many small batches take longer than a few large ones.
     """
-    model = channels_last(federation.fresh_model()).to(device)
+    make_model = _share_model(federation, device)
     held = {client: examples for client, examples in sorted(federation.held_out.items()) if len(examples)}
     counts = {client: float(count_scored(examples, federation.loss)) for client, examples in held.items()}
     compute = _compute_each if device == "cpu" or not held else _Together(held, device).compute
 
     def evaluate(params: Tensor, clients: Sequence[ClientId]) -> dict[str, float]:
+        model = make_model()
         unflatten(params, model)
         there = {client: held[client] for client in clients if client in held}
         with limit_threads(1):

@@ -130,7 +130,7 @@ def serve(
     observer = _Observer(engine, start, scheduled, outcome, folder, evaluate, strategy.evaluate_every)
     ancestors = () if trained is None else (Ancestor.at(trained.path), *read_ancestors(trained.path))
     plan = Plan(
-        label=method.name, method=method, start=start, statistics=engine.layout.statistics, declaration=explain_given(begun.settings) if begun.settings else None, engine=engine,
+        label=method.name, method=method, start=lambda: start, statistics=engine.layout.statistics, declaration=explain_given(begun.settings) if begun.settings else None, engine=engine,
         clients=_choose_clients(method, engine, strategy, begun.seed), leavers=get_leavers(method),
         layout=tuple(engine.layout.shapes.items()),
         rounds=scheduled, stop=strategy.stop_rule(), on_bad="drop", score=observer.score, folder=folder,

@@ -68,5 +68,6 @@ class FedUHB(RuleMethod[HeavyBall]):
     def tell(self, state: HeavyBall, answers: Iterable[Updates]) -> HeavyBall:
         """Return the state after one heavy-ball step."""
         w, w_prev = state
-        g = self.aggregate(answers)
-        return HeavyBall(w - self.step_size * g + self.momentum * (w - w_prev), previous=w)
+        return HeavyBall(
+            w - self.step_size * self.aggregate(answers) + self.momentum * (w - w_prev), previous=w
+        )

@@ -41,6 +41,14 @@ class Finished:
     erased: tuple[Erased, ...] = ()  # of the histories that contained the leavers
 
 
+@dataclass(slots=True)
+class _Progress:
+    """How far a run has come. It changes in every round, so that nothing holds the state of an earlier round."""
+
+    state: Any
+    records: list[Round]
+
+
 @runtime_checkable
 class KeepsFiles(Protocol):
     """An engine that keeps files of its own in the run folder, by which a resumed run continues as it was."""
@@ -68,7 +76,7 @@ def execute(plan: Plan) -> Finished:
     with contextlib.nullcontext() if folder is None else folder.claim(advice.writer, advice.elsewhere):
         method = _place_bound(plan)
         with contextlib.nullcontext() if folder is None else _supersede(plan, folder):
-            state, records = _start_or_resume(plan, method)
+            progress = _start_or_resume(plan, method)
             engine = plan.engine
             if folder is not None and plan.history_to_write is not None:
                 plan.history_to_write.claim(identify_run(folder.config()))
@@ -76,7 +84,7 @@ def execute(plan: Plan) -> Finished:
             sys.stderr.write(plan.notice)  # what the run will cost, before anything is deleted
             if not method.needs_history:
                 erased += erase(plan.erasure, plan.reporter, folder)
-        state, records = _loop(plan, method, engine, state, records)
+        state, records = _loop(plan, method, engine, progress), progress.records
         _prepare_result(plan, state, records)
         if method.needs_history:
             erased += erase(plan.erasure, plan.reporter, folder)
@@ -115,13 +123,13 @@ def _place_bound(plan: Plan) -> Method[Any]:
 
 def _choose_start(plan: Plan) -> torch.Tensor:
     """Return the vector that a run begins at. A method that starts from the old model begins with its statistics too."""
-    model = get_model(plan.method)
+    model, start = get_model(plan.method), plan.start()
     if model is None or not plan.statistics:
-        return plan.start
-    return torch.cat([plan.start[: -plan.statistics], model[-plan.statistics :].to(plan.start)])
+        return start
+    return torch.cat([start[: -plan.statistics], model[-plan.statistics :].to(start)])
 
 
-def _start_or_resume(plan: Plan, method: Method[Any]) -> tuple[Any, list[Round]]:
+def _start_or_resume(plan: Plan, method: Method[Any]) -> _Progress:
     """Return the state and the rounds to continue from: those of the last checkpoint, or a fresh model and no rounds."""
     folder = plan.folder
     fresh = carry_statistics(method, plan.statistics).init(_choose_start(plan).to(device_of(plan.engine)))
@@ -161,17 +169,17 @@ def _start_or_resume(plan: Plan, method: Method[Any]) -> tuple[Any, list[Round]]
         raise RunFolderError(
             f"{folder.path} has ended, and an ended run keeps its model alone; {plan.advice.elsewhere} for further rounds"
         )
-    return state, records
+    return _Progress(state, records)
 
 
-def _begin(plan: Plan, method: Method[Any], fresh: Any) -> tuple[Any, list[Round]]:
+def _begin(plan: Plan, method: Method[Any], fresh: Any) -> _Progress:
     """Return the state and the rounds that a new run begins with: a fresh model, or where a rollback continues a training.
 
     A rollback is a run that is resumed with other clients, so its folder first gets what a run has after these rounds.
     """
     restart, folder = plan.restart, plan.folder
     if restart is None or restart.params is None:
-        return fresh, []
+        return _Progress(fresh, [])
     state = carry_statistics(method, plan.statistics).init(restart.params.to(fresh.params.device))
     records = [*restart.records]
     if not restart.is_scored and plan.score is not None:
@@ -182,7 +190,7 @@ def _begin(plan: Plan, method: Method[Any], fresh: Any) -> tuple[Any, list[Round
             plan.keeper.inherit(restart.kept, [done for done in restart.kept.rounds if done <= restart.round])
         folder.rewrite_rounds(records)
         save_state(folder.state_path, state, restart.round, restart.best)
-    return state, records
+    return _Progress(state, records)
 
 
 def _list_models(plan: Plan, restart: Restart, params: torch.Tensor) -> dict[int, torch.Tensor]:
@@ -280,21 +288,20 @@ def erase(erasure: Erasure, reporter: Reporter, folder: RunFolder | None) -> lis
     return erased
 
 
-def _loop(
-    plan: Plan, method: Method[Any], engine: Engine, state: Any, records: Sequence[Round]
-) -> tuple[Any, list[Round]]:
-    """Run the rounds that are missing; return the final state and all rounds."""
-    rounds, recording = list(records), plan.recording
-    series, best = make_series(records, recording.best), None
+def _loop(plan: Plan, method: Method[Any], engine: Engine, progress: _Progress) -> Any:
+    """Run the rounds that are missing and add them to the progress; return the final state."""
+    recording = plan.recording
+    series, best = make_series(progress.records, recording.best), None
     stream = run(
-        method, engine, plan.clients, state, rounds=plan.rounds, stop=plan.stop, first=len(rounds),
+        method, engine, plan.clients, progress.state, rounds=plan.rounds, stop=plan.stop, first=len(progress.records),
         moved=series, on_bad=plan.on_bad, statistics=plan.statistics, held_out=recording.held_out,
-        start=plan.start if recording.distance else None, leavers=plan.leavers,
+        start=plan.start() if recording.distance else None, leavers=plan.leavers,
     )  # fmt: skip
     if recording.keep == "best":
         kept = None if plan.restart is None else plan.restart.best
-        kept = load_best(plan.folder.state_path) if plan.folder is not None and records else kept
-        best = BestModel(state.params, series, None if kept is None else kept.to(state.params.device))
+        kept = load_best(plan.folder.state_path) if plan.folder is not None and progress.records else kept
+        kept = None if kept is None else kept.to(progress.state.params.device)
+        best = BestModel(progress.state.params, series, kept)
         stream = best.watch(stream)
     if plan.score is not None:
         stream = evaluated(stream, plan.score)
@@ -308,10 +315,10 @@ def _loop(
     if plan.folder is not None:
         stream = saved(stream, plan.folder, every=plan.checkpoint_every, get_best=get_best)
     with watch_rounds(plan.show, plan.label, plan.rounds) as tell, _name_checkpoint(plan.folder):
-        for new, record in stream if tell is None else shown(stream, tell):
-            state = new
-            rounds.append(record)
-    return state if best is None or best.params is None else Plain(best.params), rounds
+        for state, record in stream if tell is None else shown(stream, tell):
+            progress.state = state
+            progress.records.append(record)
+    return progress.state if best is None or best.params is None else Plain(best.params)
 
 
 @contextlib.contextmanager

@@ -6,8 +6,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
-
 from feduhb.core.types import ClientId, Method, Work
 from feduhb.data.federation import Federation
 from feduhb.methods.binding import get_leavers
@@ -73,7 +71,7 @@ def expect_cost(
     scheduled: int,
     restart: Restart | None,
     stop: StopRule,
-    start: Tensor,
+    size: int,
     machine: Mapping[str, Any],
     keeps_history: bool = False,
 ) -> Expected:
@@ -85,7 +83,7 @@ def expect_cost(
         first: the work of the first round; None if the method replays a history.
         scheduled: the rounds of the run, with those that a rollback inherits.
         restart: where a rollback continues a training; None starts from the fresh model.
-        start: [P] the fresh model, which clients are sent.
+        size: the bytes of a model, which clients are sent.
         machine: the engine of the new run, as its result.json will record it.
         keeps_history: whether the new run writes a history.
     """
@@ -102,7 +100,7 @@ def expect_cost(
         epochs += passes * len(chosen)
         amount += passes * sum((leaving if seen.leavers else sizes)[client] for client in chosen)
         may_ask_more |= seen.more
-    payload = start.numel() * start.element_size() * asked
+    payload = size * asked
     seconds, notes = _expect_seconds(run, method, amount, len(rounds), machine, keeps_history)
     return Expected(
         rounds=len(rounds),

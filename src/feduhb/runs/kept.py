@@ -160,19 +160,19 @@ class Keeper:
 
 
 def plan_keeper(
-    folder: Path, budget: int | str, params: Tensor, *, rounds: int, share: float, with_best: bool
+    folder: Path, budget: int | str, size: int, *, rounds: int, share: float, with_best: bool
 ) -> Keeper:
     """Return which models a run keeps; raise ConfigError if not even one fits into the budget.
 
     Args:
         folder: for the models.
         budget: the bytes that they may take in all, as a number or as text such as "1GiB".
-        params: a model [P] of the run.
+        size: the bytes of a model of the run.
         rounds: the scheduled rounds.
         share: the share of the clients that a round asks.
         with_best: whether each is kept together with the best model so far.
     """
-    size = params.numel() * params.element_size() * (2 if with_best else 1) + HEADER
+    size = size * (2 if with_best else 1) + HEADER
     most = parse_size(budget) // size
     if most < 1:
         pair = " (with the best model so far)" if with_best else ""

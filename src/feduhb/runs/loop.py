@@ -6,7 +6,6 @@ for state, record in shown(saved(evaluated(run(...), score), folder), tell): ...
 from __future__ import annotations
 
 import contextlib
-import itertools
 import math
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -29,6 +28,7 @@ OnBad = Literal["raise", "drop"]
 Score = Callable[[int, Tensor], Mapping[str, float]]  # a function of the rounds done and the model [P]
 # A function of the round, the model [P] that was sent and the clients that answered.
 HeldOut = Callable[[int, Tensor, Sequence[ClientId]], Mapping[str, float]]
+CHUNK = 1 << 20  # numbers that are converted to double precision at once
 Participants = Sequence[ClientId] | Callable[[int], Sequence[ClientId]]
 
 
@@ -121,8 +121,11 @@ def run(
 
 def measure_distance(new: Tensor, old: Tensor) -> float:
     """Return ‖new - old‖, computed in double precision."""
-    step = new.to(torch.float64, copy=True).sub_(old.to(new.device))
-    return float(torch.linalg.vector_norm(step))
+    step = torch.empty(new.shape, dtype=torch.float64, device=new.device)
+    vectors = (step, new, old.to(new.device))
+    for part, a, b in zip(*(vector.split(CHUNK) for vector in vectors), strict=True):
+        torch.sub(a.double(), b.double(), out=part)  # of whole vectors, torch would convert a copy of each
+    return float(torch.linalg.vector_norm(step))  # of the whole vector: the sum of parts has other bits
 
 
 def carry_statistics(method: Method[S], count: int) -> Method[S] | WithStatistics:
@@ -153,7 +156,14 @@ def _require_one(blocks: Iterator[Updates], asked: Sequence[ClientId], round: in
         raise AnswerError(
             f"none of the {len(asked)} clients asked in round {round} answered; check that they are running and their data is valid"
         )
-    return itertools.chain([first], blocks)
+    return _put_back(first, blocks)
+
+
+def _put_back(first: Updates, blocks: Iterator[Updates]) -> Iterator[Updates]:
+    """Yield a block and then the others. `itertools.chain` would keep the first in memory until the last."""
+    yield first
+    del first
+    yield from blocks
 
 
 def check_answers(

@@ -63,7 +63,7 @@ class Plan:
     # What is run
     label: str  # for the progress bar
     method: Method[Any]  # with its history bound, if it needs one
-    start: Tensor  # [P] the fresh model
+    start: Callable[[], Tensor]  # returns the fresh model [P], which no run needs to keep
     declaration: str | None = None  # on a start that was given or shared, for result.json
     restart: Restart | None = None  # where a rollback continues a training; None: at the fresh model
     statistics: int = 0  # how many numbers at its end are statistics of normalisation layers

@@ -167,8 +167,9 @@ def run_method(
     if before is not None and is_new:
         expected = expect_cost(
             before, at_work, method, work, clients=clients, scheduled=rounds, restart=restart, stop=stop,
-            start=first.params, machine=made.about, keeps_history=bool(history),
+            size=first.size, machine=made.about, keeps_history=bool(history),
         )  # fmt: skip
+    del work  # it holds a model, whose memory the clients need
     engine_line = f"engine: {made.about['name']} ({why})" if why else None
     if "lines" in list_shows(show):
         notice += "".join(f"{line}\n" for line in (engine_line, expected) if line is not None)
@@ -177,7 +178,7 @@ def run_method(
     plan = Plan(
         label=label,
         method=method,
-        start=first.params,
+        start=lambda: flatten(federation.fresh_model()),
         restart=restart,
         statistics=first.statistics,
         declaration=_declare_start(first, restart, federation),
@@ -196,7 +197,7 @@ def run_method(
         history_to_write=DiskHistory(Path(out or "") / HISTORY, half=history == "float16")
         if history
         else None,
-        keeper=_plan_keeper(settings, folder, first.params, whole, rounds, keep)
+        keeper=_plan_keeper(settings, folder, first.size, whole, rounds, keep)
         if per_round or forgot is None
         else None,
         checkpoint_every=checkpoint_every,
@@ -223,7 +224,7 @@ def run_method(
 def _plan_keeper(
     settings: TrainSettings,
     folder: RunFolder | None,
-    params: Tensor,
+    size: int,
     whole: Federation,
     rounds: int,
     keep: Keep,
@@ -238,7 +239,7 @@ def _plan_keeper(
     if folder is None:
         raise ConfigError("kept models are on disk; name a folder: out='runs/first'")
     return plan_keeper(
-        folder.path / KEPT_MODELS, budget, params, rounds=rounds, share=min(1.0, per_round / len(whole.clients)), with_best=keep == "best"
+        folder.path / KEPT_MODELS, budget, size, rounds=rounds, share=min(1.0, per_round / len(whole.clients)), with_best=keep == "best"
     )  # fmt: skip
 
 
@@ -261,8 +262,8 @@ def _digest_public(federation: Federation) -> str | None:
 class _First(NamedTuple):
     """What a run needs to know of the model that it starts from."""
 
-    params: Tensor  # [P]
-    statistics: int  # how many numbers at their end are statistics
+    size: int  # bytes
+    statistics: int  # how many numbers at the end of its vector are statistics
     layout: tuple[tuple[str, tuple[int, ...]], ...]  # names and shapes
     # [start] of config.toml; None if everything was drawn, or nothing is recorded.
     table: StartSettings | None
@@ -272,11 +273,13 @@ class _First(NamedTuple):
 def _prepare_start(federation: Federation, *, recorded: bool) -> _First:
     """Return what a run needs of its fresh model. The module itself is freed: a large one would be missed in training."""
     fresh, given = federation.fresh_model(), federation.start == "given"
-    layout = tuple((name, tuple(part.shape)) for name, part in list_parts(fresh))
+    parts = list_parts(fresh)
+    layout = tuple((name, tuple(part.shape)) for name, part in parts)
+    size = sum(part.nbytes for _, part in parts)
     has_table = recorded and bool(given or list_carried(fresh))
     table = describe_start(fresh, given=given) if has_table else None
     layers = None if isinstance(federation.about, FederationSettings) else digest_layers(fresh)
-    return _First(flatten(fresh), count_statistics(fresh), layout, table, layers)
+    return _First(size, count_statistics(fresh), layout, table, layers)
 
 
 def _declare_start(first: _First, restart: Restart | None, federation: Federation) -> str | None:
