@@ -66,7 +66,7 @@ REFUSED = [
     ),
     pytest.param(
         lambda: nn.Sequential(nn.Linear(2, 2), nn.RReLU()),
-        f"layer 1 (RReLU) {DRAWS}; use nn.Dropout, or remove it",
+        f"layer 1 (RReLU) {DRAWS}; use nn.LeakyReLU",
         id="RReLU",
     ),
     pytest.param(
@@ -180,6 +180,12 @@ def test_every_layer_at_fault_is_named():
     )
     with pytest.raises(ModelError, match=r"^layer 1 \(RReLU\) .* \(see also layer 3 \(BatchNorm1d\)\)$"):
         check_module(module)
+
+
+def test_a_frozen_norm_needs_no_momentum():
+    """It is carried with its statistics, so it never gathers any."""
+    frozen = nn.BatchNorm1d(2, momentum=None).requires_grad_(False)
+    check_module(nn.Sequential(nn.Linear(2, 2), frozen))
 
 
 def test_a_factory_that_hands_out_what_was_learned_is_refused():

@@ -30,6 +30,7 @@ COUNTER = "num_batches_tracked"
 LARGE = 1 << 26  # bytes of a model from which on memory counts more than time
 OTHER = 0x5EED0DD  # the seed of another state of the global generators
 NO_ADDRESS = "draws random numbers that have no address, so no seed of a client and round fixes them"
+DRAWS = f"{NO_ADDRESS}; use nn.Dropout or the numbers of an augmentation, set its dropout to 0, or remove it"
 
 
 def is_statistic(name: str) -> bool:
@@ -173,11 +174,13 @@ def _find_fault(layer: nn.Module) -> str | None:
         return "does not know its shape yet; give the sizes, or pass a batch through it first"
     if isinstance(layer, _BatchNorm) and layer.running_mean is None:
         return "scores an example by the others in its batch; set track_running_stats=True, or use GroupNorm or LayerNorm"
-    if _keeps_statistics(layer) and layer.momentum is None:
+    if _keeps_statistics(layer) and layer.momentum is None and not _is_frozen(layer):
         return "averages over all batches it ever saw (momentum=None), but clients keep no state; give a number, such as momentum=0.1"
     if type(layer) in KEYED:
         return None
-    if isinstance(layer, nn.RReLU) or (isinstance(layer, nn.modules.dropout._DropoutNd) and layer.p > 0):
+    if isinstance(layer, nn.RReLU):
+        return f"{NO_ADDRESS}; use nn.LeakyReLU"
+    if isinstance(layer, nn.modules.dropout._DropoutNd) and layer.p > 0:
         return f"{NO_ADDRESS}; use nn.Dropout, or remove it"
     rate = layer.dropout if isinstance(layer, nn.RNNBase | nn.MultiheadAttention) else 0
     if rate > 0 and not (
@@ -197,10 +200,10 @@ def watch_layers(module: nn.Module) -> Generator[list[str]]:
     stack: list[tuple[object, ...]] = []
 
     def enter(_layer: nn.Module, _args: object) -> None:
-        stack.append(_read_generators())
+        stack.append(read_generators())
 
     def leave(layer: nn.Module, _args: object, _result: object) -> None:
-        if stack.pop() != _read_generators():
+        if stack.pop() != read_generators():
             drew.append(format_layer(names[id(layer)], layer))
 
     names = {id(layer): name for name, layer in module.named_modules()}
@@ -208,13 +211,14 @@ def watch_layers(module: nn.Module) -> Generator[list[str]]:
         for layer in module.modules():
             hooks.callback(layer.register_forward_pre_hook(enter).remove)
             hooks.callback(layer.register_forward_hook(leave).remove)
-        before = _read_generators()
+        before = read_generators()
         yield drew
-        if not drew and before != _read_generators():
+        if not drew and before != read_generators():
             drew.append("the loss, the augmentation or the backward pass")
 
 
-def _read_generators() -> tuple[object, ...]:
+def read_generators() -> tuple[object, ...]:
+    """Return the state of the global generators of torch on the CPU, numpy and Python."""
     numpy = sys.modules.get("numpy")  # a model that draws from numpy has imported it
     kind, keys, *rest = ("", b"") if numpy is None else numpy.random.get_state()
     of_torch = torch.default_generator.get_state().numpy()

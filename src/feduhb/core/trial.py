@@ -19,7 +19,7 @@ from feduhb.core.inputs import Inputs, call_model, list_tensors, map_tensors
 from feduhb.core.local import Augment, Loss
 from feduhb.core.loss import SOME, check_loss, check_targets, find_counted
 from feduhb.core.modules import (
-    NO_ADDRESS,
+    DRAWS,
     draw_otherwise,
     find_changed,
     has_batch_norm,
@@ -79,9 +79,7 @@ def check_fit(module: nn.Module, loss: Loss, examples: Rows, augment: Augment | 
     _check_value(found.value)
     _check_numbers(x, y, found)
     if found.drew:
-        raise ModelError(
-            f"{found.drew[0]} {NO_ADDRESS}; use nn.Dropout or the numbers of an augmentation, set its dropout to 0, or remove it"
-        )
+        raise ModelError(f"{found.drew[0]} {DRAWS}")
     _check_constants(module, constants)
     _check_modes(module)
     _check_repetition(found.outputs, found.again)

@@ -15,7 +15,7 @@ from feduhb.core.draws import augment_batch, draw_at
 from feduhb.core.flat import flatten, unflatten
 from feduhb.core.inputs import Inputs, call_model, map_tensors
 from feduhb.core.local import Local, describe_local, move_loss
-from feduhb.core.modules import list_trained, prepare_training
+from feduhb.core.modules import DRAWS, draw_otherwise, list_trained, prepare_training, read_generators
 from feduhb.core.tasks import TASKS, Ascend, Precondition, Relabel
 from feduhb.core.types import ClientId, Updates, Work
 from feduhb.data.federation import Examples, Federation
@@ -30,7 +30,7 @@ from feduhb.engines.tasks import (
     measure_fisher,
     square_gradients,
 )
-from feduhb.errors import AnswerError, ConfigError
+from feduhb.errors import AnswerError, ConfigError, ModelError
 
 Answer = tuple[ClientId, Tensor, int]  # client, update [P], number of examples
 
@@ -62,6 +62,7 @@ class Loop:
         self._loss = move_loss(self.local.loss, self.device)
         self._batches = Batches.of(self._model, self.local, federation)
         self._teachers: list[nn.Module] = []
+        self._has_trained = False
 
     @property
     def about(self) -> Mapping[str, Any]:
@@ -73,7 +74,11 @@ class Loop:
     def train(self, work: Work, clients: Sequence[ClientId], round: int) -> Iterator[Updates]:
         """Train these clients one after another."""
         self.prepare(work)
-        return group_answers((self.answer(work, client, round) for client in clients), self.block)
+        answers = (self.answer(work, client, round) for client in clients)
+        if not self._has_trained:
+            answers = watch_draws(answers, lambda client: self.answer(work, client, round))
+        self._has_trained = True
+        return group_answers(answers, self.block)
 
     def prepare(self, work: Work) -> None:
         """Check work, and draw the teachers that it needs. Draws use a generator that threads would share."""
@@ -183,6 +188,34 @@ def limit_threads(count: int) -> Generator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def watch_draws(answers: Iterator[Answer], train: Callable[[ClientId], Answer]) -> Iterator[Answer]:
+    """Yield the answers of a round; raise ModelError for one that depends on a global random generator.
+
+    The trial of a model computes a few examples, so it does not see a layer that draws only in larger batches. A
+    generator that has changed is only a suspicion, because another thread may have drawn. From then on each client trains
+    again, with the generators in another state.
+
+    Args:
+        train: returns the answer of a client once more.
+    """
+    has_changed = False
+    while True:
+        before = read_generators()
+        answer = next(answers, None)
+        if answer is None:
+            return
+        has_changed = has_changed or read_generators() != before
+        if has_changed:
+            client, update, _ = answer
+            with draw_otherwise():
+                again = train(client)[1]
+            if not torch.allclose(update, again, 0, 0, equal_nan=True):
+                raise ModelError(f"the model, the loss or the augmentation of client {client} {DRAWS}")
+            del update, again
+        yield answer
+        del answer
 
 
 def group_answers(answers: Iterable[Answer], size: int) -> Iterator[Updates]:

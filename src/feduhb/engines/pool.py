@@ -7,7 +7,7 @@ import copy
 import functools
 import os
 from collections import deque
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -32,6 +32,7 @@ from feduhb.engines.loop import (
     get_precision,
     group_answers,
     make_local,
+    watch_draws,
 )
 from feduhb.engines.points import use_points
 
@@ -71,6 +72,7 @@ class Pool:
         self._spare = [self._model]  # models that no thread is using
         self._fresh = _read_values(self._model)
         self._loop: Loop | None = None  # for tasks
+        self._has_trained = False
 
     @property
     def about(self) -> Mapping[str, Any]:
@@ -94,14 +96,16 @@ class Pool:
         with ThreadPoolExecutor(
             self.threads, "feduhb", initializer=functools.partial(torch.set_num_threads, 1)
         ) as pool:
-            running: deque[Future[Answer]] = deque()
+
+            def submit(client: ClientId) -> Future[Answer]:
+                return pool.submit(self._answer, work, client, round)
+
+            answers = _collect(submit, clients, self._ahead)
+            if not self._has_trained:
+                answers = watch_draws(answers, lambda client: submit(client).result())
+            self._has_trained = True
             try:
-                for client in clients:
-                    running.append(pool.submit(self._answer, work, client, round))
-                    if len(running) >= self._ahead:
-                        yield running.popleft().result()
-                while running:
-                    yield running.popleft().result()
+                yield from answers
             finally:
                 pool.shutdown(cancel_futures=True)
 
@@ -170,6 +174,19 @@ class Pool:
         x, y = examples.batch(positions)
         x = map_tensors(_use_channels_last, augment_batch(self.local.augment, x))
         return self.local.loss(call_model(model, x), y)
+
+
+def _collect(
+    submit: Callable[[ClientId], Future[Answer]], clients: Sequence[ClientId], ahead: int
+) -> Iterator[Answer]:
+    """Yield the answers of clients in their order; submit at most ``ahead`` of them before the first is collected."""
+    running: deque[Future[Answer]] = deque()
+    for client in clients:
+        running.append(submit(client))
+        if len(running) >= ahead:
+            yield running.popleft().result()
+    while running:
+        yield running.popleft().result()
 
 
 def _read_values(model: nn.Module) -> list[tuple[dict[str, Tensor], dict[str, Any]]]:

@@ -37,7 +37,7 @@ class _Batch:
 
     def update(self, layer: MaskedBatchNorm | MaskedInstanceNorm, mean: Tensor, variance: Tensor) -> None:
         """Move a layer's statistics towards those of a batch: r <- (1 - momentum) r + momentum s."""
-        momentum = layer.momentum or 0.0  # `check_module` refuses None
+        momentum = layer.momentum or 0.0  # `check_module` refuses None, except in frozen layers
         for key, value in ((MEAN, mean), (VARIANCE, variance)):
             name = f"{layer.layer}.{key}".removeprefix(".")
             self.statistics[name] = (1 - momentum) * self.statistics[name] + momentum * value
