@@ -176,6 +176,7 @@ def _print_notices(federation: Federation) -> None:
     if (unused := federation.explain_unused()) is not None:
         print_notice(unused)
     if federation.start == "given":
+        federation.fresh_model()  # a model that is refused starts no run
         print_notice(GIVEN_NOTICE)
 
 

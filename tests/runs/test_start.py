@@ -16,7 +16,7 @@ from federations import tensors
 from feduhb.api import train_from
 from feduhb.core.flat import flatten
 from feduhb.core.modules import digest_carried
-from feduhb.errors import ConfigError, RunFolderError
+from feduhb.errors import ConfigError, ModelError, RunFolderError
 from feduhb.report import write_report
 from feduhb.runs.checkpoint import digest_weights
 from feduhb.runs.config import read_config
@@ -83,6 +83,12 @@ def test_a_given_start_is_recorded_with_its_digest_and_declared(given, tmp_path,
     assert read(tmp_path / "b")["start"] == table
     feduhb.compare(trained, ["bee"], ["feduhb", "retrain"], rounds=1, show=None)
     assert GIVEN_NOTICE not in capsys.readouterr().err
+
+
+def test_nothing_is_said_of_a_start_that_is_refused(capsys):
+    with pytest.raises(ModelError, match="RReLU"):
+        feduhb.train(make_federation(nn.Sequential(make_net(), nn.RReLU()), start="given"), 1, **HOW)
+    assert capsys.readouterr().err == ""
 
 
 def test_what_a_fresh_model_carries_is_recorded_and_nothing_else_is(tmp_path, capsys):
