@@ -108,6 +108,30 @@ def make_page(results: Path, pictures: dict[str, dict[str, str]]) -> Iterator[st
         yield from render_study(rehearsed, pictures.get("study-quick", {}), level=3)
 
 
+def describe_fast(results: Path) -> str:
+    """Return in which rounds the recommended method keeps Retrain's accuracy, from a folder of results; "" before they were run."""
+    study = read_study(find_study(STUDIES[0]))
+    found = read_results(study, results / STUDIES[0])
+    if found.fast is None:
+        return ""
+    rounds = {run: _list_means(found, run) for run in (found.fast, PAPER)}
+    if not all(rounds.values()):
+        return ""
+    mine, papers = (f"{min(means):.0f} to {max(means):.0f}" for means in rounds.values())
+    data = join_names([DATA[name] for name in study.data])
+    most = max(len(one.every(found.fast)) for one in found.reported.values())
+    return (
+        f"On {len(found.reported)} federations of {data} it keeps the accuracy that Retrain has after {study.rounds} rounds from round {mine} on, and FedUHB with "
+        f"the paper's settings from round {papers} on (from the best to the worst federation, each the mean of up to {most} seeds)."
+    )
+
+
+def _list_means(results: Results, run: str) -> list[float]:
+    """Return the rounds from which a run keeps Retrain's accuracy, a mean for each federation."""
+    found = (count_rounds(one, run).mean for one in results.reported.values())
+    return [mean for mean in found if mean is not None]
+
+
 def render_cost(study: Study, out: Path) -> Iterator[str]:
     """Yield the estimated minutes of a study on a GPU, by phase."""
     phases = estimate_study(study, out)
