@@ -320,10 +320,8 @@ def run_study(
 
     def count_left() -> int:
         now = check_study(study, out, seeds=seeds, only=only)
-        begun = (
-            1 if workers == 1 else 0
-        )  # one worker shows a run when it begins, several when its cell has ended
-        return sum(len(plan) for _, plan in now.missing) + now.later - begun
+        left = sum(len(plan) for _, plan in now.missing) + now.later
+        return left - (workers == 1)  # one worker shows a run when it begins, several when its cell has ended
 
     with show_steps(show, "study", count_left) as step:
         attempt = partial(attempt_cell, show=step) if workers == 1 else attempt_cell
