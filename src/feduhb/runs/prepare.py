@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from feduhb.core.aggregate import format_rule, is_built_in_rule
-from feduhb.core.checks import check_show, check_stop, check_whole, list_shows
+from feduhb.core.checks import check_show, check_stop, check_whole, wants_lines
 from feduhb.core.describe import describe_as_recorded, digest_layers
 from feduhb.core.flat import count_statistics, flatten, list_parts
 from feduhb.core.inputs import count_rows
@@ -116,7 +116,7 @@ def run_method(
         forgot: everything that is forgotten, with earlier requests; None for a training.
         models: a folder for the model after every round; None keeps only the last one.
         scored: False does not score the model of every round, which saves time.
-        notice: a line to show before the first round.
+        notice: lines to show before the first round.
         code: what names the method, if a command or config can name it as the user's own.
         restart: where a rollback continues a training; None starts from the fresh model.
         leaving: what is forgotten, by client, if the method asks leavers to work on it.
@@ -178,7 +178,7 @@ def run_method(
             start=first.params, machine=made.about, keeps_history=bool(history),
         )  # fmt: skip
     engine_line = f"engine: {made.about['name']} ({why})" if why else None
-    if "lines" in list_shows(show):
+    if wants_lines(show):
         notice += "".join(f"{line}\n" for line in (engine_line, expected) if line is not None)
     else:
         notice = ""
