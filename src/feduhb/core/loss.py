@@ -94,6 +94,16 @@ def _is_entropy(loss: Loss) -> bool:
     return loss is nn.functional.cross_entropy or isinstance(loss, nn.CrossEntropyLoss)
 
 
+def is_defined(loss: Loss, outputs: Tensor, y: Tensor) -> bool:
+    """Return whether a loss is a number for some outputs of this shape: not if it leaves out every target.
+
+    Random outputs are tried, and random probabilities, because the loss may take these.
+    """
+    return any(
+        _try(loss, z, y) is not None for drawn in _draw_outputs(outputs) for z in (drawn, drawn.sigmoid())
+    )
+
+
 def check_targets(loss: Loss, y: Tensor) -> None:
     """Raise ModelError for numbers as the targets of cross-entropy: it would take them for probabilities of classes."""
     inner = loss.func if isinstance(loss, functools.partial) else loss
