@@ -35,6 +35,15 @@ class WeightedEntropy:
         Args:
             scan: also return it if one of the targets is the one that torch leaves out by default.
         """
+        made = cls.read(loss, targets)
+        if made is None:
+            return None
+        weighs = made.weight is not None or made.ignored != IGNORED
+        return made if weighs or (scan and bool((targets == IGNORED).any())) else None
+
+    @classmethod
+    def read(cls, loss: Loss, targets: Tensor) -> WeightedEntropy | None:
+        """Return a loss in this form if it is a mean of cross-entropies of labels; None if it is another one."""
         if targets.is_floating_point():  # probabilities: the mean is over examples
             return None
         if isinstance(loss, functools.partial) and loss.func is nn.functional.cross_entropy and not loss.args:
@@ -51,9 +60,7 @@ class WeightedEntropy:
         made = cls(
             found.pop("weight", None), found.pop("ignore_index", IGNORED), found.pop("label_smoothing", 0.0)
         )
-        is_mean = found.pop("reduction", "mean") == "mean" and not found
-        weighs = made.weight is not None or made.ignored != IGNORED
-        return made if is_mean and (weighs or (scan and bool((targets == IGNORED).any()))) else None
+        return made if found.pop("reduction", "mean") == "mean" and not found else None
 
     def weigh(self, targets: Tensor) -> Tensor:
         """Return the weight of each target in the mean."""
