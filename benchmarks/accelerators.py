@@ -47,6 +47,7 @@ def list_rules() -> dict[str, feduhb.Method[Any]]:
         "Retrain, step 1.5": feduhb.Retrain(step_size=1.5, epochs=EPOCHS),
         "FedUHB": feduhb.FedUHB(epochs=EPOCHS),
         "FedUHB, momentum 0.8, step 1.5": feduhb.FedUHB(step_size=1.5, momentum=0.8, epochs=EPOCHS),
+        "FedUHB, momentum 0.7, step 2 (fast)": feduhb.FedUHB(step_size=2.0, momentum=0.7, epochs=EPOCHS),
         "Nesterov": feduhb.Nesterov(epochs=EPOCHS),
         "FedAdam": feduhb.FedAdam(epochs=EPOCHS),
         "FedYogi": feduhb.FedYogi(epochs=EPOCHS),

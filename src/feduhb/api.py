@@ -110,10 +110,12 @@ def train(
             rounds x (clients + 1) x parameters numbers; "float16" halves the bytes of the updates.
         resume: continue the run in the folder.
         checkpoint_every: the least number of seconds between two checkpoints; 0 writes one in every round.
-        show: "auto" draws a progress bar on a terminal; a function is called with every `Round`; `feduhb.TensorBoard` writes
-            curves; None shows nothing. A list does several of these.
+        show: "auto" draws a progress bar on a terminal, and before an unlearning prints there what it will cost; "lines" writes
+            lines everywhere; a function is called with every `Round`; `feduhb.TensorBoard` writes curves; None shows nothing. A
+            list does several of these.
         keep_models: the bytes that models for the method "rollback" may take in the folder, such as "1GiB". Which models
-            are kept is chosen so that the expected number of rounds to redo is smallest. Needs clients_per_round.
+            are kept is chosen so that the expected number of rounds to redo is smallest. Needs clients_per_round, fewer than
+            there are clients.
     """
     check_training_stop(stop)
     settings = TrainSettings(

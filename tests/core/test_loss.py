@@ -12,7 +12,7 @@ from torch.nn import functional as F  # noqa: N812
 
 import feduhb
 from data.wording import refused
-from feduhb.core.loss import check_targets
+from feduhb.core.loss import check_targets, is_defined
 from feduhb.data.federation import Federation
 from feduhb.errors import ModelError
 
@@ -195,3 +195,24 @@ def test_the_targets_of_clients_are_tried_too():
     squares = Federation({"a": (X, NUMBERS)}, (X, NUMBERS[:, None]), nn.Linear(3, 1), loss=F.mse_loss)
     with refused(ModelError, "the model's outputs are [16, 1] and the targets [16]"):
         squares.fresh_model()
+
+
+def average_marked(outputs: Tensor, y: Tensor) -> Tensor:
+    """A loss of the targets that are not NaN."""
+    return (outputs - y)[y.isfinite()].square().mean()
+
+
+@pytest.mark.parametrize(
+    ("loss", "y", "wanted"),
+    [
+        (F.cross_entropy, torch.tensor([-100, 1]), True),
+        (F.cross_entropy, torch.tensor([-100, -100]), False),
+        (nn.CrossEntropyLoss(weight=torch.tensor([0.0, 1.0])), torch.tensor([0, 0]), False),
+        (F.mse_loss, torch.zeros(2, 2), True),
+        (F.binary_cross_entropy, torch.ones(2, 2), True),  # of probabilities
+        (average_marked, torch.tensor([[0.0, torch.nan]] * 2), True),
+        (average_marked, torch.full((2, 2), torch.nan), False),
+    ],
+)
+def test_a_loss_is_not_defined_where_it_counts_no_target(loss, y, wanted):
+    assert is_defined(loss, torch.full((2, 2), torch.nan), y) is wanted

@@ -23,6 +23,7 @@ from feduhb.engines.triton import HAS_TRITON
 from feduhb.engines.triton.group_norm import ChannelsLastGroupNorm
 from feduhb.errors import AnswerError, ConfigError
 from feduhb.models import resnet18
+from independent import FAST, make_examples, make_independent
 from kinds import KINDS, make_federation, make_local, train_all, train_on_loop
 
 gpu = pytest.mark.skipif(not (torch.cuda.is_available() and HAS_TRITON), reason="needs a GPU and Triton")
@@ -113,17 +114,89 @@ def test_labels_that_the_loss_leaves_out_need_not_be_classes(loss):
     ],
 )
 def test_a_step_neither_waits_for_values_nor_leaves_its_device(kind, task, monkeypatch):
-    """A device without values refuses both, as a GPU does while it records."""
+    take_steps_far_away(make_federation(kind), make_local(kind), task, monkeypatch)
+
+
+@pytest.mark.parametrize("kind", FAST)
+def test_a_step_with_squares_neither_waits_for_values_nor_leaves_its_device(kind, monkeypatch):
+    monkeypatch.setattr(recorded, "square_gradients", None)
+    federation, local = make_independent_federation(kind)
+    take_steps_far_away(federation, local, Precondition(lr=0.1), monkeypatch, squares=True)
+
+
+def take_steps_far_away(federation, local, task, monkeypatch, *, squares=False):
+    """A device without values refuses to return them, and to compute with those of another, as a GPU does while it records."""
     monkeypatch.setattr(
         recorded, "_autocast", lambda *_: contextlib.nullcontext()
     )  # not made for this device
-    federation, local, far = make_federation(kind), make_local(kind), torch.device("meta")
+    far = torch.device("meta")
     module = prepare_training(federation.fresh_model())
-    lane = Lane(module, replace(local, loss=move_loss(local.loss, far)), far, "float32", task)
+    moved = replace(local, loss=move_loss(local.loss, far))
+    lane = Lane(module, moved, far, "float32", task, squares=squares)
     lane.begin(feduhb.core.flat.flatten(module).to(far))
     for _ in range(2):
         lane.take_step(ExampleStore(federation.clients, far), torch.arange(4), torch.tensor(1), torch.ones(3))
     assert lane.end().device == far
+
+
+def make_independent_federation(kind):
+    """A federation whose last batches have one example, and how its clients train."""
+    module, loss = make_independent(kind)
+    sizes = {"ant": 1, "bee": 5, "cat": 13}
+    data = {client: make_examples(kind, size, seed) for seed, (client, size) in enumerate(sizes.items())}
+    told = functional.cross_entropy if kind == "sums" else loss
+    federation = feduhb.Federation(data, make_examples(kind, 6, 9), module, seed=7, loss=told, start="given")
+    return federation, feduhb.Local(batch_size=6, lr=0.05, loss=loss)
+
+
+DEVICES = ["cpu", pytest.param("cuda", marks=gpu)]
+SEVERAL_PASSES = [
+    "tokens, torch's attention", "a table for places", "tokens before examples", "tied words", "a layer called twice",
+    "a weight lent", "a number",
+]  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("kind", [*FAST, *SEVERAL_PASSES])
+def test_preconditioned_steps_are_those_of_the_loop(kind, device, monkeypatch):
+    federation, local = make_independent_federation(kind)
+    work = feduhb.Work(
+        feduhb.core.flat.flatten(federation.fresh_model()), 2, task=Precondition(0.01, eps=0.05)
+    )
+    everyone = tuple(federation.clients)
+    expected = torch.cat([block.values for block in Loop(federation, local).train(work, everyone, 3)])
+    engine = Stacked(federation, local, device=device, block="recorded")
+    monkeypatch.setattr(recorded, "square_gradients" if kind in FAST else "compute_squares", None)
+    for _ in range(2):  # the second time, nothing is recorded
+        found = torch.cat([block.values for block in engine.train(work, everyone, 3)])
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+    assert None not in engine._recorders.values()  # which a GPU could not record
+    assert expected.any(1).all()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_run_of_rapidretrain_is_that_of_the_loop(device, monkeypatch):
+    monkeypatch.setattr("feduhb.engines.stacked.recorded.square_gradients", None)
+    run = feduhb.train(ragged(), 1, epochs=1, batch_size=6, engine="loop")
+    method = feduhb.RapidRetrain(lr=0.01, eps=0.05, epochs=2)
+    slow = feduhb.unlearn(run, ["bee"], method=method, rounds=3)
+    maker = functools.partial(Stacked, device=device, block="recorded")
+    fast = feduhb.unlearn(run, ["bee"], method=method, rounds=3, engine=maker)
+    torch.testing.assert_close(fast.params, slow.params, rtol=1e-9, atol=1e-9)
+
+
+@gpu
+def test_two_recordings_of_preconditioned_steps_give_the_same_bits():
+    federation, local = make_independent_federation("tokens")
+    work = feduhb.Work(
+        feduhb.core.flat.flatten(federation.fresh_model()), 2, task=Precondition(0.01, eps=0.05)
+    )
+    one, two = (
+        torch.cat([block.values for block in engine.train(work, tuple(federation.clients), 3)])
+        for engine in [Stacked(federation, local, block="recorded") for _ in range(2)]
+    )
+    assert torch.equal(one, two)
 
 
 def test_group_norm_that_stays_channels_last_is_group_norm():

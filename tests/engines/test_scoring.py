@@ -212,3 +212,36 @@ def test_rows_whose_label_the_loss_leaves_out_count_nowhere():
         found = make_held_out_evaluator(made, SCORES["accuracy"], device)(right, [*parts])
         assert found["accuracy"] == pytest.approx(2 / 3)
         assert found["loss"] == pytest.approx((2 * math.log(4 / 3) + math.log(4)) / 3, rel=1e-6)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cpu:0"])  # cpu:0 stands for a GPU
+def test_a_mean_is_not_recorded_if_the_value_of_one_client_has_overflowed(device):
+    x = {"a": torch.tensor([[1.0], [2.0]]), "b": torch.tensor([[1e10]])}
+    held = {client: (inputs, torch.zeros_like(inputs)) for client, inputs in x.items()}
+    made = Federation(held, held["a"], nn.Linear(1, 1), held_out=held, loss=F.mse_loss)
+    evaluate = make_held_out_evaluator(made, SCORES["rmse"], device)
+    small, large = torch.tensor([1.0, 0.0]), torch.tensor([1e10, 0.0])
+    assert [*evaluate(small, ["a", "b"])] == ["loss", "rmse"]
+    found = evaluate(large, ["a", "b"])
+    assert found == {"rmse": pytest.approx((2 * 2.5**0.5 * 1e10 + 1e20) / 3, rel=1e-6)}, (
+        "1e40 is too large for a float32"
+    )
+    assert evaluate(large, ["a"])["loss"] == pytest.approx(2.5e20, rel=1e-6)
+
+
+@pytest.mark.parametrize(("bias", "names"), [(0.0, ["loss", "auroc"]), (math.inf, [])])
+def test_a_score_of_outputs_that_are_not_finite_is_not_recorded_but_one_that_is_not_defined_is_left_out(
+    bias, names
+):
+    """All examples of b have one class, and no label of c counts."""
+    x, labels = torch.eye(2), {"a": [0, 1], "b": [1, 1], "c": [-100, -100]}
+    held = {client: (x, torch.tensor(y)) for client, y in labels.items()}
+    made = Federation(held, held["a"], nn.Linear(2, 2), held_out=held)
+    evaluate = make_held_out_evaluator(made, SCORES["auroc"])
+    found = evaluate(torch.tensor([1.0, 0.0, 0.0, 1.0, bias, 0.0]), [*held])
+    assert [*found] == names
+    if names:
+        assert found["auroc"] == 1.0
+        assert found["loss"] == pytest.approx(
+            (3 * math.log1p(math.exp(-1)) + math.log1p(math.e)) / 4, rel=1e-6
+        )

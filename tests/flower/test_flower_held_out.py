@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from typing import Any
 
@@ -162,6 +163,44 @@ def test_values_that_cannot_be_true_are_left_out_by_name(said, words, caplog):
         assert outcome.rounds[0].held_out[name] == pytest.approx(honest.rounds[0].held_out[name], abs=0.3)
     assert "round 1: cat is left out of the held-out values, or bounded: " in caplog.text
     assert words in caplog.text
+
+
+def test_a_loss_that_overflows_at_one_client_is_not_recorded_as_in_process(caplog):
+    draw = torch.Generator().manual_seed(1)
+    parts = {name: (torch.randn(4, 3, generator=draw), torch.randn(4, 1, generator=draw)) for name in NAMES}
+    held = {name: (x * 1e20 if name == "cat" else x, y) for name, (x, y) in parts.items()}
+    federation = feduhb.Federation(
+        parts, parts["ant"], torch.nn.Linear(3, 1), held_out=held, loss="mse", seed=7
+    )
+    grid = make_grid(
+        federation, held_out=lambda context: held[NAMES[int(context.node_config["partition-id"])]]
+    )
+    far = flower.connected(
+        grid,
+        federation.test,
+        federation.model,
+        seed=7,
+        partitions=NAMES,
+        timeout=5,
+        max_share=1.0,
+        loss="mse",
+    )
+    how: dict[str, Any] = {**SETTINGS, "stop": feduhb.patience("held_out_loss", rounds=1, smooth=1, first=1)}
+    here = feduhb.train(federation, 3, engine="loop", **how)
+    there = feduhb.train(far, 3, engine=far.engine, **how)
+    assert [record.held_out for record in (*here.rounds, *there.rounds)] == [{}] * 6
+    assert torch.equal(here.params, there.params)
+    assert "round 1: the held-out loss is not recorded, because that of cat is not finite" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["loss", "accuracy"])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_only_the_value_that_is_not_finite_is_not_recorded(name, value, caplog):
+    said = {"num-examples": 7, "loss": 1.0, "accuracy": 0.5, name: value}
+    strategy = make_strategy(stop=feduhb.never, record=("held_out",))
+    outcome = strategy.start(make_stage(apps={"cat": spoil(said)}), num_rounds=1)
+    assert [*outcome.rounds[0].held_out] == [one for one in ("loss", "accuracy") if one != name]
+    assert f"the held-out {name} is not recorded, because that of cat is not finite" in caplog.text
 
 
 def test_a_client_cannot_take_the_weight_or_add_scores(caplog):

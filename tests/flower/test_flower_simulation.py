@@ -1,4 +1,4 @@
-"""Flower's own simulation runtime, as it is: 20 clients on mnist-5k."""
+"""Flower's own simulation runtime, as it is: 20 clients on mnist-5k. Its models equal those of one process, bit for bit."""
 
 import json
 import os
@@ -74,7 +74,7 @@ def test_twenty_clients_give_what_the_loop_gives_in_process(simulated):
     start = flatten(load_federation().fresh_model())
     assert (wanted - start).abs().max() > 1e-3
     found = torch.load(simulated / "honest.pt")
-    assert (found - wanted).abs().max() < 1e-5
+    assert torch.equal(found, wanted)
 
 
 def test_a_model_with_statistics_and_dropout_is_trained_by_adamw(simulated):
@@ -83,7 +83,7 @@ def test_a_model_with_statistics_and_dropout_is_trained_by_adamw(simulated):
         torch.load(simulated / "normed.pt"),
         run_normed(feduhb.FedUHB(epochs=1), 1),
     )
-    assert (found - wanted).abs().max() < 1e-5
+    assert torch.equal(found, wanted)
     assert (found[-statistics:] - start[-statistics:]).abs().max() > 0.1
 
 
@@ -104,7 +104,7 @@ def test_accelerators_give_what_the_loop_gives_in_process(simulated, name):
         run_normed(getattr(feduhb, name)(epochs=1), 2),
     )
     assert (wanted - start).abs().max() > 1e-3
-    assert (found - wanted).abs().max() < 1e-5
+    assert torch.equal(found, wanted)
 
 
 def test_preconditioned_steps_are_those_of_the_loop(simulated):
@@ -115,7 +115,7 @@ def test_preconditioned_steps_are_those_of_the_loop(simulated):
     start = method.init(flatten(remaining.fresh_model()))
     *_, (state, _) = run(method, feduhb.Loop(remaining), list(remaining.clients), start, rounds=2)
     assert (state.params - start.params).abs().max() > 1e-3
-    assert (torch.load(simulated / "RapidRetrain.pt") - state.params).abs().max() < 1e-5
+    assert torch.equal(torch.load(simulated / "RapidRetrain.pt"), state.params)
 
 
 def test_everything_is_as_it_was(simulated):
@@ -142,4 +142,4 @@ def test_nan_a_wrong_shape_and_a_million_fold_norm_are_named_and_left_out(simula
         assert set(reasons) == set(CULPRITS)
     found = torch.load(simulated / "spoilt.pt")
     assert found.isfinite().all()
-    assert (found - run_in_process([*LEAVERS, *CULPRITS], 2)).abs().max() < 1e-5
+    assert torch.equal(found, run_in_process([*LEAVERS, *CULPRITS], 2))

@@ -186,12 +186,12 @@ def test_a_method_registered_under_another_name_than_its_own_is_refused(monkeypa
 def test_fast_is_the_recommended_method_with_the_settings_of_a_run(tmp_path):
     trained = feduhb.train(ragged(), 1, epochs=2, aggregate="median")
     run = feduhb.unlearn(trained, ["bee"], method="fast", rounds=1, out=tmp_path / "new")
-    assert run.method == FedUHB(momentum=0.8, step_size=1.5, epochs=2, aggregate=median)
+    assert run.method == FedUHB(momentum=0.7, step_size=2.0, epochs=2, aggregate=median)
     written = RunFolder(tmp_path / "new")
     assert written.config()["unlearn"]["method"] == written.result()["method"] == "feduhb"
     assert written.result()["settings"] == {
-        "momentum": 0.8, "step_size": 1.5, "epochs": 2, "aggregate": "median",
+        "momentum": 0.7, "step_size": 2.0, "epochs": 2, "aggregate": "median",
     }  # fmt: skip
     other = choose_method("fast", trained.settings, momentum=0.5).method
-    assert other == FedUHB(momentum=0.5, step_size=1.5, epochs=2, aggregate=median)
+    assert other == FedUHB(momentum=0.5, step_size=2.0, epochs=2, aggregate=median)
     assert list(feduhb.compare(trained, ["bee"], ["feduhb", "fast"], rounds=1)) == ["feduhb", "feduhb-2"]

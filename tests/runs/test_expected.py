@@ -184,6 +184,16 @@ def test_it_is_printed_before_anything_is_deleted_and_before_the_first_round(
     assert trained.expected is None
 
 
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_by_default_it_is_printed_on_a_terminal_only(is_terminal: bool, capsys, monkeypatch):
+    trained = feduhb.train(ragged(), 1, engine="loop", **HOW)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
+    run = feduhb.unlearn(trained, ["cat"], rounds=1)
+    assert (str(expect(run)) in capsys.readouterr().err) is is_terminal
+    feduhb.unlearn(trained, ["cat"], rounds=1, show=None)
+    assert capsys.readouterr().err == ""
+
+
 def test_seconds_are_proportional_to_epochs_and_examples_or_to_rounds():
     trained = feduhb.train(ragged(), 3, engine="loop", **HOW)
     passes = 2 * sum(SIZES.values())  # in a round: epochs times examples

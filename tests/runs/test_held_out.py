@@ -293,6 +293,22 @@ def test_a_federation_without_a_score_can_watch_its_loss():
     assert errors[best.kept_round] == min(errors[1:])
 
 
+@pytest.mark.parametrize("engine", ["loop", "pool", "stacked"])
+def test_a_loss_that_is_not_finite_for_one_client_is_not_recorded(engine):
+    """The mean of the other clients would make a model that has diverged look good."""
+    draw = torch.Generator().manual_seed(1)
+    x, y = torch.randn(12, 3, generator=draw), torch.randn(12, 1, generator=draw)
+    parts = {name: (x[4 * i : 4 * i + 4], y[4 * i : 4 * i + 4]) for i, name in enumerate("abc")}
+    held = {**parts, "b": (parts["b"][0] * 1e20, parts["b"][1])}
+    net = torch.nn.Linear(3, 1)
+    federation = feduhb.Federation(parts, (x, y), net, held_out=held, loss="mse", scores="mae")
+    run = feduhb.train(federation, 2, **{**HOW, "engine": engine}, record=("held_out",))
+    assert [[*record.held_out] for record in run.rounds] == [["mae"], ["mae"]]
+    assert run.series.loss == (None, None)
+    kept = feduhb.train(federation.without(["b"]), 2, **{**HOW, "engine": engine}, record=("held_out",))
+    assert [[*record.held_out] for record in kept.rounds] == [["loss", "mae"], ["loss", "mae"]]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [{"stop": PATIENCE}, {"stop": DISTANCE, "keep": "best"}], ids=str)
 def test_an_audit_repeats_the_rule_and_the_choice(how, tmp_path: Path):

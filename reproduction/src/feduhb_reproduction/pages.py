@@ -1,4 +1,4 @@
-"""Write docs/reproduction/ and the README's sentence on it from results/, so that nobody types a number; `make docs` runs it."""
+"""Write docs/reproduction/ and what other pages say of it from results/, so that nobody types a number; `make docs` runs it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from feduhb_reproduction.words import CORRECTED
 
 ROOT = Path(__file__).parents[3]
 FOLDER, IMAGES = Path("docs/reproduction"), Path("docs/images/paper")
-BEGIN, END = "<!-- paper -->", "<!-- end paper -->"
+FILLED = (Path("README.md"), Path("docs/methods/accelerators.md"))
 MADE = "<!-- Made by feduhb_reproduction.pages from results/: do not edit, run make docs. -->"
 PICTURE = "mnist-curves-525.png"  # on the first page
 FIGURES = {
@@ -291,16 +291,23 @@ def find_pictures(root: Path = ROOT) -> dict[Path, Path]:
     }
 
 
-def fill_readme(readme: str, root: Path = ROOT) -> str:
-    """Return the README with the count of verdicts between its marks."""
-    before, _, rest = readme.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    counted = claims.count_verdicts(claims.judge_claims(claims.read_evidence(root / "results")))
-    return f"{before}{BEGIN}\n{counted}\n{END}{after}"
+def fill_parts(text: str, root: Path = ROOT) -> str:
+    """Return a page with what was measured between its marks: the count of verdicts, and the rounds of the recommended method."""
+    makers = {
+        "paper": lambda: claims.count_verdicts(claims.judge_claims(claims.read_evidence(root / "results"))),
+        "fast": lambda: study.describe_fast(root / "results"),
+    }
+    for name, make in makers.items():
+        begin, end = f"<!-- {name} -->", f"<!-- end {name} -->"
+        if begin in text:
+            before, _, rest = text.partition(begin)
+            _, _, after = rest.partition(end)
+            text = f"{before}{begin}\n{make()}\n{end}{after}"
+    return text
 
 
 def write_pages(root: Path = ROOT) -> None:
-    """Write the pages, copy their figures, and fill in the README."""
+    """Write the pages, copy their figures, and fill in the parts of other pages."""
     pages = make_pages(root)
     for copy, figure in find_pictures(root).items():
         copy.parent.mkdir(parents=True, exist_ok=True)
@@ -308,9 +315,9 @@ def write_pages(root: Path = ROOT) -> None:
     (root / FOLDER).mkdir(parents=True, exist_ok=True)
     for name, text in pages.items():
         (root / FOLDER / name).write_text(text, encoding="utf-8")
-    readme = root / "README.md"
-    if readme.exists():
-        readme.write_text(fill_readme(readme.read_text(encoding="utf-8"), root), encoding="utf-8")
+    for path in (root / name for name in FILLED):
+        if path.exists():
+            path.write_text(fill_parts(path.read_text(encoding="utf-8"), root), encoding="utf-8")
 
 
 if __name__ == "__main__":

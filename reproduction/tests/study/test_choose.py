@@ -304,7 +304,7 @@ def test_ties_go_to_the_lower_mean_and_late_rules_come_last():
 def test_the_built_in_studies_are_sound():
     whole, quick = (read_study(find_study(name)) for name in ("study", "study-quick"))
     assert whole.count_federations() == 12
-    assert (whole.tune, whole.report) == ((1, 2), (3, 4, 5, 6, 7))
+    assert (whole.tune, whole.report, whole.confirm) == ((1, 2), (3, 4, 5, 6, 7), (8, 9, 10, 11, 12))
     assert (whole.epochs, whole.batch_size, whole.lr, whole.held_out, whole.long) == (5, 64, 0.005, 0.25, 80)
     assert {one.data for one in quick.federations} == {"mnist-5k"}
     with pytest.raises(ConfigError, match="there is no study 'nonsense'; choose study or study-quick"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 
@@ -9,7 +11,9 @@ import feduhb
 from feduhb_reproduction.study import criteria
 from feduhb_reproduction.study.choose import choose
 from feduhb_reproduction.study.criteria import judge_study, list_ahead, read_results
+from feduhb_reproduction.study.design import Ending
 from feduhb_reproduction.study.figures import draw_rounds, draw_work
+from feduhb_reproduction.study.make import check_study
 from feduhb_reproduction.study.page import (
     describe_state,
     tabulate_rounds,
@@ -113,15 +117,40 @@ def test_a_stop_rule_is_replayed_on_the_long_run(made):
     fill(out, plan, plan.report, {FAST: track(rising, score=score)})
     federation = next(iter(read_seeds(plan, out, (3, 4)).values()))
     rule = feduhb.patience(rounds=2, smooth=1, first=1)
-    found = stop_federation(federation, FAST, rule, LONG)
+    found = stop_federation(federation, FAST, Ending(rule), LONG)
     assert found is not None
     assert found.ends == (5, 5)  # the best score is that of round 3
     best = 100 * (0.5 + 0.02 * (LONG - 3))  # the mean of the last five rounds
     assert found.lost == pytest.approx([best - 58] * 2)
-    never = stop_federation(federation, FAST, feduhb.never, LONG)
+    kept = stop_federation(federation, FAST, Ending(rule, "best"), LONG)
+    assert kept is not None
+    assert kept.ends == (5, 5)
+    assert kept.lost == pytest.approx(
+        [best - 52] * 2
+    )  # the score of round 3 is that of the model after two rounds
+    never = stop_federation(federation, FAST, Ending(feduhb.never), LONG)
     assert never is not None
     assert (never.ends, never.fired) == ((LONG, LONG), 0)
-    assert stop_federation(federation, "retrain", rule, LONG) is None  # too short
+    assert stop_federation(federation, "retrain", Ending(rule), LONG) is None  # too short
+
+
+def test_where_the_rule_is_confirmed_other_seeds_judge_it(made):
+    """On the reported seeds the rule loses nothing; on the seeds to confirm it, too much."""
+    _, out = made
+    plan = study(confirm=(5, 6))
+    choose(plan, out)
+    assert verdicts(plan, out)[4:] == 4 * ["cannot be judged"]
+    assert "have all of seeds 5, 6" in judge_study(read_results(plan, out))[4].measured
+    found = check_study(plan, out)
+    assert {place.seed for place, _ in found.missing} == {5, 6}
+    assert {name for _, plans in found.missing for name in plans} == {FAST}
+    fill(out, plan, plan.confirm, {FAST: track((*[0.2] * 9, *[0.9] * (LONG - 9)))})
+    assert verdicts(plan, out)[4:] == [*3 * ["does not hold"], "holds"]
+    assert verdicts(plan, out)[:4] == verdicts(study(), out)[:4]
+    rows = tabulate_rules(read_results(plan, out)).rows
+    assert {row[1] for row in rows} == {"5, 6", "3, 4"}
+    write_study(plan, out)
+    assert f"{FAST}, confirmed" in json.loads((out / "summary.json").read_text())["rules"]
 
 
 def test_every_criterion_has_a_verdict(made):
@@ -204,7 +233,8 @@ def test_what_is_not_run_cannot_be_judged(tmp_path):
     choose(plan, tmp_path)
     found = judge_study(read_results(plan, tmp_path))
     assert {one.verdict for one in found} == {"cannot be judged"}
-    assert found[0].measured == "not run: 0 of 2 federations have all 2 seeds"
+    assert found[0].measured == "not run: 0 of 2 federations have all of seeds 3, 4; so far 2.0 to 2.0 rounds"
+    assert found[2].measured == "not run: 0 of 2 federations have all of seeds 3, 4"
 
 
 @pytest.mark.slow
@@ -229,6 +259,6 @@ def test_the_report_is_written_from_stored_cells(made):
     results = read_results(plan, out)
     assert len(tabulate_rounds(results).rows) == 2 * 3
     assert [row[1] for row in tabulate_work(results).rows] == ["0 of 2", "2 of 2", "2 of 2"]
-    assert [row[:2] for row in tabulate_rules(results).rows][:2] == [
-        ["Nesterov, momentum 0.9", "accuracy"], ["Nesterov, momentum 0.9", "paper"],
+    assert [row[:3] for row in tabulate_rules(results).rows][:2] == [
+        ["Nesterov, momentum 0.9", "3, 4", "accuracy"], ["Nesterov, momentum 0.9", "3, 4", "paper"],
     ]  # fmt: skip

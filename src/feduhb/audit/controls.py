@@ -219,15 +219,21 @@ class Controls:
             method = bind_method(method, self.train(world), federation)
         return self._run(
             federation, method, self.place(name or world, run), show,
-            settings=replace(self.settings_in(federation), keep_models=None), rounds=run.scheduled,
+            settings=self.settings_in(federation), rounds=run.scheduled,
             stop=run.stop, keep=run.keep, block=run.block, audited=run, models=keep_models,
         )  # fmt: skip
 
-    def settings_in(self, federation: Federation, *, keep_history: KeepHistory = False) -> TrainSettings:
-        """Return the settings for another federation: without sampling if it has fewer clients than a round samples."""
-        count = self.settings.clients_per_round
-        sampled = None if count is None or count > len(federation.clients) else count
-        kept = None if sampled is None else self.settings.keep_models
+    def settings_in(
+        self, federation: Federation, *, keep_history: KeepHistory = False, keep_models: bool = False
+    ) -> TrainSettings:
+        """Return the settings for another federation: without sampling if it has fewer clients than a round samples.
+
+        Args:
+            keep_models: keep the models for rollbacks that the training kept, unless every round asks all clients.
+        """
+        count, clients = self.settings.clients_per_round, len(federation.clients)
+        sampled = None if count is None or count > clients else count
+        kept = self.settings.keep_models if keep_models and sampled not in {None, clients} else None
         return replace(self.settings, keep_history=keep_history, keep_models=kept, clients_per_round=sampled)
 
     def make_world(self, world: World, seed: int | None = None) -> Federation:
@@ -277,7 +283,8 @@ class Controls:
         if (special := self._special_original()) is not None:
             method, rounds, stop, keep = special.method, special.scheduled, special.stop, special.keep
         return self._run(
-            federation, method, self.folder / world, show, settings=self.settings_in(federation, keep_history=self.history),
+            federation, method, self.folder / world, show,
+            settings=self.settings_in(federation, keep_history=self.history, keep_models=True),
             rounds=rounds, stop=stop, keep=keep, block=original.block if original else self.way,
         )  # fmt: skip
 

@@ -25,7 +25,7 @@ def unlearn(
     method: Annotated[
         str,
         typer.Option(
-            help="fast (the recommended method: FedUHB with momentum 0.8 and step size 1.5), feduhb (with the paper's settings), "
+            help="fast (the recommended method: FedUHB with momentum 0.7 and step size 2), feduhb (with the paper's settings), "
             "retrain, federaser, fedrecover, nesterov, fedadam, fedyogi, fednadam, fedexp, rapidretrain, rollback, finetune, not, "
             "pga, fedaf, fedrecovery, crab, wu, a method of another package, or one of your own: package.module:Class or "
             "file.py:Class."

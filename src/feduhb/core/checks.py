@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import re
+import sys
 from numbers import Real
 from typing import Any
 
@@ -57,6 +58,12 @@ def check_show(show: Any) -> None:
 def list_shows(show: Any) -> list[Any]:
     """Return the ways in which rounds are shown: one, or several in a list or tuple."""
     return [*show] if isinstance(show, list | tuple) else [show]
+
+
+def wants_lines(show: Any) -> bool:
+    """Return whether lines for a person are written: for "lines" always, for "auto" on a terminal."""
+    wanted = list_shows(show)
+    return "lines" in wanted or ("auto" in wanted and sys.stderr.isatty())
 
 
 def check_stop(stop: Any) -> None:

@@ -35,6 +35,15 @@ class WeightedEntropy:
         Args:
             scan: also return it if one of the targets is the one that torch leaves out by default.
         """
+        made = cls.read(loss, targets)
+        if made is None:
+            return None
+        weighs = made.weight is not None or made.ignored != IGNORED
+        return made if weighs or (scan and bool((targets == IGNORED).any())) else None
+
+    @classmethod
+    def read(cls, loss: Loss, targets: Tensor) -> WeightedEntropy | None:
+        """Return a loss in this form if it is a mean of cross-entropies of labels; None if it is another one."""
         if targets.is_floating_point():  # probabilities: the mean is over examples
             return None
         if isinstance(loss, functools.partial) and loss.func is nn.functional.cross_entropy and not loss.args:
@@ -51,9 +60,7 @@ class WeightedEntropy:
         made = cls(
             found.pop("weight", None), found.pop("ignore_index", IGNORED), found.pop("label_smoothing", 0.0)
         )
-        is_mean = found.pop("reduction", "mean") == "mean" and not found
-        weighs = made.weight is not None or made.ignored != IGNORED
-        return made if is_mean and (weighs or (scan and bool((targets == IGNORED).any()))) else None
+        return made if found.pop("reduction", "mean") == "mean" and not found else None
 
     def weigh(self, targets: Tensor) -> Tensor:
         """Return the weight of each target in the mean."""
@@ -92,6 +99,16 @@ def find_counted(loss: Loss, y: Tensor) -> Tensor:
 
 def _is_entropy(loss: Loss) -> bool:
     return loss is nn.functional.cross_entropy or isinstance(loss, nn.CrossEntropyLoss)
+
+
+def is_defined(loss: Loss, outputs: Tensor, y: Tensor) -> bool:
+    """Return whether a loss is a number for some outputs of this shape: not if it leaves out every target.
+
+    Random outputs are tried, and random probabilities, because the loss may take these.
+    """
+    return any(
+        _try(loss, z, y) is not None for drawn in _draw_outputs(outputs) for z in (drawn, drawn.sigmoid())
+    )
 
 
 def check_targets(loss: Loss, y: Tensor) -> None:

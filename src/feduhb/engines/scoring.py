@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from feduhb.core.flat import channels_last, unflatten
 from feduhb.core.inputs import Inputs, call_model, count_rows, join_inputs, map_tensors
 from feduhb.core.local import Loss
-from feduhb.core.loss import find_counted
+from feduhb.core.loss import find_counted, is_defined
 from feduhb.core.modules import is_large
 from feduhb.core.own_code import describe_error
 from feduhb.core.scores import (
@@ -171,6 +171,8 @@ def make_held_out_evaluator(
 ) -> Callable[[Tensor, Sequence[ClientId]], dict[str, float]]:
     """Return the function that scores parameters [P] on the held-out data of some clients; empty if they have none.
 
+    It leaves out a mean that is not finite because the value of some client is not.
+
     Args:
         device: where to compute; "cuda" keeps the held-out data there, because copying it takes longer than scoring, and
             computes it for all clients together, because many small batches take longer than a few large ones.
@@ -192,7 +194,8 @@ def make_held_out_evaluator(
         weights = {client: counts[client] for client in there}
         names = ["loss", *([] if score is None else [score.name])]
         given = {name: {c: scores[name] for c, scores in found.items() if name in scores} for name in names}
-        return {name: average_by_weight(weights, values) for name, values in given.items() if values}
+        means = {name: average_by_weight(weights, values) for name, values in given.items() if values}
+        return {name: mean for name, mean in means.items() if math.isfinite(mean)}
 
     return evaluate
 
@@ -229,16 +232,17 @@ class _Together:
 
 
 def count_scored(examples: Examples, loss: Loss) -> int:
-    """Return the weight of a client's held-out values: its examples that the loss counts, or 1, with values that are not finite."""
+    """Return the weight of a client's held-out values: its examples that the loss counts, or 1 if it counts none."""
     return max(1, int(find_counted(loss, examples.targets).sum()))
 
 
 def score_held_out(
     model: nn.Module, x: Inputs, y: Tensor, loss: Loss, score: Score | None
 ) -> dict[str, float]:
-    """Return the loss and a score of a model on a client's held-out examples, as far as they are finite.
+    """Return the loss and a score of a model on a client's held-out examples, as far as they are defined for these.
 
-    It computes with one thread, because a stop rule may decide by these bits.
+    A value that is not finite although it is defined shows that the model has diverged. It computes with one thread, because
+    a stop rule may decide by these bits.
     """
     with limit_threads(1):
         return _score_held_out(compute_outputs(model, x), y, loss, score)
@@ -248,7 +252,16 @@ def _score_held_out(outputs: Tensor, y: Tensor, loss: Loss, score: Score | None)
     found = {"loss": float(loss(outputs, y))}
     if score is not None:
         found[score.name] = compute_score(score, outputs, y, loss)
-    return {name: value for name, value in found.items() if math.isfinite(value)}
+    undefined = [
+        name for name, value in found.items() if math.isnan(value) and _is_undefined(name, outputs, y, loss)
+    ]
+    return {name: value for name, value in found.items() if name not in undefined}
+
+
+def _is_undefined(name: str, outputs: Tensor, y: Tensor, loss: Loss) -> bool:
+    """Return whether a value is NaN because it is not defined for these examples, and not because of the outputs."""
+    is_score_of_finite = name != "loss" and bool(outputs.isfinite().all())
+    return is_score_of_finite or not is_defined(loss, outputs, y)
 
 
 def stamp_test_set(federation: Federation) -> tuple[Tensor, Tensor] | None:

@@ -284,11 +284,20 @@ class FlowerEngine:
                 "round %s: %s is left out of the held-out values, or bounded: %s", round + 1, name, why
             )
         score = "accuracy" if self._held_out == wire.AUTO else self._held_out
-        if round == 0 and clients and "loss" not in means:
+        names = ("loss", *filter(None, [score]))
+        diverged = {
+            name: client for client, (_, own) in said.items() for name in names if not math.isfinite(own.get(name, 0.0))
+        }  # fmt: skip
+        for name, client in diverged.items():
+            log.warning(
+                "round %s: the held-out %s is not recorded, because that of %s is not finite",
+                round + 1, name, self.roster.format_client(client),
+            )  # fmt: skip
+        if round == 0 and clients and "loss" not in {*means, *diverged}:
             raise AnswerError(
                 "no client sent held-out values in round 0; give client_app(held_out=...), or choose a stop rule that needs none"
             )
-        return {name: means[name] for name in ("loss", score) if name in means}
+        return {name: means[name] for name in names if name in means and name not in diverged}
 
     def _wait(self, work: Work, clients: Sequence[ClientId], needed: int) -> None:
         """Wait until enough of these clients are connected, or the time is up: a SuperLink may just have restarted."""

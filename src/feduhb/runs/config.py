@@ -51,6 +51,10 @@ RuleTable = Annotated[
     Discriminator(_choose_rule),
 ]
 
+KEEPS_NOTHING = (
+    "keep_models helps only where rounds sample clients: if everybody takes part in round 0, a rollback saves nothing; "
+    "give clients_per_round, fewer than there are clients, or leave keep_models out"
+)
 OTHER_LAYERS = "was made with other layers, or other settings of a layer, such as the rate of a dropout; give the model of the run"
 
 
@@ -101,10 +105,7 @@ class TrainSettings:
         if self.keep_models is not None:
             parse_size(self.keep_models)
             if self.clients_per_round is None:
-                raise ConfigError(
-                    "keep_models helps only where rounds sample clients: if everybody takes part in round 0, a rollback saves nothing; "
-                    "give clients_per_round, or leave keep_models out"
-                )
+                raise ConfigError(KEEPS_NOTHING)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,9 @@
 
 In every round, the clients that answer score the model that they were sent on their held-out data. The loss and the main
 score are averaged by the numbers of held-out examples. A score that is not a mean over examples, such as AUROC,
-is computed for each client, and clients for which it is not defined are left out.
+is computed for each client, and clients for which it is not defined are left out. But if the value of a client is infinite,
+or NaN because the model's outputs are not finite, the model has diverged there, and the round records no such value: the mean
+of the other clients would make it look better than it is.
 """
 
 from __future__ import annotations

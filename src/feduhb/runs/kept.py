@@ -131,6 +131,19 @@ def find_first_asked(asked: Sequence[Sequence[ClientId]], clients: Sequence[Clie
     return next((t for t, some in enumerate(asked) if not wanted.isdisjoint(some)), len(asked))
 
 
+def list_untouched(
+    kept: Sequence[int], asked: Sequence[Sequence[ClientId]], clients: Sequence[ClientId]
+) -> list[int]:
+    """Return after how many rounds there are models that none of these clients had touched: kept ones, and the final one.
+
+    Args:
+        kept: after how many rounds models were kept.
+        asked: the clients that each round asked.
+    """
+    first = find_first_asked(asked, clients)
+    return [done for done in [*kept, len(asked)] if done <= first]
+
+
 @dataclass(frozen=True, slots=True)
 class Keeper:
     """Keeps the models after some rounds of a run, never more than fit into the budget."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from feduhb.core.aggregate import format_rule, is_built_in_rule
-from feduhb.core.checks import check_show, check_stop, check_whole, list_shows
+from feduhb.core.checks import check_show, check_stop, check_whole, wants_lines
 from feduhb.core.describe import describe_as_recorded, digest_layers
 from feduhb.core.flat import count_statistics, flatten, list_parts
 from feduhb.core.inputs import count_rows
@@ -36,7 +36,15 @@ from feduhb.errors import ConfigError, FeduhbError, HistoryError, RequestError
 from feduhb.methods import METHODS, check_method, rule_of, settings_of
 from feduhb.methods.binding import bind, get_leavers, list_asked, list_bound
 from feduhb.methods.replay import average_stored
-from feduhb.runs.config import Config, TrainSettings, UnlearnSettings, identify_run, to_toml, upgrade
+from feduhb.runs.config import (
+    KEEPS_NOTHING,
+    Config,
+    TrainSettings,
+    UnlearnSettings,
+    identify_run,
+    to_toml,
+    upgrade,
+)
 from feduhb.runs.execute import execute
 from feduhb.runs.expected import expect_cost
 from feduhb.runs.folder import HISTORY, KEPT_MODELS, RunFolder
@@ -108,7 +116,7 @@ def run_method(
         forgot: everything that is forgotten, with earlier requests; None for a training.
         models: a folder for the model after every round; None keeps only the last one.
         scored: False does not score the model of every round, which saves time.
-        notice: a line to show before the first round.
+        notice: lines to show before the first round.
         code: what names the method, if a command or config can name it as the user's own.
         restart: where a rollback continues a training; None starts from the fresh model.
         leaving: what is forgotten, by client, if the method asks leavers to work on it.
@@ -130,7 +138,7 @@ def run_method(
     work = check_first_work(method, federation, settings)
     at_work = federation.with_leaving(leaving) if leaving else federation
     made = make_engine(engine, at_work, settings.local(federation), block=block, method=method)
-    clients, per_round = _choose_clients(federation, method, settings, refuse_too_few=forgot is None)
+    clients, per_round = _choose_clients(federation, method, settings, is_training=forgot is None)
     if work is not None:  # before anything is erased, as the loop does in every round
         list_asked(method, work, clients(0) if callable(clients) else clients, get_leavers(method))
     evaluate = make_evaluator(federation, device_of(made)) if scored else None
@@ -171,7 +179,7 @@ def run_method(
         )  # fmt: skip
     del work  # it holds a model, whose memory the clients need
     engine_line = f"engine: {made.about['name']} ({why})" if why else None
-    if "lines" in list_shows(show):
+    if wants_lines(show):
         notice += "".join(f"{line}\n" for line in (engine_line, expected) if line is not None)
     else:
         notice = ""
@@ -359,16 +367,19 @@ def _describe(
 
 
 def _choose_clients(
-    federation: Federation, method: Method[Any], settings: TrainSettings, *, refuse_too_few: bool
+    federation: Federation, method: Method[Any], settings: TrainSettings, *, is_training: bool
 ) -> tuple[Participants, int | None]:
     """Return the clients of a run and None, or a function that samples clients for a round and their number.
 
-    If there are fewer clients than a round samples, an unlearning asks all of them, and a training raises ConfigError.
+    If there are fewer clients than a round samples, an unlearning asks all of them, and a training raises ConfigError. So does a
+    training that would keep models for rollbacks although each round asks every client.
     """
     clients, count = list(federation.clients), settings.clients_per_round
-    if count is None or not method.samples_clients or (count > len(clients) and not refuse_too_few):
+    if count is None or not method.samples_clients or (count > len(clients) and not is_training):
         return clients, None
     sample_clients(federation.seed, 0, clients, count)  # raises ConfigError for too large a count
+    if is_training and count == len(clients) and settings.keep_models is not None:
+        raise ConfigError(KEEPS_NOTHING)
     return lambda round: sample_clients(federation.seed, round, clients, count), count
 
 

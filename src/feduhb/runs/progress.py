@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Generator, Iterable
 from typing import TYPE_CHECKING
 
-from feduhb.core.checks import list_shows
+from feduhb.core.checks import list_shows, wants_lines
 from feduhb.runs.folder import Round
 from feduhb.runs.plan import Observer, Show, ShowOne
 
@@ -77,9 +77,8 @@ def _show_once(
 
 
 def show_lines(show: Show, lines: Iterable[str]) -> None:
-    """Write lines for a person: for "lines" always, for "auto" on a terminal."""
-    wanted = list_shows(show)
-    if "lines" in wanted or ("auto" in wanted and sys.stderr.isatty()):
+    """Write lines for a person, if they are wanted."""
+    if wants_lines(show):
         sys.stderr.write("".join(f"{line}\n" for line in lines))
         sys.stderr.flush()
 

@@ -20,7 +20,7 @@ from feduhb.errors import ConfigError, RunFolderError
 from feduhb.runs.checkpoint import digest_weights, load_params
 from feduhb.runs.config import Config, TrainSettings, parse_config
 from feduhb.runs.folder import KEPT_MODELS, Round, RunFolder
-from feduhb.runs.kept import KeptModels, find_first_asked
+from feduhb.runs.kept import KeptModels, list_untouched
 from feduhb.runs.run import Run
 from feduhb.runs.start import SHARED_START
 
@@ -64,9 +64,8 @@ def find_restart(run: Run, remaining: Federation, at: int | None = None) -> Rest
     for files, config in _list_trainings(run, remaining.seed):
         changed = [client for client, text in config.clients.items() if own.get(client) != text]
         records = files.rounds()
-        first = find_first_asked([record.asked for record in records], [*changed, *held])
-        places = [done for done in KeptModels(files.path / KEPT_MODELS).rounds if done <= first]
-        places += [first] if first == len(records) else []  # the final model
+        kept = KeptModels(files.path / KEPT_MODELS).rounds
+        places = list_untouched(kept, [record.asked for record in records], [*changed, *held])
         found += [(done, files, config) for done in places if at in {None, done}]
     if not found:
         return None

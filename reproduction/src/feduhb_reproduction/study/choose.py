@@ -14,9 +14,8 @@ from pathlib import Path
 from feduhb.errors import RunFolderError
 from feduhb.report.words import join_names
 from feduhb.runs import find_json, write_atomically
-from feduhb.stopping import StopRule
 from feduhb_reproduction.cells import RETRAIN, cell_file
-from feduhb_reproduction.study.design import Candidate, Study
+from feduhb_reproduction.study.design import Candidate, Ending, Study
 from feduhb_reproduction.study.results import (
     DATA,
     Federations,
@@ -30,6 +29,7 @@ from feduhb_reproduction.study.results import (
 
 FILE = "chosen.json"
 LATEST = 60  # the mean round by which a stop rule must end runs
+MARGIN = 5  # rounds before that on the tuning seeds, because others may end later
 METHODS_BY = (
     "the fewest rounds to keep Retrain's final accuracy, in the federation where it needs the most, as a mean over the tuning "
     "seeds; then the fewest on average over federations. A run that never keeps it counts with one round more than were run."
@@ -43,7 +43,7 @@ FINALISTS_BY = (
     "these are compared further. Another family is reported with its best on the first seed."
 )
 RULES_BY = (
-    f"of the settings that end by round {LATEST} on average, the one that loses the fewest points in the federation where it loses the "
+    f"of the settings that end by round {LATEST - MARGIN} on average, {MARGIN} before the criterion's {LATEST} because other seeds may end later, the one that loses the fewest points in the federation where it loses the "
     "most, as a mean over the tuning seeds; then the one that ends sooner. If none ends by then, the one that ends first."
 )
 
@@ -92,7 +92,7 @@ class RuleScore:
     @property
     def rank(self) -> tuple[bool, float, float]:
         """The key by which rules are ranked, see `RULES_BY`."""
-        if self.mean_end > LATEST:
+        if self.mean_end > LATEST - MARGIN:
             return True, self.mean_end, self.worst_lost
         return False, self.worst_lost, self.mean_end
 
@@ -194,13 +194,13 @@ def _refuse_change(study: Study, out: Path, before: Choice, found: Choice) -> No
     old, new = ([*one.families.values(), one.fast.run] for one in (before, found))
     # Before rules are chosen, cells of reported seeds hold only runs that depend on no choice.
     reported = before.rule is not None and any(
-        cell_file(out / place.data, place).exists() for place in study.places(study.report)
+        cell_file(out / place.data, place).exists() for place in study.places((*study.report, *study.confirm))
     )
     if reported and old != new:
         differs = next((pair for pair in zip(old, new, strict=False) if pair[0] != pair[1]), (old, new))
         raise RunFolderError(
             f"the tuning cells in {out} now choose {differs[1]}, but reported cells were made with {differs[0]}; "
-            f"restore the tuning cells, or delete {FILE} and the cells of seeds {', '.join(map(str, study.report))}"
+            f"restore the tuning cells, or delete {FILE} and the cells of seeds {', '.join(map(str, (*study.report, *study.confirm)))}"
         )
 
 
@@ -291,14 +291,14 @@ def _choose_rules(study: Study, tuned: Federations, run: str) -> dict[str, RuleF
     """Return the scores of each family of rules on the fastest method's runs, and the chosen settings."""
     found: dict[str, RuleFamily] = {}
     for rules in study.rules:
-        tried = {words: score_rule(study, tuned, run, rule) for words, rule in rules.make().items()}
+        tried = {words: score_rule(study, tuned, run, ending) for words, ending in rules.make().items()}
         found[rules.family] = RuleFamily(min(tried, key=lambda words, tried=tried: tried[words].rank), tried)
     return found
 
 
-def score_rule(study: Study, federations: Federations, run: str, rule: StopRule) -> RuleScore:
+def score_rule(study: Study, federations: Federations, run: str, ending: Ending) -> RuleScore:
     """Return where a rule ends runs and what is lost. A run that broke off before the rule fired loses all points."""
-    found = [stop_federation(each, run, rule, study.long) for each in federations.values()]
+    found = [stop_federation(each, run, ending, study.long) for each in federations.values()]
     return summarise_stops([one for one in found if one is not None])
 
 

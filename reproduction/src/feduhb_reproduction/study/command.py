@@ -34,7 +34,10 @@ def study(
     data: Data = None,
     engine: Engine = "auto",
     workers: Annotated[
-        int, typer.Option(help="The number of cells to run at once; one run of this study keeps a GPU busy.")
+        int,
+        typer.Option(
+            help="The number of cells to run at once. On a GPU more than one needs MPS to be faster."
+        ),
     ] = 1,
     seeds: Seeds = None,
     only: Only = None,
@@ -56,7 +59,8 @@ def study(
     those are reported: first the runs for the criteria on rounds and stop rules, then FedEraser and FedRecover, with which every criterion
     can be judged, then FedUHB, then the other methods. --dry-run estimates the minutes of each. FOLDER/README.md is the report on what is there, with three figures.
 
-    study has twelve federations of MNIST and CIFAR-10: about an hour on one NVIDIA H200. study-quick is a rehearsal on 5,000 images in minutes on two
+    study has twelve federations of MNIST and CIFAR-10: about 90 minutes on one NVIDIA H200, and half of that with --workers 12 under
+    NVIDIA's multi-process service (MPS). study-quick is a rehearsal on 5,000 images in minutes on two
     cores. To write your own, copy one of those in the folder experiments/studies of the package feduhb_reproduction.
     """
     from feduhb_reproduction.reproduce import CellsError

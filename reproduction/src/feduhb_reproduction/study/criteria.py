@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Literal
 
 from feduhb.report.words import join_names
-from feduhb.stopping import StopRule
 from feduhb_reproduction.cells import RETRAIN
 from feduhb_reproduction.federations import Federation
 from feduhb_reproduction.study.choose import LATEST, Choice, read_choice
-from feduhb_reproduction.study.design import PAPER, Study
+from feduhb_reproduction.study.design import PAPER, Ending, Study
 from feduhb_reproduction.study.results import (
     Federations,
     Stopped,
@@ -42,20 +41,20 @@ class Results:
     choice: Choice | None
     reported: Federations
     tuned: Federations = field(default_factory=dict)  # the tuning seeds, as long as nothing is chosen
+    confirmed: Federations = field(default_factory=dict)  # the seeds on which alone the chosen rule is judged
 
     @property
     def fast(self) -> str | None:
         """The fastest candidate's run; None before the choice."""
         return None if self.choice is None else self.choice.fast.run
 
-    def stop(self, run: str, rule: StopRule) -> dict[str, Stopped]:
-        """Return where a rule ends a run, by federation."""
-        found = {
-            label: stop_federation(one, run, rule, self.study.long) for label, one in self.reported.items()
-        }
+    def stop(self, run: str, ending: Ending, federations: Federations | None = None) -> dict[str, Stopped]:
+        """Return where a rule ends a run, by federation: of the reported seeds, or of others."""
+        every = self.reported if federations is None else federations
+        found = {label: stop_federation(one, run, ending, self.study.long) for label, one in every.items()}
         return {label: one for label, one in found.items() if one is not None}
 
-    def list_rules(self) -> dict[str, StopRule]:
+    def list_rules(self) -> dict[str, Ending]:
         """Return the chosen rule of each family; none before the choice."""
         if self.choice is None or self.choice.rules is None:
             return {}
@@ -76,7 +75,8 @@ def read_results(study: Study, out: Path) -> Results:
     """Return a study from its folder. Once settings are chosen, only the cells of the reported seeds are read."""
     choice = read_choice(study, out)
     tuned = {} if choice is not None else read_seeds(study, out, study.tune)
-    return Results(study, choice, read_seeds(study, out, study.report), tuned)
+    reported, confirmed = (read_seeds(study, out, seeds) for seeds in (study.report, study.confirm))
+    return Results(study, choice, reported, tuned, confirmed)
 
 
 def judge_study(results: Results) -> list[Judged]:
@@ -112,21 +112,21 @@ def _is_ahead(federation: Federation, run: str, rival: str) -> bool:
 
 
 def _see_rounds(results: Results, *, most: float) -> Seen:
-    if missing := _explain_missing(
-        results, {results.fast or PAPER: results.study.rounds, RETRAIN: results.study.rounds}
-    ):
+    fast, rounds = results.fast or PAPER, results.study.rounds
+    missing = _explain_missing(results, {fast: rounds, RETRAIN: rounds})
+    counted = {label: count_rounds(one, fast).mean for label, one in results.reported.items()}
+    means = {label: mean for label, mean in counted.items() if mean is not None}
+    if missing and not means:
         return "cannot be judged", missing
-    fast = results.fast or PAPER
-    means = {
-        label: statistics.fmean(count_rounds(one, fast).values) for label, one in results.reported.items()
-    }
     late = [f"{label} ({mean:.1f})" for label, mean in means.items() if mean > most]
-    broken = _name_broken(results, RETRAIN)
+    broken = _name_broken(results.reported, RETRAIN)
     measured = [
         f"{min(means.values()):.1f} to {max(means.values()):.1f} rounds",
         *([f"later in {join_names(late)}"] if late else []),
         *([f"Retrain broke off {join_names(broken)}"] if broken else []),
     ]
+    if missing:
+        return "cannot be judged", f"{missing}; so far {'; '.join(measured)}"
     return "does not hold" if late or broken else "holds", "; ".join(measured)
 
 
@@ -142,13 +142,16 @@ def _see_work(results: Results, *, rival: str) -> Seen:
 
 def _see_stops(results: Results, *, judge: Callable[[Mapping[str, Stopped]], Seen]) -> Seen:
     """Judge where the chosen rule ends the fastest method's runs. No criterion holds if one of them broke off."""
-    if missing := _explain_missing(results, {results.fast or PAPER: results.study.long}):
+    judged = results.confirmed if results.study.confirm else results.reported
+    seeds = results.study.confirm or results.study.report
+    if missing := _explain_missing(results, {results.fast or PAPER: results.study.long}, judged, seeds):
         return "cannot be judged", missing
     if results.choice is None or results.choice.rule is None:
         return "cannot be judged", "no stop rule is chosen yet"
-    if broken := _name_broken(results, results.choice.fast.run, results.study.long):
+    if broken := _name_broken(judged, results.choice.fast.run, results.study.long):
         return "does not hold", f"a run broke off {join_names(broken)}"
-    return judge(results.stop(results.choice.fast.run, results.list_rules()[results.choice.rule.family]))
+    ending = results.list_rules()[results.choice.rule.family]
+    return judge(results.stop(results.choice.fast.run, ending, judged))
 
 
 def _judge_lost(found: Mapping[str, Stopped], *, most: float, least: int) -> Seen:
@@ -171,9 +174,9 @@ def _judge_ends(found: Mapping[str, Stopped]) -> Seen:
     return "holds" if mean <= LATEST else "does not hold", measured
 
 
-def _name_broken(results: Results, run: str, rounds: int | None = None) -> list[str]:
+def _name_broken(federations: Federations, run: str, rounds: int | None = None) -> list[str]:
     """Return where a run broke off within its first rounds, as many as Retrain's by default, with the seeds."""
-    found = {label: find_broken(one, run, rounds) for label, one in results.reported.items()}
+    found = {label: find_broken(one, run, rounds) for label, one in federations.items()}
     return [
         f"in {label} with {'seed' if len(seeds) == 1 else 'seeds'} {join_names([str(seed) for seed in seeds])}"
         for label, seeds in found.items()
@@ -181,10 +184,17 @@ def _name_broken(results: Results, run: str, rounds: int | None = None) -> list[
     ]
 
 
-def _explain_missing(results: Results, runs: Mapping[str, int]) -> str:
-    """Return what must be run before a criterion can be judged; "" if nothing is missing."""
+def _explain_missing(
+    results: Results,
+    runs: Mapping[str, int],
+    federations: Federations | None = None,
+    seeds: Sequence[int] | None = None,
+) -> str:
+    """Return what must be run before a criterion can be judged, on the reported seeds or on others; "" if nothing is missing."""
     if results.choice is None:
         return "not run: the settings are not chosen yet"
-    n, seeds = results.study.count_federations(), results.study.report
-    missing = list_missing(results.study, results.reported, runs, seeds)
-    return f"not run: {n - len(missing)} of {n} federations have all {len(seeds)} seeds" if missing else ""
+    n, wanted = results.study.count_federations(), results.study.report if seeds is None else seeds
+    there = results.reported if federations is None else federations
+    missing = list_missing(results.study, there, runs, wanted)
+    words = f"seeds {', '.join(map(str, wanted))}"
+    return f"not run: {n - len(missing)} of {n} federations have all of {words}" if missing else ""

@@ -1,13 +1,13 @@
-"""The design of a study: a TOML file with federations, candidates, stop rules, and two groups of seeds.
+"""The design of a study: a TOML file with federations, candidates, stop rules, and groups of seeds.
 
-Settings are chosen on the seeds of ``tune`` and reported on those of ``report``. No seed may be in both.
+Settings are chosen on the seeds of ``tune`` and reported on those of ``report``. No seed may be in two groups.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import product
+from itertools import combinations, product
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,6 +27,7 @@ FORBID = {"extra": "forbid"}  # pydantic: a key that is not a setting is an erro
 PAPER = "feduhb"  # the run with the paper's settings
 BESIDE = ("federaser", "fedrecover")  # approximate methods, run on the reported seeds for their client work
 Values = Mapping[str, tuple[int | float, ...]]
+Keep = Literal["last", "best"]
 NAMES = {
     "retrain": "Retrain", "feduhb": "heavy ball", "nesterov": "Nesterov", "fedadam": "FedAdam", "fednadam": "FedNadam",
     "fedyogi": "FedYogi", "fedexp": "FedExP", "federaser": "FedEraser", "fedrecover": "FedRecover",
@@ -64,6 +65,14 @@ class Candidates:
     __pydantic_config__ = FORBID
 
 
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a run ends: by a stop rule, with the last model or the one with the best held-out score."""
+
+    rule: StopRule
+    keep: Keep = "last"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
     """[[rules]]: a kind of stop rule. Every combination of the values of its settings is tried."""
@@ -71,15 +80,17 @@ class Rules:
     family: str
     rule: Literal["patience", "distance_stop", "dynamic_stop"]
     watch: str | None = None  # of patience
+    keep: Keep = "last"
     settings: Values = field(default_factory=dict)
 
     __pydantic_config__ = FORBID
 
-    def make(self) -> dict[str, StopRule]:
+    def make(self) -> dict[str, Ending]:
         """Return the rules by their settings in words."""
         kind = getattr(feduhb, self.rule)
         more = {} if self.watch is None else {"watch": self.watch}
-        return {_join_settings(each) or "default": kind(**more, **each) for each in _combine(self.settings)}
+        made = ((_join_settings(each), kind(**more, **each)) for each in _combine(self.settings))
+        return {words or "default": Ending(rule, self.keep) for words, rule in made}
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +144,8 @@ class Study:
     # Candidates, besides Retrain, that run on the tuning seeds after the first; None: all.
     finalists: int | None = None
     report: tuple[int, ...] = (3, 4, 5, 6, 7)
+    # Seeds on which alone the chosen stop rule is judged, if rules were changed after the reported seeds had been seen.
+    confirm: tuple[int, ...] = ()
     clients: int = 20
     forget: str = "c00,c01"
     rounds: int = 40
@@ -155,13 +168,15 @@ class Study:
             raise ConfigError(
                 f"held_out is {self.held_out!r}; give a share between 0 and 1, such as 0.25: stop rules are compared on held-out data"
             )
-        for name, seeds in (("tune", self.tune), ("report", self.report)):
-            if not seeds or len({*seeds}) < len(seeds):
+        groups = {"tune": self.tune, "report": self.report, "confirm": self.confirm}
+        for name, seeds in groups.items():
+            if (not seeds and name != "confirm") or len({*seeds}) < len(seeds):
                 raise ConfigError(f"{name} is {[*seeds]}; give at least one seed, and each once")
-        if both := sorted({*self.tune} & {*self.report}):
-            raise ConfigError(
-                f"seed {both[0]} is in tune and in report; settings must be chosen on other seeds than those reported"
-            )
+        for (name, seeds), (other, others) in combinations(groups.items(), 2):
+            if both := sorted({*seeds} & {*others}):
+                raise ConfigError(
+                    f"seed {both[0]} is in {name} and in {other}; settings must be chosen on other seeds than those reported"
+                )
         names = [candidate.name for candidate in self.list_candidates()]
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise ConfigError(f"two candidates are {twice}; name it once")
@@ -204,9 +219,14 @@ class Study:
         """The data sets, in the order of the file."""
         return [*dict.fromkeys(part.data for part in self.federations)]
 
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """All seeds: those to choose on, then those to report."""
+        return (*self.tune, *self.report, *self.confirm)
+
     def places(self, seeds: Sequence[int] | None = None) -> Iterator[Place]:
         """Yield the cells of these seeds, or of all, seed by seed."""
-        for seed in (*self.tune, *self.report) if seeds is None else seeds:
+        for seed in self.seeds if seeds is None else seeds:
             for part in self.federations:
                 for partition, size in product(part.partitions, part.per_client or (None,)):
                     yield Place(

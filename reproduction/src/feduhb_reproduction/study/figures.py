@@ -119,7 +119,7 @@ def draw_stopping(results: Results) -> Figure | None:
     if results.choice is None or results.choice.rules is None or results.choice.rule is None:
         return None
     chosen, best, run = results.choice.rules, results.choice.rule, results.choice.fast.run
-    every = {family: results.stop(run, rule) for family, rule in results.list_rules().items()}
+    every = {family: results.stop(run, ending) for family, ending in results.list_rules().items()}
     found = {family: stops for family, stops in every.items() if stops}
     if not found:
         return None
@@ -129,8 +129,10 @@ def draw_stopping(results: Results) -> Figure | None:
     top = max(2 * LOST, *(max(one.lost) for stops in found.values() for one in stops.values()))
     for axes, (family, stops) in zip(every, found.items(), strict=True):
         _draw_rule(axes, stops, results.study.long, top)
-        note = " (chosen)" if family == best.family else ""
-        headings.append(Heading(f"{family}{note}", [(_keep_together(chosen[family].chosen), SOFT)]))
+        name, _, more = family.partition(", ")
+        note = ", ".join(filter(None, [more, "chosen" if family == best.family else ""]))
+        lines = [note, _keep_together(chosen[family].chosen)]
+        headings.append(Heading(name, [(line, SOFT) for line in lines if line]))
     every[0].set_ylabel("points lost", color=SOFT, size=SMALL)
     write_headings(figure, every, headings, width=width)
     said = (
@@ -291,7 +293,14 @@ def _add_marks(figure: Figure, entries: list[tuple[str, dict[str, Any]]]) -> Non
 
 
 def _describe_seeds(results: Results) -> str:
-    counts = sorted({len(one.seeds) for one in results.reported.values()})
+    counts = sorted(
+        {
+            len(one.every(run))
+            for one in results.reported.values()
+            for run in label_runs(results)
+            if one.has(run)
+        }
+    )
     return (
         f"mean of {counts[0]} seeds"
         if counts[0] == counts[-1]

@@ -157,6 +157,8 @@ def plan_cell(study: Study, place: Place, known: Known) -> dict[str, Planned]:
     chosen on longer runs of the fastest candidate, which replace its shorter ones, and reported on those of the paper's settings too.
     """
     is_tuned, choice = place.seed in study.tune, known.choice
+    if place.seed in study.confirm:
+        return _plan_confirmation(study, choice)
     if not is_tuned:
         chosen = [RETRAIN, PAPER]
         if choice is not None and choice.rule is not None:
@@ -179,6 +181,14 @@ def plan_cell(study: Study, place: Place, known: Known) -> dict[str, Planned]:
     return found | {name: Planned(make_method(name, epochs=study.epochs)) for name in beside}
 
 
+def _plan_confirmation(study: Study, choice: Choice | None) -> dict[str, Planned]:
+    """Return the run on which alone the chosen stop rule is judged: the fastest candidate's."""
+    if choice is None or choice.rule is None:
+        return {}
+    fast = next(one for one in study.list_candidates() if one.name == choice.fast.run)
+    return {fast.name: Planned(fast.make(study.epochs), rounds=study.long, record=RECORD)}
+
+
 def check_study(
     study: Study, out: Path, *, seeds: Sequence[int] | None = None, only: Sequence[str] = ()
 ) -> Progress:
@@ -188,8 +198,7 @@ def check_study(
         seeds, only: look only at the cells with these seeds, and at those whose names begin with one of these words.
     """
     known, guessed = read_known(study, out), guess_known(study, out)
-    seeds_of_study = (*study.tune, *study.report)
-    places = choose_places(study.places(), seeds_of_study, seeds, only, what="study", name=label_place)
+    places = choose_places(study.places(), study.seeds, seeds, only, what="study", name=label_place)
     plans = [(place, plan_cell(study, place, known)) for place in places]
     begun = sum(len(plan) for _, plan in plans)
     missing = _list_missing(out, plans)
@@ -311,10 +320,8 @@ def run_study(
 
     def count_left() -> int:
         now = check_study(study, out, seeds=seeds, only=only)
-        begun = (
-            1 if workers == 1 else 0
-        )  # one worker shows a run when it begins, several when its cell has ended
-        return sum(len(plan) for _, plan in now.missing) + now.later - begun
+        left = sum(len(plan) for _, plan in now.missing) + now.later
+        return left - (workers == 1)  # one worker shows a run when it begins, several when its cell has ended
 
     with show_steps(show, "study", count_left) as step:
         attempt = partial(attempt_cell, show=step) if workers == 1 else attempt_cell

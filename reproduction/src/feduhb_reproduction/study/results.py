@@ -11,11 +11,11 @@ from pathlib import Path
 from feduhb import replay
 from feduhb.errors import RunFolderError
 from feduhb.runs import find_difference
-from feduhb.stopping import Series, StopRule
+from feduhb.stopping import Series
 from feduhb_reproduction.cells import RETRAIN, Cell, Place, Track, cell_file
 from feduhb_reproduction.federations import Federation
 from feduhb_reproduction.measures import ACCURACY, Spread, find_first, find_kept_from
-from feduhb_reproduction.study.design import SMOOTH, Study
+from feduhb_reproduction.study.design import SMOOTH, Ending, Keep, Study
 
 DATA = {"mnist": "MNIST", "cifar10": "CIFAR-10"}
 Federations = Mapping[str, Federation]  # by label, in the order of the study
@@ -137,9 +137,8 @@ class Stopped:
     """Where a stop rule ends the runs of a federation, by seed."""
 
     ends: tuple[int, ...]  # rounds; all of them where the rule does not fire
-    lost: tuple[
-        float, ...
-    ]  # points of accuracy below the best mean of five rounds; all 100 if the run broke off before the end
+    # Points of accuracy of the kept model below the best mean of five rounds; all 100 if the run broke off before the end.
+    lost: tuple[float, ...]
     fired: int  # seeds
 
     @property
@@ -153,7 +152,7 @@ class Stopped:
         return statistics.fmean(self.lost)
 
 
-def stop_federation(federation: Federation, run: str, rule: StopRule, rounds: int) -> Stopped | None:
+def stop_federation(federation: Federation, run: str, ending: Ending, rounds: int) -> Stopped | None:
     """Replay a rule on the seeds whose run has all ``rounds`` rounds or broke off; None if there are none.
 
     A run that broke off may have recorded nothing for rules: no rule ends it.
@@ -164,10 +163,10 @@ def stop_federation(federation: Federation, run: str, rule: StopRule, rounds: in
     ends = [
         None
         if track.failed is not None and not track.of("held_out_loss")
-        else replay(rule, make_series(track))
+        else replay(ending.rule, make_series(track))
         for track in tracks
     ]
-    lost = tuple(_lose_points(track, end) for track, end in zip(tracks, ends, strict=True))
+    lost = tuple(_lose_points(track, end, ending.keep) for track, end in zip(tracks, ends, strict=True))
     return Stopped(tuple(end or rounds for end in ends), lost, sum(end is not None for end in ends))
 
 
@@ -178,14 +177,16 @@ def make_series(track: Track) -> Series:
     )  # fmt: skip
 
 
-def _lose_points(track: Track, end: int | None) -> float:
-    """Return the points below the best mean of a run that a rule ends; all of them if the run broke off before it fired."""
+def _lose_points(track: Track, end: int | None, keep: Keep) -> float:
+    """Return the points of the kept model below the best mean of a run; all of them if the run broke off before its rule fired."""
     values = track.of(ACCURACY)
     if end is None and track.failed is not None:
         return 100.0
     smooth = min(SMOOTH, len(values))
     best = max(statistics.fmean(values[n - smooth : n]) for n in range(smooth, len(values) + 1))
-    return 100 * (best - values[(end or len(values)) - 1])
+    last = end or len(values)
+    kept = make_series(track).first(last).find_best() if keep == "best" else None
+    return 100 * (best - values[(kept or last) - 1])
 
 
 def list_missing(

@@ -11,13 +11,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from feduhb.core.local import LOSSES
+from feduhb.core.local import LOSSES, move_loss
 from feduhb.core.modules import has_dropout, list_norms, list_trained
 from feduhb.core.tasks import Precondition
 from feduhb.core.types import RECORDED, BlockSize
+from feduhb.engines.squares import TRIED, is_exact
 from feduhb.engines.stacked.blocks import Blocks
-from feduhb.engines.stacked.data import count_free_bytes
+from feduhb.engines.stacked.data import count_free_bytes, sample_examples
 from feduhb.engines.stacked.layers import Chain, NoStackedFormError, trace
+from feduhb.engines.stacked.networks import ignore_slow_maps
 from feduhb.engines.stacked.optimizers import count_moments
 from feduhb.engines.stacked.recorded import LANES, Recorder
 from feduhb.engines.stacked.runner import NotRecordableError
@@ -68,7 +70,17 @@ def make_recorder(setup: Setup, task: Precondition | None = None) -> Recorder:
     """Return what records and replays the steps of clients, or those of a task."""
     # Gradients of single examples cannot pass through kernels of our own.
     precision = setup.precision if task is None else "float32"
-    return Recorder(setup.module, setup.local, setup.batches, setup.device, precision, task=task)
+    squares = task is not None and _can_square(setup)
+    return Recorder(
+        setup.module, setup.local, setup.batches, setup.device, precision, task=task, squares=squares
+    )
+
+
+def _can_square(setup: Setup) -> bool:
+    """Return whether one backward pass of a batch gives the squared gradients of its examples, by a trial on the CPU."""
+    loss = move_loss(setup.local.loss, torch.device("cpu"))
+    with ignore_slow_maps():
+        return is_exact(setup.module, loss, *sample_examples(setup.clients, max(TRIED)))
 
 
 def fit_group(setup: Setup) -> int:

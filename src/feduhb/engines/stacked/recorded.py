@@ -25,6 +25,7 @@ from feduhb.core.modules import list_norms, list_trained
 from feduhb.core.tasks import Precondition
 from feduhb.core.types import ClientId
 from feduhb.engines.batches import Batches
+from feduhb.engines.squares import Squares, compute_squares, find_layers
 from feduhb.engines.stacked.data import ExampleStore, count_free_bytes
 from feduhb.engines.stacked.optimizers import RATES, Optimizer, list_rates
 from feduhb.engines.stacked.runner import REPEATS, explain_recording
@@ -42,6 +43,7 @@ class Lane:
         module: in training mode (`prepare_training`).
         local: its loss lies on the device.
         task: what takes the place of the training's own steps; None: nothing does.
+        squares: compute the squared gradients of a task by `compute_squares`, if `is_exact` has said that it can.
     """
 
     def __init__(
@@ -51,6 +53,8 @@ class Lane:
         device: torch.device,
         precision: str,
         task: Precondition | None = None,
+        *,
+        squares: bool = False,
     ) -> None:
         self.module = copy.deepcopy(module).to(device)
         for _, layer in list_norms(self.module):
@@ -70,6 +74,7 @@ class Lane:
         is_plain = local.is_plain and task is None
         self._optimizer = None if is_plain else Optimizer(local, self._weights, task)
         self._task = task
+        self._layers = find_layers(self.module) if squares else None
         self._sgd = torch.optim.SGD(self._parameters, lr=local.lr, weight_decay=local.decay)
         self._key = torch.zeros((), dtype=torch.long, device=device)
         self._rates = torch.zeros(1, RATES, dtype=self._parameters[0].dtype, device=device)
@@ -146,11 +151,15 @@ class Lane:
 
     def _step(self, x: Inputs, y: Tensor) -> None:
         """Take a step on a batch [B, ...]; a parameter that the module does not use keeps its value."""
-        own = map_tensors(torch.clone, x)  # the module may change it
-        with draw_at(self._key), _autocast(self.precision, self.device):
-            loss = self.local.loss(call_model(self.module, augment_batch(self.local.augment, own)), y)
-        gradients = torch.autograd.grad(loss, self._parameters, allow_unused=True)
-        fisher = None if self._task is None else self._measure(map_tensors(torch.clone, x), y)
+        found = self._compute_squares(x, y)
+        if found is not None:
+            gradients, fisher = found.gradients, self._average(found.sums, len(y))
+        else:
+            own = map_tensors(torch.clone, x)  # the module may change it
+            with draw_at(self._key), _autocast(self.precision, self.device):
+                loss = self.local.loss(call_model(self.module, augment_batch(self.local.augment, own)), y)
+            gradients = torch.autograd.grad(loss, self._parameters, allow_unused=True)
+            fisher = None if self._task is None else self._measure(map_tensors(torch.clone, x), y)
         if self._optimizer is None:
             for p, gradient in zip(self._parameters, gradients, strict=True):
                 p.grad = gradient
@@ -158,16 +167,26 @@ class Lane:
             self._sgd.zero_grad()
             return
         pairs = zip(self._names, gradients, strict=True)
-        found = {name: gradient.unsqueeze(0) for name, gradient in pairs if gradient is not None}
-        weights = {name: self._weights[name] for name in found}
-        self._optimizer.step(weights, found, self._on, self._rates, fisher)
+        used = {name: gradient.unsqueeze(0) for name, gradient in pairs if gradient is not None}
+        weights = {name: self._weights[name] for name in used}
+        self._optimizer.step(weights, used, self._on, self._rates, fisher)
+
+    def _compute_squares(self, x: Inputs, y: Tensor) -> Squares | None:
+        """Return the gradient of a batch and its examples' squared ones; None if that needs a pass for each example."""
+        if self._layers is None:
+            return None
+        own = map_tensors(torch.clone, x)
+        with draw_at(self._key), _autocast(self.precision, self.device):
+            return compute_squares(self.module, self._layers, self.local.loss, own, y)
 
     def _measure(self, x: Inputs, y: Tensor) -> dict[str, Tensor]:
         """Return the mean over a batch of the squared gradients of its examples, by name [1, ...]."""
         numbers = sum(p.numel() for p in self._parameters)
         at_once = max(AT_ONCE, SQUARED_BYTES // (numbers * self._parameters[0].element_size()))
-        found = square_gradients(self.module, self.local.loss, x, y, at_once)
-        return {name: part.unsqueeze(0) / len(y) for name, part in zip(self._names, found, strict=True)}
+        return self._average(square_gradients(self.module, self.local.loss, x, y, at_once), len(y))
+
+    def _average(self, sums: list[Tensor], count: int) -> dict[str, Tensor]:
+        return {name: part.unsqueeze(0) / count for name, part in zip(self._names, sums, strict=True)}
 
 
 class Recorder:
@@ -177,6 +196,7 @@ class Recorder:
         module: in training mode (`prepare_training`); its norms are its own, not masked.
         most: the largest number of lanes. Fewer are used if memory or clients are few.
         task: what takes the place of the training's own steps; None: nothing does.
+        squares: as for `Lane`.
     """
 
     def __init__(
@@ -188,6 +208,8 @@ class Recorder:
         precision: str,
         most: int = LANES,
         task: Precondition | None = None,
+        *,
+        squares: bool = False,
     ) -> None:
         self.batches = batches
         self.task = task
@@ -195,7 +217,7 @@ class Recorder:
         self.local = local
         self.most = most
         self.lanes: list[Lane] = []
-        self._make_lane = functools.partial(Lane, module, local, device, precision, task)
+        self._make_lane = functools.partial(Lane, module, local, device, precision, task, squares=squares)
 
     def run(
         self,
