@@ -164,4 +164,4 @@ def test_a_ready_job_whose_process_died_is_not_lost():
         2,
         lambda job, error: f"{job}: {error}"[:24],
     )
-    assert dict(found)[1].startswith("1: a worker process")
+    assert str(dict(found)[1]).startswith("1: a worker process")
