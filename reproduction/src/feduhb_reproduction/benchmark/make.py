@@ -326,7 +326,7 @@ def _audit_all(
     the runs are audited one by one, and what they share is computed for each again. Any other error fails all of them.
     """
     audit = partial(
-        audit_all, trained=trained, retrain=runs[RETRAIN], exactness=False, shadows=place.shadows, relearn=place.relearn, show=None
+        audit_all, trained=trained, retrain=runs[RETRAIN], exactness=False, shadows=place.shadows, relearn=place.relearn, misr=False, show=None
     )  # fmt: skip
     try:
         return dict(zip(runs, audit(list(runs.values())), strict=True)), []
