@@ -18,7 +18,7 @@ from feduhb.data.request import Forget, Request, as_request
 from feduhb.engines import EngineMaker, name_engine
 from feduhb.errors import ConfigError, RequestError
 from feduhb.methods import COMPARED, METHODS
-from feduhb.methods.binding import uses_old_run
+from feduhb.methods.binding import select_once, uses_old_run
 from feduhb.runs.config import Config, KeepHistory, TrainSettings
 from feduhb.runs.execute import finish_replay
 from feduhb.runs.folder import ROUNDS, RunFolder
@@ -246,7 +246,7 @@ def unlearn(
     if resume and out and chosen.needs_history and RunFolder(Path(out)).is_replayed():
         erased = finish_replay(RunFolder(Path(out)), chosen, str(total), erasure, REPORTER, Advice())
         return replace(open_run(out, run.original, method=chosen), erased=tuple(erased))
-    chosen = prepare_method(chosen, run, request, remaining)
+    chosen = select_once(prepare_method(chosen, run, request, remaining))
     restart = None
     if chosen.continues_training:
         repeated = _Repeated.of(run.settings)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections import Counter
 from typing import Any
 
 import pytest
 
 import feduhb
 from audit.auditing import Replays, draw_federation
+from feduhb.audit.attacks import membership, misr
 from feduhb.audit.audit import audit, audit_all
 from feduhb.audit.controls import Step, carry_out
+from feduhb.audit.result import Audit
+from feduhb.runs.run import Run
 
 SIZES = {"ant": 6, "bee": 7, "cat": 8, "dog": 9}
 ERASER = feduhb.FedEraser(interval=1, epochs=1)
@@ -72,6 +77,54 @@ def test_runs_share_their_steps(trained, capsys):
     assert {"again-federaser: unlearning", "rehearsal-federaser: unlearning", "never: training"} <= set(names)
     assert numbers == list(range(1, len(names) + 1))
     assert set(totals) == {len(names)}
+
+
+def strip(found: Audit) -> dict[str, Any]:
+    """What an audit found, without seconds and dates."""
+    said = json.loads(found.to_json())
+    for cost in said["cost"].values():
+        cost.pop("seconds")
+    return {key: value for key, value in said.items() if key not in {"seconds", "finished"}}
+
+
+def test_runs_share_engine_answers_and_attackers_and_are_found_as_alone(monkeypatch):
+    """Each model is attacked once by each attacker, and the original's clients relearn every model with one engine."""
+    federation = draw_federation(dict.fromkeys(SIZES, 30), held=20)
+    trained = feduhb.train(federation, 2, **HOW)
+    runs = [unlearned(trained, method) for method in ("retrain", "feduhb", "fednadam")]
+    how: dict[str, Any] = {"retrain": runs[0], "exactness": False, "relearn": 2, "show": None}
+    alone = [strip(audit_all([run], trained, **how)[0]) for run in runs]
+    counted = Counter[str]()
+
+    def count(kind: Any, name: str) -> None:
+        plain = getattr(kind, name)
+
+        def call(*given: Any, **more: Any) -> Any:
+            counted[name] += 1
+            return plain(*given, **more)
+
+        monkeypatch.setattr(kind, name, call)
+
+    count(misr.Attackers, "rate_all")
+    count(Run, "make_engine")
+    count(membership, "score_losses")
+    assert [strip(one) for one in audit_all(runs, trained, **how)] == alone
+    # The models: original, Retrain (also audited itself) and two others; the rehearsal's, its original and its own runs.
+    assert counted["rate_all"] == 4
+    assert counted["make_engine"] == 3  # of the original, of Retrain, and of the rehearsal's original
+    assert counted["score_losses"] == 4 + len({"rehearsal", "retrain", "feduhb", "fednadam"})
+    assert alone[0]["misr"] is not None
+
+
+def test_misr_can_be_left_out(trained):
+    run = unlearned(trained)
+    how: dict[str, Any] = {"exactness": False, "canaries": 0, "relearn": 0, "show": None}
+    [whole], [part] = (audit_all([run], trained, misr=asked, **how) for asked in (True, False))
+    assert part.misr is None
+    [note] = {*part.notes} - {*whole.notes}
+    assert note == "MISR was not measured: the audit was asked to leave it out."
+    same = [{**strip(one), "misr": None, "notes": None} for one in (whole, part)]
+    assert same[0] == same[1]
 
 
 def test_a_step_that_was_not_foreseen_makes_the_total_grow(trained, capsys):

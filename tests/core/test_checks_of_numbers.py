@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from federations import ragged
 from feduhb.core.checks import check_show, check_stop, check_whole, is_finite
 from feduhb.core.types import Local
 from feduhb.errors import ConfigError, RequestError
+from feduhb.methods import check_method
 from feduhb.stopping import StopReason
 
 
@@ -106,6 +109,20 @@ def test_what_is_no_method_is_refused(method, says):
     run = feduhb.train(ragged(), 1, epochs=1, show=None)
     with pytest.raises(ConfigError, match=re.escape(says)):
         feduhb.unlearn(run, ["cat"], method=method)
+
+
+def test_checking_a_method_does_not_count_its_rounds():
+    """A method may read a whole history to count them."""
+
+    @dataclass(frozen=True)
+    class Slow(feduhb.Retrain):
+        name: ClassVar[str] = "slow"
+
+        @property
+        def rounds(self) -> int | None:
+            raise AssertionError
+
+    assert check_method(Slow()).name == "slow"
 
 
 @pytest.mark.parametrize("show", [[print, "tqdm"], "tqdm", True, 3, {}])

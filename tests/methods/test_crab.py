@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -12,8 +13,10 @@ import feduhb
 from federations import ragged
 from feduhb.core.types import Updates
 from feduhb.errors import ConfigError
-from feduhb.methods import Crab, FedEraser
+from feduhb.methods import Crab, FedEraser, change_method, settings_of
+from feduhb.methods.binding import get_bound, select_once, unbind
 from feduhb.methods.crab import count_share, cut_windows
+from feduhb.runs.history import DiskHistory
 from feduhb.runs.loop import run
 from runs.remembering import Remembered, remember
 from toys import block_of, quadratics
@@ -192,6 +195,46 @@ def test_a_run_reads_the_losses_of_the_training_and_resumes(tmp_path):
     written = json.loads((tmp_path / "new" / "result.json").read_text())["settings"]
     assert set(written) == {"fall", "rounds_kept", "clients_kept", "tolerance", "ratio", "epochs"}
     assert torch.equal(feduhb.open_run(tmp_path / "new", ragged()).params, new.params)
+
+
+def test_each_stored_update_is_read_once_to_select_rounds_twice_to_select_clients_and_once_to_replay(
+    tmp_path, monkeypatch
+):
+    trained = feduhb.train(
+        ragged(), 5, epochs=1, batch_size=6, lr=0.05, engine="loop", out=tmp_path / "old", keep_history=True, show=None
+    )  # fmt: skip
+    everyone, reads, read = [*ragged().clients], Counter[tuple[int, str]](), DiskHistory.read
+
+    def count(self: DiskHistory, round: int, clients: list[str]):
+        for block in read(self, round, clients):
+            reads.update((round, client) for client in block.clients)
+            yield block
+
+    method = Crab(epochs=1, rounds_kept=0.6, clients_kept=0.5, fall=0.5, tolerance=0.0)
+    monkeypatch.setattr(DiskHistory, "read", count)
+    for out in (None, tmp_path / "new"):
+        reads.clear()
+        new = feduhb.unlearn(trained, ["bee"], method=method, out=out, erase_history=False, show=None)
+        found = new.method.select()  # pyright: ignore[reportAttributeAccessIssue]
+        assert 0 < len(found.rounds) < 5
+        expected = Counter({(t, client): 1 for t in range(5) for client in everyone})
+        expected.update({(t, client): 2 for t in found.rounds for client in everyone})
+        expected.update((t, c) for t, some in zip(found.rounds, found.clients, strict=True) for c in some)
+        assert reads == expected
+
+
+def test_a_selection_is_of_one_history_and_no_setting():
+    """Bound to another history, a method selects again."""
+    history = remember(quadratics(), "abcde", START, rounds=5, epochs=3)
+    method = crab(history, rounds_kept=0.5, tolerance=0.0)
+    once = select_once(method)
+    assert once.select() == method.select()  # pyright: ignore[reportAttributeAccessIssue]
+    assert once.rounds == method.rounds
+    assert settings_of(once) == settings_of(method)
+    assert get_bound(unbind(once))["selection"] is None
+    assert change_method(once, tolerance=0.5).selection is None  # pyright: ignore[reportAttributeAccessIssue]
+    one, other = (made.init(START) for made in (method, once))
+    assert all(torch.equal(torch.as_tensor(a), torch.as_tensor(b)) for a, b in zip(one, other, strict=True))
 
 
 def test_updates_without_a_recorded_loss_are_refused_before_the_run(tmp_path):

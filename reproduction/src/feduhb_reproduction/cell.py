@@ -204,11 +204,22 @@ class Scorer:
         self.forgotten = list(federation.forgotten(forget).values())
         self.retained = list(federation.without(forget).clients.values())
         self.test = [federation.test]
+        leavers = {*forget.clients, *forget.rows}
+        self.held_out = [held for client, held in federation.held_out.items() if client in leavers]
 
     def logits(self, run: Run, parts: Sequence[Examples]) -> Iterator[torch.Tensor]:
         """Yield a model's outputs on each list of examples."""
         model = run.model().to(self.device)
         return (compute_outputs(model, examples.all()[0]) for examples in parts)
+
+    def explain_divergence(self, run: Run) -> str | None:
+        """Return why a model cannot be attacked: its weights, or outputs that attacks look at, are not finite; None if it can."""
+        if not run.params.isfinite().all():
+            return "some weights of the model are not finite"
+        parts = [part for part in (*self.forgotten, *self.held_out, *self.test) if len(part)]
+        if all(bool(outputs.isfinite().all()) for outputs in self.logits(run, parts)):
+            return None
+        return "the model's outputs are not finite on some examples"
 
     def compute_accuracy(self, run: Run, parts: Sequence[Examples]) -> float:
         """Return a model's accuracy over several lists of examples together."""

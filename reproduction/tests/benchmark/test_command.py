@@ -8,6 +8,7 @@ import re
 import shutil
 import sys
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +19,7 @@ from typer.testing import CliRunner
 import feduhb
 from feduhb import Request
 from feduhb.cli import app
-from feduhb.errors import AnswerError, ConfigError
+from feduhb.errors import AnswerError, ConfigError, DataError
 from feduhb_reproduction.benchmark import design
 from feduhb_reproduction.benchmark import make as module
 from feduhb_reproduction.cell import load_federation, make_request
@@ -318,34 +319,73 @@ def test_a_model_that_is_not_finite_is_recorded_as_diverged(tmp_path, monkeypatc
 
 
 @pytest.mark.slow
-def test_a_model_that_cannot_be_audited_does_not_block_its_cell(tmp_path, monkeypatch):
-    """Its weights are finite, and its outputs are not."""
+def test_a_model_that_cannot_be_audited_is_left_out_of_the_audits(tmp_path, monkeypatch):
+    """Its weights are finite, and its outputs are not. The others are audited together, once."""
+    audited: list[list[str]] = []
+    audit = module.audit_all
+
+    def count(runs, **more):
+        audited.append([run.method.name for run in runs])
+        return audit(runs, **more)
+
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(module, "audit_all", count)
     Path("huge.py").write_text(OWN)
     wanted = {"Huge": "huge.py:Huge", "retrain": "retrain", "finetune": "finetune"}
     module.fill_cell(make_job(tmp_path), wanted, own=frozenset({"Huge"}))
     found = read(tmp_path).runs
     assert (found["Huge"].stopped, found["Huge"].rounds) == ("diverged", 1)
-    assert "scores of members are not finite" in str(found["Huge"].failed)
+    assert found["Huge"].failed == "the model's outputs are not finite on some examples"
     assert found["finetune"].audit
     assert found["finetune"].failed is None
+    assert audited == [["retrain", "finetune"]]
 
 
 @pytest.mark.slow
-def test_an_audit_that_fails_for_another_reason_leaves_its_run_missing(made, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("error", "stopped"), [(DataError("3 of the 8 scores are not finite"), "diverged"), (AnswerError("died"), None)]
+)  # fmt: skip
+def test_audits_that_one_run_stops_are_made_one_by_one(made, tmp_path, monkeypatch, capfd, error, stopped):
     audit = module.audit_all
 
     def fail(runs, *given, **more):
         if any(run.method.name == "finetune" for run in runs):
-            raise MemoryError("full")
+            raise error
         return audit(runs, *given, **more)
 
     monkeypatch.setattr(module, "audit_all", fail)
-    with pytest.raises(CellsError, match="finetune: MemoryError: full"):
+    with nullcontext() if stopped else pytest.raises(CellsError, match=f"^finetune: {error}$"):
         module.fill_cell(make_job(tmp_path), {name: name for name in METHODS})
     found = read(tmp_path).runs
-    assert set(found) == {*METHODS} - {"finetune"}
     assert found["feduhb"].audit == read(made[0]).runs["feduhb"].audit  # alone as together
+    assert set(found) == ({*METHODS} if stopped else {*METHODS} - {"finetune"})
+    assert stopped is None or (found["finetune"].stopped, found["finetune"].failed) == (stopped, str(error))
+    line = f"{NAME}: audits are made one by one, because together they failed: {error}\n"
+    assert line in capfd.readouterr().err
+
+
+@pytest.mark.slow
+def test_audits_that_fail_for_another_reason_leave_all_audited_runs_missing(tmp_path, monkeypatch):
+    """The runs are kept, so that the next call need only audit them."""
+    calls: list[int] = []
+
+    def fail(runs, **_):
+        calls.append(len(runs))
+        raise MemoryError("full")
+
+    job, wanted = make_job(tmp_path), {name: name for name in METHODS}
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "audit_all", fail)
+        with pytest.raises(CellsError, match=r"^audits: MemoryError: full$"):
+            module.fill_cell(job, wanted)
+    assert calls == [3]
+    assert set(read(tmp_path).runs) == {"fedaf"}
+    before = {path: path.stat().st_mtime_ns for path in job.work.glob("*/state.safetensors")}
+    with monkeypatch.context() as patch:
+        patch.setattr(module.shutil, "rmtree", lambda _: None)
+        module.fill_cell(job, wanted)
+    assert set(read(tmp_path).runs) == {*METHODS}
+    assert {path: path.stat().st_mtime_ns for path in before} == before, "no round was run again"
 
 
 @pytest.mark.slow

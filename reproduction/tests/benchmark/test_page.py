@@ -367,6 +367,16 @@ def test_the_tables_have_a_row_for_each_method_that_served(folder):
     assert list_broken(only(folder)) == ["FedAF refused: it cannot."]
 
 
+def test_below_the_costs_of_rapid_retrain_stands_that_its_epochs_are_more_work(folder):
+    bench = read_benchmark(find_benchmark("mnist-5k"))
+    assert page.UNEQUAL not in "\n".join(page.render_benchmark(bench, read_federations(folder)))
+    for seed in range(3):
+        write(folder, {**runs(seed), "rapidretrain": track(0.9, exact=True)}, seed=seed)
+    parts = list(page.render_benchmark(bench, read_federations(folder)))
+    place = parts.index(page.UNEQUAL)
+    assert "client epochs" in parts[place - 1]
+
+
 def test_a_run_that_broke_off_is_named(folder):
     write(folder, {**runs(1), "crab": track(0.1, failed="the model was not finite", audit={})}, seed=1)
     assert list_broken(only(folder))[1] == "Crab broke off in 1 of 3 seeds: the model was not finite."

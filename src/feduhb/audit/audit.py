@@ -84,6 +84,7 @@ def audit_all(
     engine: str | EngineMaker | None = None,
     out: str | Path | None = None,
     keep: bool = False,
+    misr: bool = True,
     show: Show = "auto",
     **settings: Any,
 ) -> list[Audit]:
@@ -91,7 +92,8 @@ def audit_all(
 
     The runs may have different seeds. Controls that the audit makes have the seed of the first run; the original has the
     seed of a run that replays its history, if there is one.
-    Each audit.json goes into the folder of its run; ``out`` is for a single run.
+    Each audit.json goes into the folder of its run; ``out`` is for a single run. ``misr`` False leaves MISR out, which is
+    not a verdict and takes some of the time.
     """
     if out is not None and len(runs) > 1:
         raise ConfigError(f"out= is for a single run, but {len(runs)} runs are given; omit out=")
@@ -119,13 +121,14 @@ def audit_all(
     written = [folder for folder in places if folder is not None]
     for folder in written:
         _check_file(folder)
+    notes += () if misr else ("MISR was not measured: the audit was asked to leave it out.",)
     notes += tuple(note_foreign_work([*filter(None, (place, *(run.folder for run in runs)))]))
     inputs = describe_inputs(runs, trained, retrain, asdict(how), seed)
     with open_work(place, inputs, keep=keep) as work:
         controls = Controls(
             federation=first.original.reseed(first.seed), request=get_request(first), settings=_choose_settings(runs, trained), original_seed=seed,
             engine=first.engine, block=first.block,
-            history=_choose_history(runs, trained), canaries=how.canaries, folder=work.path,
+            history=_choose_history(runs, trained), canaries=how.canaries, misr=misr, folder=work.path,
             hidden=_list_folders([*runs, *filter(None, (trained, retrain))], work.path),
             made={n: r for n, r in (("original", trained), ("retrain", retrain)) if r is not None},
         )  # fmt: skip

@@ -21,7 +21,7 @@ from feduhb.core.flat import ModelSource, draw_model
 from feduhb.core.inputs import Inputs, list_tensors, pack_tensors
 from feduhb.core.modules import has_batch_norm, list_trained
 from feduhb.core.seeds import generator, seed_for
-from feduhb.core.types import RECORDED, BlockSize, ClientId, Method
+from feduhb.core.types import RECORDED, BlockSize, ClientId, Engine, Method
 from feduhb.data.canaries import Canaries, plant_canaries
 from feduhb.data.federation import Examples, Federation
 from feduhb.data.request import Request
@@ -41,8 +41,7 @@ from feduhb.runs.run import Run, adapt_method
 from feduhb.stopping import StopRule, never
 
 if TYPE_CHECKING:
-    from feduhb.audit.attacks.before_after import KnownScores
-    from feduhb.audit.attacks.membership import Answers
+    from feduhb.audit.attacks.membership import Answers, KnownScores
     from feduhb.audit.attacks.misr import Attackers
     from feduhb.audit.measures import Measured
     from feduhb.audit.shadows import ShadowSet
@@ -126,6 +125,7 @@ class Controls:
     original_seed: int | None = None  # also of its training in every world; None: that of the federation
     history: KeepHistory  # which history the trainings keep, for methods that need one
     canaries: float = 0.0  # share of the forgotten examples that a rehearsal mislabels
+    misr: bool = True  # whether MISR is measured
     folder: Path
     # Folders of the old runs, out of reach of the runs here where the system allows it.
     hidden: tuple[Path, ...] = ()
@@ -142,7 +142,8 @@ class Controls:
     starts: dict[tuple[int, int], tuple[str | None, list[str]]] = field(default_factory=dict)
     answers: Answers = field(default_factory=dict)
     attackers: dict[str, Attackers] = field(default_factory=dict)  # by the digest of their original
-    changes: KnownScores = field(default_factory=dict)
+    known: KnownScores = field(default_factory=dict)  # scores of attacks
+    engines: list[Engine] = field(default_factory=list)  # of the original, if one was made
     steps: dict[str, Step] = field(default_factory=dict)  # by name
 
     @property
@@ -181,6 +182,14 @@ class Controls:
     def retrain_step(self) -> Step:
         """Return the step that makes the Retrain control."""
         return self._step("retrain", "retrain", self.retrain, self.settings.rounds)
+
+    def make_engine(self, run: Run) -> Engine:
+        """Return an engine for the clients of a run. That of the original, which relearns every model, is made once."""
+        if run is not self.made.get("original"):
+            return run.make_engine()
+        if not self.engines:
+            self.engines.append(run.make_engine())
+        return self.engines[0]
 
     def lacks_history(self, run: Run) -> bool:
         """Return whether a run's method needs a history that the original no longer holds completely."""

@@ -29,7 +29,7 @@ from feduhb.audit.verdict import Finding, judge_backdoor
 from feduhb.core.flat import count_statistics, with_params
 from feduhb.core.loss import find_counted
 from feduhb.core.scores import FITS, OF_CLASSES, Score, choose_scores, compute_score, find_kind, is_one_of
-from feduhb.core.types import ClientId, Loss
+from feduhb.core.types import ClientId, Engine, Loss
 from feduhb.data.federation import Examples, Federation
 from feduhb.data.request import Request
 from feduhb.engines.scoring import (
@@ -287,11 +287,15 @@ def count_relearning_rounds(
     most: int,
     show: ShowRound,
     main: Score | None = None,
+    engine: Engine | None = None,
 ) -> int | None:
     """Train by FedAvg from weights [P]; return the rounds until the main score on the forgotten data reaches the goal.
 
     Canaries are trained on but not counted: every model takes long to memorize a wrong label. Return None if ``most``
     rounds are not enough.
+
+    Args:
+        engine: of the original's clients; None makes one.
     """
     federation, gone = original.federation, _list_plain(original, request)
     module, method = federation.fresh_model(), adapt_method("retrain", original.settings)
@@ -306,7 +310,7 @@ def count_relearning_rounds(
         return 0
     clients = list(federation.clients)
     for state, record in rounds_of(
-        method, original.make_engine(), clients, Plain(start.clone()), rounds=most,
+        method, original.make_engine() if engine is None else engine, clients, Plain(start.clone()), rounds=most,
         statistics=count_statistics(module),
     ):  # fmt: skip
         show(record)
@@ -315,12 +319,17 @@ def count_relearning_rounds(
     return None
 
 
-def continue_training(run: Run) -> Run:
-    """Return a run after one more round of FedAvg with its clients."""
+def continue_training(run: Run, engine: Engine | None = None) -> Run:
+    """Return a run after one more round of FedAvg with its clients.
+
+    Args:
+        engine: of these clients; None makes one.
+    """
     method, clients = adapt_method("retrain", run.settings), list(run.federation.clients)
     start = Plain(run.params.clone())
     statistics = count_statistics(run.federation.fresh_model())
-    [(state, _)] = rounds_of(method, run.make_engine(), clients, start, rounds=1, statistics=statistics)
+    made = run.make_engine() if engine is None else engine
+    [(state, _)] = rounds_of(method, made, clients, start, rounds=1, statistics=statistics)
     return replace(run, state=state)
 
 

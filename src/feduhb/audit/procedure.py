@@ -194,25 +194,26 @@ class RunAudit:
     def _attack(self, show: ShowRound) -> None:  # noqa: ARG002
         margin = self.how.margin
         marked = setup = AttackSetup(self.models, self.candidates)
-        self.attacks += attack_by_loss(setup, margin)
+        known = self.controls.known
+        self.attacks += attack_by_loss(setup, margin, known)
         if self.rehearsal is not None:
             models = {**self.models, UNLEARNED: self.rehearsed, ORIGINAL: self.controls.train("rehearsal")}
             marked = AttackSetup(models, self._marked_candidates(), rehearsal=True)
-            self.attacks += attack_by_loss(marked, margin)
+            self.attacks += attack_by_loss(marked, margin, known)
         if self.shadows:
             read = {one: one.read() for one in dict.fromkeys(self.shadows.values())}
             shadows = {model: read[one] for model, one in self.shadows.items()}
             self.attacks += attack_by_lira(marked, shadows, margin)
         for one in [setup] if marked is setup else [setup, marked]:
             later = {name: self._continue(one.models[name]) for name in (ORIGINAL, RETRAIN)}
-            self.attacks += attack_by_change(one, later, margin, self.notes, self.controls.changes)
+            self.attacks += attack_by_change(one, later, margin, self.notes, known)
         self.notes += explain_pair([attack for attack, _ in self.attacks])
 
     def _continue(self, run: Run) -> Run:
         """Return a control after one more round, which the audits of several runs share."""
         continued, key = self.controls.continued, digest_weights(run.params)
         if key not in continued:
-            continued[key] = continue_training(run)
+            continued[key] = continue_training(run, self.controls.make_engine(run))
         return continued[key]
 
     def _measure(self, run: Run) -> Measured:
@@ -241,8 +242,16 @@ class RunAudit:
     def _relearn(self, model: str, show: ShowRound) -> None:
         goal, start, controls = self._relearning_goal, self.models[model].params, self.controls
         assert goal is not None  # noqa: S101 (the step is not needed without a goal)
+        original = controls.train("original")
         controls.relearned[self._digests[model]] = count_relearning_rounds(
-            goal, start, controls.train("original"), controls.request, self.how.relearn, show, self.main
+            goal,
+            start,
+            original,
+            controls.request,
+            self.how.relearn,
+            show,
+            self.main,
+            controls.make_engine(original),
         )
 
     def _conclude_relearning(self) -> Relearn | None:
@@ -312,7 +321,7 @@ class RunAudit:
             )
         misr = (
             measure_misr(models, federation, request, self.notes, answers, self.controls.attackers)
-            if has_labels
+            if has_labels and self.controls.misr
             else None
         )
         params = {name: model.params.cpu() for name, model in models.items()}

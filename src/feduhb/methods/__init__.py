@@ -144,13 +144,13 @@ def check_method(method: Any) -> Method[Any]:
     kind = type(method)
     for part in PARTS:
         is_abstract = part in {"init", "ask", "tell"} and getattr(kind, part, None) is getattr(Method, part)
-        if is_abstract or not hasattr(method, part):
+        if is_abstract or not _has(method, part):
             raise ConfigError(
                 f"{method!r} is not a method: it has no {part}; inherit from feduhb.Method and define it"
             )
     if not is_dataclass(kind):
         raise ConfigError(f"{kind.__name__} is not a dataclass; put @dataclass(frozen=True) before the class")
-    for part in (part for part in LATER if not hasattr(method, part)):
+    for part in (part for part in LATER if not _has(method, part)):
         default = hasattr(method, "history") if part == "needs_history" else getattr(Method, part)
         setattr(kind, part, default)
     if method.exact and (method.needs_model or method.asks_leaver):
@@ -161,6 +161,11 @@ def check_method(method: Any) -> Method[Any]:
             f"{method.name} has no field {min(missing)}, which feduhb.unlearn fills in; add it, with a default"
         )
     return method
+
+
+def _has(method: Any, part: str) -> bool:
+    """Whether a method has a part. A property is not evaluated: the rounds of a method may take a history to count."""
+    return hasattr(type(method), part) or hasattr(method, part)
 
 
 def values_of(method: Method[Any]) -> dict[str, Any]:

@@ -22,6 +22,7 @@ EMPTY: dict[str, Any] = {
     "losses": (),  # tuple[float, ...]: the test loss after each round of the training
     "seed": 0,  # int: of the new run
     "distil": None,  # Distil: trains a student on the server's unlabelled data
+    "selection": None,  # what the method's own `select` found in the history; see `select_once`
 }
 
 # The fields that go with a need.
@@ -53,6 +54,13 @@ def bind(method: Method[Any], parts: Mapping[str, Any]) -> Method[Any]:
 def unbind(method: Method[Any]) -> Method[Any]:
     """Return a method without anything that was bound to it."""
     return bind_again(method, {name: EMPTY[name] for name in list_bound(method)})
+
+
+def select_once(method: Method[Any]) -> Method[Any]:
+    """Return a method with what its ``select`` found, so that the run need not read the history for that again."""
+    if "selection" not in list_bound(method):
+        return method
+    return bind_again(method, {"selection": method.select()})  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def bind_again(method: Method[Any], parts: Mapping[str, Any]) -> Method[Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -36,6 +36,14 @@ class Rollback(NamedTuple):
     chosen: Tensor  # [K, C] which remaining clients are replayed in each
 
 
+class Selection(NamedTuple):
+    """What a history is replayed from, and which parts of it."""
+
+    start: int  # the round to whose model the run is rolled back
+    rounds: tuple[int, ...]  # from there on
+    clients: tuple[tuple[ClientId, ...], ...]  # the remaining clients that are replayed in each
+
+
 @dataclass(frozen=True, slots=True)
 class Crab(ReplayMethod[Rollback]):
     """Approximate unlearning by selected stored updates, from a stored model that the leavers had hardly changed.
@@ -61,6 +69,7 @@ class Crab(ReplayMethod[Rollback]):
         clients: the remaining clients; `feduhb.unlearn` sets them.
         losses: the test loss after each round of the training; `feduhb.unlearn` sets them.
         layout: names and shapes of the parameters; `feduhb.unlearn` sets them.
+        selection: what `select` returns; `feduhb.unlearn` sets it. None selects whenever it is needed.
 
     Differs from the paper: training stores every round, and the selection is made when a request comes. Windows are cut by
     the test loss, which runs record, and not by the training loss. The first window counts from its first round.
@@ -77,10 +86,11 @@ class Crab(ReplayMethod[Rollback]):
     clients: tuple[ClientId, ...] = ()
     losses: tuple[float, ...] = ()
     layout: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    selection: Selection | None = field(default=None, compare=False, repr=False)
 
     name: ClassVar[str] = "crab"
     exact: ClassVar[bool] = False
-    bound: ClassVar[tuple[str, ...]] = ("losses", "layout")
+    bound: ClassVar[tuple[str, ...]] = ("losses", "layout", "selection")
     samples_clients: ClassVar[bool] = False  # it asks the clients that were selected
 
     def __post_init__(self) -> None:
@@ -93,13 +103,22 @@ class Crab(ReplayMethod[Rollback]):
 
     @property
     def rounds(self) -> int | None:
-        """The number of selected rounds from the rollback on; counting them reads the whole history."""
-        return len(self._select_rounds()[1])
+        """The number of selected rounds from the rollback on; without a selection, counting them reads the whole history."""
+        return len(self._select_rounds()[1] if self.selection is None else self.selection.rounds)
+
+    def select(self) -> Selection:
+        """Return what is replayed. Without a selection, this reads every stored update once, and those of selected rounds twice more."""
+        if self.selection is not None:
+            return self.selection
+        start, kept = self._select_rounds()
+        agreeing = [self._select_clients(t) for t in kept]
+        return Selection(
+            start, tuple(kept), tuple(tuple(c for c in self.clients if c in some) for some in agreeing)
+        )
 
     def init(self, params: Tensor) -> Rollback:
         """Return the state at the model to which the run is rolled back, whatever fresh model is given."""
-        start, kept = self._select_rounds()
-        chosen = [self._select_clients(t) for t in kept]
+        start, kept, chosen = self.select()
         rows = [[client in some for client in self.clients] for some in chosen]
         begin = self.history.params(start).to(params) if self.history.rounds else params
         return Rollback(begin, 0, torch.tensor(kept), torch.tensor(rows, dtype=torch.bool))
@@ -146,13 +165,15 @@ class Crab(ReplayMethod[Rollback]):
         rounds = list(self.history.rounds)
         if not rounds:
             return 0, []
-        size = sum(math.prod(shape) for _, shape in self.layout)  # statistics follow, until a run begins
+        size = self._count_parameters()
         divergences, influence, whole = dict[int, float](), dict[int, float](), 0.0  # by round; S[t]; S[T]
+        after: Tensor | None = None
         for t in rounds:
             step, residual = compute_residual(self.history, t, self.clients)
-            before = self.history.params(t)
-            after = self.history.params(t + 1) if t + 1 in rounds else before - step
-            divergences[t] = self._measure_divergence(before[:size], after[:size])
+            before = self.history.params(t) if after is None else after
+            after = self.history.params(t + 1) if t + 1 in rounds else None
+            moved = before - step if after is None else after
+            divergences[t] = self._measure_divergence(before[:size], moved[:size])
             influence[t] = whole
             whole += float(residual[:size].double().norm())
         selected: list[int] = []
@@ -178,12 +199,16 @@ class Crab(ReplayMethod[Rollback]):
         stored, mean = self.history.clients(round), average_stored(self.history, round)
         if mean is None:
             return set()
-        cosines: dict[ClientId, float] = {}
+        size, cosines = self._count_parameters(), dict[ClientId, float]()
         for block in self.history.read(round, stored):
-            found = torch.cosine_similarity(block.values.double(), mean.double()[None])
+            found = torch.cosine_similarity(block.values[:, :size].double(), mean[:size].double()[None])
             cosines.update(zip(block.clients, found.tolist(), strict=True))
         ranked = sorted(stored, key=lambda client: (-cosines[client], client))
         return {*ranked[: count_share(self.clients_kept, len(stored))]}
+
+    def _count_parameters(self) -> int:
+        """Return P. Until a run begins, statistics follow the parameters in stored vectors."""
+        return sum(math.prod(shape) for _, shape in self.layout)
 
 
 def cut_windows(losses: Sequence[float], rounds: Sequence[int], fall: float) -> list[list[int]]:

@@ -476,6 +476,7 @@ def bind_method(
         "losses": lambda: _list_losses(method, run),
         "seed": lambda: remaining.seed,
         "distil": lambda: make_distiller(remaining, run.params.detach().cpu(), method.name),
+        "selection": lambda: None,  # made when a run begins, see `select_once`
     }
     return bind(method, {name: makers[name]() for name in list_bound(method)})
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import importlib.util
 import inspect
 import math
 import shutil
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -205,10 +205,14 @@ def fill_cell(
         trained = train_original(job, federation, show)
         ended, failed = _serve_all(job, trained, wanted, own, deadline, show)
         runs = {name: one for name, one in ended.items() if isinstance(one, Run)}
-        show("audits", 1)
-        audits, unaudited = _audit_all(runs, trained, place)
         about = RunFolder(job.work / ORIGINAL).result()["engine"]
         scorer = Scorer(federation, make_request(place, federation), about["device"])
+        show("audits", 1)
+        diverged = {name: why for name, run in runs.items() if (why := scorer.explain_divergence(run))}
+        if RETRAIN in diverged:
+            raise _make_retrain_error(place)
+        audits, unaudited = _audit_all({n: r for n, r in runs.items() if n not in diverged}, trained, place)
+        audits |= {name: _record_divergence(runs[name], why) for name, why in diverged.items()}
         tracks = {name: one for name, one in ended.items() if isinstance(one, Track)}
         tracks |= {name: _record(runs[name], one, scorer) for name, one in audits.items()}
         cell = read_cell(job.file, place) if job.file.exists() else None
@@ -247,10 +251,14 @@ def _serve_all(
                 raise
             failed.append(describe_failure(name, error))
         if isinstance(ended.get(RETRAIN), Track):
-            raise ConfigError(
-                f"Retrain diverged in {job.place.name}, and nothing can be compared with it; give a smaller lr"
-            )
+            raise _make_retrain_error(job.place)
     return ended, failed
+
+
+def _make_retrain_error(place: Place) -> ConfigError:
+    return ConfigError(
+        f"Retrain diverged in {place.name}, and nothing can be compared with it; give a smaller lr"
+    )
 
 
 def _rank(run: tuple[str, str]) -> int:
@@ -292,13 +300,16 @@ def _serve(job: Job, trained: Run, name: str, text: str, *, is_own: bool, show: 
             erase_history=False, resume=True, checkpoint_every=PATIENCE, show=show(name, place.rounds),
         )  # fmt: skip
     except DivergedError as error:
-        return _record_divergence(folder, error)
+        return _record_divergence(folder, str(error))
 
 
-def _record_divergence(folder: Path, error: FeduhbError) -> Track:
+def _record_divergence(run: Run | Path, why: str) -> Track:
+    """Return the record of a run that diverged, from the run or its folder."""
+    folder = run.folder if isinstance(run, Run) else run
+    assert folder is not None  # noqa: S101 (every run of a cell has one)
     records = RunFolder(folder).rounds()
     sums = {"client_epochs": float(sum(record.client_epochs for record in records))}
-    return _explain(str(error), "diverged", sums=sums, series=list_series(records))
+    return _explain(why, "diverged", sums=sums, series=list_series(records))
 
 
 def _explain(why: str, ended: str, **more: Any) -> Track:
@@ -309,12 +320,20 @@ def _explain(why: str, ended: str, **more: Any) -> Track:
 def _audit_all(
     runs: Mapping[str, Run], trained: Run, place: Place
 ) -> tuple[dict[str, Audit | Track], list[Failure]]:
-    """Audit runs together, or one by one if that fails; return their audits, the record of one that diverged, and what failed."""
+    """Audit runs together; return their audits, the records of runs whose scores are not finite, and what failed.
+
+    If an error of feduhb stops the audits, it may be due to one run: its numbers, or its method, which trains shadows. Then
+    the runs are audited one by one, and what they share is computed for each again. Any other error fails all of them.
+    """
     audit = partial(
-        audit_all, trained=trained, retrain=runs[RETRAIN], exactness=False, shadows=place.shadows, relearn=place.relearn, show=None
+        audit_all, trained=trained, retrain=runs[RETRAIN], exactness=False, shadows=place.shadows, relearn=place.relearn, misr=False, show=None
     )  # fmt: skip
-    with contextlib.suppress(Exception):
+    try:
         return dict(zip(runs, audit(list(runs.values())), strict=True)), []
+    except FeduhbError as error:
+        sys.stderr.write(f"{place.name}: audits are made one by one, because together they failed: {error}\n")
+    except Exception as error:
+        return {}, [describe_failure("audits", error)]
     found, failed = dict[str, Audit | Track](), list[Failure]()
     for name, run in runs.items():
         try:
@@ -322,8 +341,8 @@ def _audit_all(
         except Exception as error:
             if name == RETRAIN:
                 raise
-            if isinstance(error, DataError) and run.folder is not None:  # its outputs are not finite
-                found[name] = _record_divergence(run.folder, error)
+            if isinstance(error, DataError):  # an attack's scores are not finite
+                found[name] = _record_divergence(run, str(error))
             else:
                 failed.append(describe_failure(name, error))
     return found, failed

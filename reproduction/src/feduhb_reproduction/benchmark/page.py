@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from feduhb import RapidRetrain
 from feduhb.report.grids import Grid
 from feduhb.report.words import NOTHING, join_names
 from feduhb.runs import write_atomically
@@ -19,6 +20,7 @@ from feduhb_reproduction.benchmark.results import (
     LOSS,
     PLANTED,
     Federations,
+    has_served,
     is_exact,
     keeps_backdoor,
     leaks,
@@ -60,10 +62,13 @@ MEASURES = f"""\
   grew without bound, see the page of the method. **Relearn** is the number of rounds with all clients until
   the model has the original's accuracy on the forgotten data again. A seed that never reached it counts with one round more than were tried; ≥ and > mark this.
 - **Client epochs** include those of leavers. **Sent** is up and down. **Stored** is what the federation must have kept from the training.
-  The cells' files hold seconds too; they are not shown, because the machines had other work meanwhile.
+  No column counts the server's work, such as the training of WuDistillation. The cells' files hold its seconds; they are not
+  shown, because the machines had other work meanwhile.
 - Numbers are means over the seeds ± their standard deviation. The head of a column says over how many seeds it is if not over all: with the others a leaver has too few
   examples for canaries. “Original” forgot nothing: it shows how much an attack can find.
 - A difference that is not found is not a proof of forgetting: with few canaries an attack has little power."""
+UNEQUAL = """\
+An epoch of RapidRetrain is more work than one of Retrain: its clients compute a gradient for each example."""
 RUN = """\
 ## Run it
 
@@ -147,6 +152,8 @@ def render_benchmark(bench: Benchmark, federations: Federations, level: int = 2)
         yield f"{mark} {label}"
         yield tabulate_findings(one).to_markdown().rstrip()
         yield tabulate_costs(one).to_markdown().rstrip()
+        if has_served(one, RapidRetrain.name):
+            yield UNEQUAL
         if broken := list_broken(one):
             yield "\n".join(f"- {line}" for line in broken)
 

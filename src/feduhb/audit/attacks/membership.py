@@ -42,6 +42,7 @@ def choose_device(run: Run) -> torch.device:
     return torch.device("cuda" if is_there else "cpu")
 
 
+KnownScores = dict[tuple[Any, ...], list[Scores]]  # by what was scored, and by the models' weights
 Answers = dict[
     tuple[str, str], Tensor
 ]  # outputs, by what they are of and by the digest of the model's weights
@@ -149,11 +150,25 @@ def judge(
     return found, replace(finding, says=f"{attack[0].upper()}{attack[1:]} on {on}. {finding.says}")
 
 
-def attack_by_loss(setup: AttackSetup, margin: float) -> list[tuple[Attack, Finding]]:
-    """Attack all forgotten data (except in a rehearsal) and the canaries by their loss. Reference: Yeom et al. 2018."""
+def attack_by_loss(
+    setup: AttackSetup, margin: float, known: KnownScores | None = None
+) -> list[tuple[Attack, Finding]]:
+    """Attack all forgotten data (except in a rehearsal) and the canaries by their loss. Reference: Yeom et al. 2018.
+
+    Args:
+        known: takes the scores of each model, and gives those that it has. The audits of several runs share their controls'.
+    """
     found: list[tuple[Attack, Finding]] = []
+    seen = {} if known is None else known
     for part, are_canaries in setup.parts:
-        strata = {n: score_losses(load_model(r), part, r.federation.loss) for n, r in setup.models.items()}
+        keys = {
+            n: ("loss", setup.rehearsal, are_canaries, digest_weights(r.params))
+            for n, r in setup.models.items()
+        }
+        for name, run in setup.models.items():
+            if keys[name] not in seen:
+                seen[keys[name]] = score_losses(load_model(run), part, run.federation.loss)
+        strata = {name: seen[key] for name, key in keys.items()}
         found.append(judge(setup, "loss", strata, margin, canaries=are_canaries))
     return found
 

@@ -47,6 +47,7 @@ class Attackers:
     def __init__(self, forgotten: Rows, test: Rows, seed: int, folds: int) -> None:
         turn_in = _draw_order(len(forgotten), seed, "forgotten")
         turn_out = _draw_order(len(test), seed, "test")
+        self.rated: dict[str, dict[str, MisrRates]] = {}  # by the digest of a model, and by attacker
         self.folds = turn_in % folds, turn_out % folds  # of each forgotten and of each test example
         sampled = turn_out < len(forgotten)
         self.fitted: dict[str, list[Any]] = {}  # by name, one for each fold
@@ -58,6 +59,10 @@ class Attackers:
                     members, others = forgotten[~mine_in], test[sampled & ~mine_out]
                     truth = np.repeat([1, 0], [len(members), len(others)])
                     attacker.fit(np.concatenate([members, others]), truth)
+
+    def rate_all(self, outputs: tuple[Rows, Rows]) -> dict[str, MisrRates]:
+        """Return what `rate` returns for each attacker."""
+        return {name: self.rate(name, outputs) for name in self.fitted}
 
     def rate(self, name: str, outputs: tuple[Rows, Rows]) -> MisrRates:
         """Return how often an attacker calls a model's forgotten and test examples members."""
@@ -94,10 +99,15 @@ def measure_misr(
     except DataError as error:
         notes.append(f"MISR was not measured: {error}.")
         return None
-    key = digest_weights(models[ORIGINAL].params)
-    if key not in fitted:
+    digests = {name: digest_weights(run.params) for name, run in models.items()}
+    if (key := digests[ORIGINAL]) not in fitted:
         fitted[key] = Attackers(*rows[ORIGINAL], federation.seed, FOLDS)
-    return Misr(_rate_all(rows, fitted[key]), SAYS)
+    attackers = fitted[key]
+    for name, outputs in rows.items():
+        if digests[name] not in attackers.rated:
+            attackers.rated[digests[name]] = attackers.rate_all(outputs)
+    rated = {name: attackers.rated[digest] for name, digest in digests.items()}
+    return Misr(_sort_by_attacker(rated), SAYS)
 
 
 def compute_misr(
@@ -116,14 +126,13 @@ def compute_misr(
     was fitted without it, because otherwise the attacker could have memorized the example.
     """
     rows = _check(logits, folds)
-    return _rate_all(rows, Attackers(*rows[ORIGINAL], seed, folds))
+    attackers = Attackers(*rows[ORIGINAL], seed, folds)
+    return _sort_by_attacker({model: attackers.rate_all(outputs) for model, outputs in rows.items()})
 
 
-def _rate_all(rows: Mapping[str, tuple[Rows, Rows]], attackers: Attackers) -> dict[str, dict[str, MisrRates]]:
-    return {
-        name: {model: attackers.rate(name, outputs) for model, outputs in rows.items()}
-        for name in attackers.fitted
-    }
+def _sort_by_attacker(rated: Mapping[str, Mapping[str, MisrRates]]) -> dict[str, dict[str, MisrRates]]:
+    """Return rates by attacker and by model, which are given by model and by attacker."""
+    return {name: {model: rates[name] for model, rates in rated.items()} for name in rated[ORIGINAL]}
 
 
 def _make_attackers(seed: int) -> dict[str, Any]:
