@@ -1,14 +1,17 @@
 """Measure how seconds and memory grow with clients, parameters and rounds.
 
     python benchmarks/growth.py [--clients 20 100 1000 10000] [--parameters 100000 ...] [--rounds 200] [--json FILE]
+    python benchmarks/growth.py --again parameters train unlearn --json FILE   # only these; the others stay as they are
 
 - clients: one round of FedAvg, the paper's CNN (582,026 parameters), two real images a client, one epoch; `pool`, and `stacked` up to 1,000 clients.
-- parameters: one round of 8 clients with 64 real images each, one epoch, a multilayer perceptron with one hidden layer; `pool`, a client a block.
+- parameters: three rounds of 8 clients with 64 real images each, one epoch, a multilayer perceptron with one hidden layer; Retrain in the bare loop, `pool`, a client a block.
+- train, unlearn: the same three rounds by `feduhb.train` and, by FedUHB, `feduhb.unlearn`, into a folder, scored on 64 images.
 - rounds: FedUHB on the demo's federation (20 clients, its perceptron), everything recorded, no stop rule; `pool`.
 - lists: the memory of a federation itself for each client, without training.
 
-Every case runs in its own process. "Beyond" is its peak memory minus the memory with Python, torch, the data and the model
-loaded, before an engine was made.
+Every case runs in its own process. "Beyond" is its peak memory in all of its rounds minus the memory with Python, torch, the
+data and the model loaded, before an engine was made. The model is there twice: the federation's fresh one, and the vector that
+the server trains. The run that is to forget counts as data.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import functools
 import json
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -41,6 +45,8 @@ ROUNDS = 200
 LISTS = 200_000
 STACKED = 1_000  # the most clients that `stacked` is measured with: on a CPU it takes twice as long
 EACH = 2  # images of a client in the cases about clients
+SEVERAL = 3  # rounds of the cases about parameters: later ones may hold more than the first
+WHOLE = 10_000_000  # the fewest parameters of a whole training: of fewer, Python's modules take more than the model
 LATER = 10  # rounds whose median seconds are reported
 
 
@@ -59,25 +65,61 @@ def make_wide(data: Dataset, parameters: int) -> feduhb.Federation:
 
 
 def measure_round(
-    make: Callable[[Dataset, int], feduhb.Federation], size: int, engine: str
+    make: Callable[[Dataset, int], feduhb.Federation], size: int, engine: str, rounds: int = 1
 ) -> dict[str, Any]:
-    """Return the seconds and memory of one round, without making the federation."""
-    data = load_dataset("mnist-5k")
-    federation = make(data, size)
-    params = flatten(federation.fresh_model())
-    ready = read_memory()
-    reset_peak()
-    method, trainer = feduhb.Retrain(epochs=1), make_engine(engine, federation)
-    (_, record), *_ = run(method, trainer, tuple(federation.clients), method.init(params), rounds=1)
-    return {
-        "parameters": params.numel(),
-        "clients": len(federation.clients),
-        "seconds": record.client_seconds + record.server_seconds,
-        "beyond_mib": (read_peak() - ready) / MIB,
-        "most_mib": read_peak() / MIB,
-        "record_bytes": len(record.to_json()),
-        "bytes_up": record.bytes_up,
-    }
+    """Return the seconds of the fastest round and the memory of all, without making the federation."""
+    federation = make(load_dataset("mnist-5k"), size)
+    watch, method = Watch(federation), feduhb.Retrain(epochs=1)
+    trainer, state = make_engine(engine, federation), [method.init(flatten(federation.fresh_model()))]
+    for _, record in run(method, trainer, tuple(federation.clients), state.pop(), rounds=rounds):
+        watch.note(record)
+    return watch.sum_up()
+
+
+def measure_whole(size: int, kind: str) -> dict[str, Any]:
+    """Return the seconds of the fastest round and the memory of a training, or of an unlearning by FedUHB, into a folder."""
+    federation = make_wide(load_dataset("mnist-5k"), size)
+    how: dict[str, Any] = {"epochs": 1, "engine": "pool"}
+    trained = None if kind == "train" else feduhb.train(federation, 1, show=None, **how)
+    watch = Watch(federation)
+    with tempfile.TemporaryDirectory() as folder:
+        if trained is None:
+            feduhb.train(federation, SEVERAL, out=folder, show=watch.note, **how)
+        else:
+            feduhb.unlearn(trained, "c1", rounds=SEVERAL, stop=feduhb.never, out=folder, show=watch.note)
+    return watch.sum_up()
+
+
+class Watch:
+    """The rounds of a case and its peak memory, from now on."""
+
+    def __init__(self, federation: feduhb.Federation) -> None:
+        self.records: list[Round] = []
+        self.peaks: list[int] = []  # of each round, in bytes
+        params = flatten(federation.fresh_model())  # of the server
+        self.parameters, self.ready = params.numel(), read_memory()
+        reset_peak()
+
+    def note(self, record: Round) -> None:
+        """Add a round that has ended."""
+        self.records.append(record)
+        self.peaks.append(read_peak())
+        reset_peak()
+
+    def sum_up(self) -> dict[str, Any]:
+        """Return what was measured, with the memory after the last round."""
+        last, most = self.records[-1], max(*self.peaks, read_peak())
+        return {
+            "parameters": self.parameters,
+            "clients": len(last.asked),
+            "rounds": len(self.records),
+            "seconds": min(record.client_seconds + record.server_seconds for record in self.records),
+            "beyond_mib": (most - self.ready) / MIB,
+            "round_mib": [(peak - self.ready) / MIB for peak in self.peaks],
+            "most_mib": most / MIB,
+            "record_bytes": len(last.to_json()),
+            "bytes_up": last.bytes_up,
+        }
 
 
 def measure_lists(clients: int) -> dict[str, Any]:
@@ -125,13 +167,17 @@ def measure_rounds(rounds: int) -> dict[str, Any]:
 
 
 def run_case(name: str) -> dict[str, Any]:
-    """Run one case in this process: "clients:pool:20", "parameters:pool:100000", "lists::200000" or "rounds:pool:200"."""
+    """Run one case in this process, such as "clients:pool:20", "parameters:pool:100000", "lists::200000" or "rounds:pool:200"."""
     kind, engine, size = name.split(":")
     if kind == "lists":
         return measure_lists(int(size))
     if kind == "rounds":
         return measure_rounds(int(size))
-    return measure_round(make_crowd if kind == "clients" else make_wide, int(size), engine)
+    if kind in {"train", "unlearn"}:
+        return measure_whole(int(size), kind)
+    if kind == "parameters":
+        return measure_round(make_wide, int(size), engine, SEVERAL)
+    return measure_round(make_crowd, int(size), engine)
 
 
 def main() -> None:
@@ -144,6 +190,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--lists", type=int, default=LISTS)
     parser.add_argument("--json", type=Path)
+    parser.add_argument(
+        "--again", nargs="+", metavar="KIND", help="measure only these kinds of cases again, for --json"
+    )
     parser.add_argument("--only", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.only:
@@ -151,15 +200,21 @@ def main() -> None:
         return
     names = [f"clients:pool:{n}" for n in given.clients]
     names += [f"clients:stacked:{n}" for n in given.clients if n <= STACKED]
-    names += [f"parameters:pool:{n}" for n in given.parameters]
+    names += [f"{kind}:pool:{n}" for kind in ("parameters", "train", "unlearn") for n in given.parameters
+              if kind == "parameters" or n >= WHOLE]  # fmt: skip
     names += [f"lists::{given.lists}", f"rounds:pool:{given.rounds}"]
-    cases = {}
+    old = json.loads(given.json.read_text()) if given.again else {}
+    names = [one for one in names if not given.again or one.partition(":")[0] in given.again]
+    cases: dict[str, Any] = {}
     for one in names:
         began = time.perf_counter()
         ended = run_watched([sys.executable, __file__, "--only", one])
         cases[one] = ended.answer or {"failed": ended.words}
         print(f"{one:28} {time.perf_counter() - began:5.1f} s  {cases[one]}", flush=True)
-    if given.json:
+    if given.json and given.again:
+        again = {**old.get("again", {}), **dict.fromkeys(given.again, make_header("growth"))}
+        write(given.json, {**old, "again": again, "cases": {**old["cases"], **cases}})
+    elif given.json:
         write(given.json, {**make_header("growth"), "cases": cases})
 
 

@@ -25,14 +25,20 @@ def collect_facts(all: dict[str, Any]) -> dict[str, float]:
         "lists": next(one["bytes_a_client"] for name, one in cases.items() if name.startswith("lists:")),
         "rate": all["side-by-side"]["implementations"]["pool"]["images_per_second"],
         "gpu_rate": H200_IMAGES / (all["stacked-h200"]["ms_a_round"]["mnist tf32"]["median"] / 1e3),
-        "copies": _count_copies(cases),
+        "copies": _count_copies(cases, "parameters"),
+        "trained": _count_copies(cases, "train"),
+        "unlearned": _count_copies(cases, "unlearn"),
     }
 
 
-def _count_copies(cases: dict[str, Any]) -> float:
-    """Return the memory beyond data and model of the largest model measured, in copies of the model."""
-    largest = max((one for name, one in cases.items() if name.startswith("parameters:")), key=lambda one: one["parameters"])  # fmt: skip
-    return largest["beyond_mib"] * 2**20 / largest["parameters"] / 4
+def _count_copies(cases: dict[str, Any], kind: str) -> float:
+    """Return the memory beyond data and model of the largest model measured in a kind of case, in copies of the model."""
+    return count_models(max((one for name, one in cases.items() if name.startswith(f"{kind}:")), key=lambda one: one["parameters"]))  # fmt: skip
+
+
+def count_models(case: dict[str, Any]) -> float:
+    """Return the memory of a case beyond data and model, in models of 4 bytes a parameter."""
+    return case["beyond_mib"] * 2**20 / case["parameters"] / 4
 
 
 def format_arithmetic(all: dict[str, Any]) -> str:
@@ -49,7 +55,7 @@ def format_arithmetic(all: dict[str, Any]) -> str:
         f"- **Memory of the lists**: {f['lists']:,.0f} bytes a client x 1,000,000 = {format_bytes(f['lists'] * MILLION)}.",
         f"- **Memory of the data**: 1,000,000 x {IMAGES} images x {PIXELS:,} bytes = {format_bytes(data)}. This machine has {memory:g} GiB, so it holds the data of {memory * 2**30 / (IMAGES * PIXELS + f['lists']):,.0f} such clients.",
         f"- **Records**: {f['record']:.1f} bytes per round and client asked. All clients, {ROUNDS} rounds: {format_bytes(f['record'] * MILLION * ROUNDS)}.",
-        f"- **A larger model**: with 100 million parameters the pool held {f['copies']:.1f} models' worth at most, beyond the server's one, on two cores. So {memory:g} GiB / (4 bytes x {f['copies'] + 1:.1f}) are enough for about {memory * 2**30 / 4 / (f['copies'] + 1) / 1e6:,.0f} million parameters.",
+        f"- **A larger model**: with 100 million parameters, plain SGD and two threads, three rounds on the pool held {f['copies']:.1f} models' worth at most, beyond the federation's fresh model and the server's own; `feduhb.train` held {f['trained']:.1f}, and `feduhb.unlearn` by FedUHB {f['unlearned']:.1f}, beside the run that is to forget. So {memory:g} GiB / (4 bytes x {f['trained'] + 2:.1f}) are enough to train about {memory * 2**30 / 4 / (f['trained'] + 2) / 1e6:,.0f} million parameters. A further thread takes two models more.",
     ]
     return "\n".join(lines)
 

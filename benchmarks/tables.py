@@ -20,7 +20,7 @@ from accelerators import format_rules
 from figure import draw_figure, find_median
 from gpu import format_distances, format_models, format_precisions, format_summary, format_timings
 from layout import Results, format_source, format_table
-from scaling import format_arithmetic, format_sampling
+from scaling import count_models, format_arithmetic, format_sampling
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results" / "benchmarks"
@@ -104,13 +104,25 @@ def tabulate_clients(all: Results) -> str:
 
 def tabulate_parameters(all: Results) -> str:
     """Return the table of growth with parameters."""
-    rows = [
-        (f"{one['parameters']:,}", f"{one['seconds']:.2f}", f"{one['beyond_mib']:,.0f} MiB", f"{one['beyond_mib'] * 2**20 / one['parameters'] / 4:.1f}")
-        for name, one in all["growth"]["cases"].items()
-        if name.startswith("parameters:")
-    ]  # fmt: skip
-    heads = ("parameters", "seconds a round", "memory beyond data and model, at most", "in models")
-    return format_table(heads, rows)
+    cases, rows = all["growth"]["cases"], []
+    for name, one in cases.items():
+        kind, _, rest = name.partition(":")
+        if kind == "parameters":
+            others = [cases.get(f"{other}:{rest}") for other in ("train", "unlearn")]
+            models = ["" if case is None else f"{count_models(case):.1f}" for case in (one, *others)]
+            rows.append(
+                (f"{one['parameters']:,}", f"{one['seconds']:.2f}", f"{one['beyond_mib']:,.0f} MiB", *models)
+            )
+    heads = (
+        "parameters",
+        "seconds a round",
+        "memory beyond data and model, at most",
+        "in models",
+        "`feduhb.train`, in models",
+        "`feduhb.unlearn`, in models",
+    )
+    source = all["growth"].get("again", {}).get("parameters", all["growth"])
+    return f"{format_table(heads, rows)}\n\n{format_source(source)}"
 
 
 def tabulate_rounds(all: Results) -> str:

@@ -160,9 +160,14 @@ def test_a_process_is_in_its_own_family(bench):
 
 @pytest.mark.parametrize(
     ("case", "clients", "parameters"),
-    [("clients:pool:3", 3, 582_026), ("parameters:pool:1590", 8, 1_600)],
+    [
+        ("clients:pool:3", 3, 582_026),
+        ("parameters:pool:1590", 8, 1_600),
+        ("train:pool:1590", 8, 1_600),
+        ("unlearn:pool:1590", 7, 1_600),
+    ],
 )
-def test_growth_measures_a_round(bench, case, clients, parameters):
+def test_growth_measures_rounds(bench, case, clients, parameters):
     """Every client sends a model of four bytes a parameter."""
     found = bench("growth").run_case(case)
     assert (found["clients"], found["parameters"]) == (clients, parameters)
@@ -220,7 +225,8 @@ def make_results():
         f"clients:pool:{n}": {**shared, "clients": n, "seconds": n / 1000, "record_bytes": 10 + 20 * n, "bytes_up": 1000 * n}
         for n in (1_000, 10_000)
     }  # fmt: skip
-    cases["parameters:pool:9"] = {"parameters": 2**18, "beyond_mib": 3.0, "seconds": 1.0}
+    for kind, beyond in (("parameters", 3.0), ("train", 4.0), ("unlearn", 5.0)):
+        cases[f"{kind}:pool:9"] = {"parameters": 2**18, "beyond_mib": beyond, "seconds": 1.0}
     cases["lists::9"] = {"clients": 9, "bytes_a_client": 100.0}
     cases["rounds:pool:9"] = {"rounds": [{"round": 9, "seconds": 0.5, "held_mib": 7.0}]}
     one = {
@@ -271,7 +277,7 @@ def test_tables_hold_the_measured_numbers(bench):
     assert "missing: `pip install jax`" in made["side by side"]
     assert "differs by 5.0% at most" in made["side by side"]
     assert "| 10,000 | pool | 10.00 | 1.0 | 1 MiB | 5 MiB |" in made["clients"]
-    assert "| 262,144 | 1.00 | 3 MiB | 3.0 |" in made["parameters"]
+    assert "| 262,144 | 1.00 | 3 MiB | 3.0 | 4.0 | 5.0 |" in made["parameters"]
     assert "| 9 | 500 ms | 7 MiB |" in made["rounds"]
     assert "| feduhb | 3 rounds, 1.5 s (2 of 3) | 90.0% | 5 MB |" in made["targets"]
     assert "| federaser | never | 50.0% | 5 MB |" in made["targets"]
@@ -320,11 +326,13 @@ def test_the_computed_costs_follow_from_the_measurements(bench):
     """1 ms a client, 1 kB a model, 500 images/s on two cores, a million images/s on the GPU."""
     scaling = bench("scaling")
     words = scaling.format_arithmetic(make_results())
+    assert "three rounds on the pool held 3.0 models' worth" in words
+    assert "`feduhb.train` held 4.0, and `feduhb.unlearn` by FedUHB 5.0" in words
     assert "(10.00 s - 1.00 s) / 9,000 clients = 1.00 ms. A million of them: 16.7 min a round" in words
     assert "500 images / 500 images/s = 1000 ms on two cores; / 1,000,000 images/s = 0.50 ms" in words
     assert "100 bytes a client x 1,000,000 = 100 MB" in words
     assert "20.0 bytes per round and client asked. All clients, 40 rounds: 800 MB" in words
-    assert "1 GiB / (4 bytes x 4.0) are enough for about 67 million parameters" in words
+    assert "1 GiB / (4 bytes x 6.0) are enough to train about 45 million parameters" in words
     row = "| 1,000 | 16.7 min | 0.5 s | 2 MB | 0.016 s | 11.1 h | 80 MB | 40 MB |"
     assert row in scaling.format_sampling(make_results())
 

@@ -44,7 +44,7 @@ def whole(feduhb, tmp_path_factory) -> tuple[Path, int]:
     return folder, done.moments
 
 
-@pytest.mark.parametrize("share", [0.45, 0.6])
+@pytest.mark.parametrize("share", [0.5, 0.6])
 def test_killed_and_resumed(feduhb, whole, share):
     folder, moments = whole
     out = folder / f"killed-{share}"

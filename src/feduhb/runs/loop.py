@@ -28,7 +28,7 @@ OnBad = Literal["raise", "drop"]
 Score = Callable[[int, Tensor], Mapping[str, float]]  # a function of the rounds done and the model [P]
 # A function of the round, the model [P] that was sent and the clients that answered.
 HeldOut = Callable[[int, Tensor, Sequence[ClientId]], Mapping[str, float]]
-CHUNK = 1 << 20  # numbers that are converted to double precision at once
+CHUNK = 1 << 18  # numbers that are converted to double precision at once
 Participants = Sequence[ClientId] | Callable[[int], Sequence[ClientId]]
 
 
