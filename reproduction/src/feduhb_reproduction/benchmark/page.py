@@ -166,9 +166,10 @@ def describe_state(bench: Benchmark, federations: Federations) -> str:
     commands = join_names(sorted({f"`{one['command']}`" for one in made}))
     commits = join_names(sorted({str(one["commit"]) for one in made}))
     place, shadowed = cells[0].place, [cell.place.shadows for cell in cells if cell.place.shadows]
+    size = "" if place.per_client is None else f" with {place.per_client:,} examples each"
     said = [
         f"{len(cells)} cells of {sum(1 for _ in bench.places())}, made by {commands} on {devices} at commit {commits}.",
-        f"{place.clients} clients, leaving: {place.forget}; {place.rounds} rounds, {place.epochs} local epochs, batch {place.batch_size}, learning rate {place.lr:g}.",
+        f"{place.clients} clients{size}, leaving: {place.forget}; {place.rounds} rounds, {place.epochs} local epochs, batch {place.batch_size}, learning rate {place.lr:g}.",
         f"{place.held_out:.0%} of each client's data is held out.",
         f"The leavers carry canaries{' and a backdoor' if place.backdoor else '; there is no backdoor, which needs images'}.",
     ]
