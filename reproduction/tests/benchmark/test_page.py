@@ -412,6 +412,25 @@ def test_the_page_says_what_was_not_run_and_with_which_command_it_is(tmp_path):
     assert "seconds |" not in text
 
 
+@pytest.mark.parametrize("name", page.LARGE)
+def test_the_large_benchmarks_do_not_report_the_seed_with_which_their_settings_were_chosen(name):
+    bench = read_benchmark(find_benchmark(name))
+    assert bench.seeds == (1, 2, 3, 4, 5)
+    assert "with seed 0, which is not among the seeds reported here" in bench.chosen
+    assert {(each.seed, each.per_client) for each in bench.places()} == {(s, 1000) for s in bench.seeds}
+
+
+def test_a_page_of_other_seeds_and_of_a_size(tmp_path):
+    for seed in (1, 2, 5):
+        write(tmp_path, runs(seed), seed=seed, data="mnist", per_client=1000)
+    [(label, one)] = read_federations(tmp_path).items()
+    assert (label, one.seeds) == ("MNIST (iid)", (1, 2, 5))
+    text = "\n".join(page.render_benchmark(read_benchmark(find_benchmark("mnist")), {label: one}))
+    assert "3 cells of 20, made by" in text
+    assert "20 clients with 1,000 examples each, leaving: c00,c01; " in text
+    assert [name for name in runs(1) if leaks(one, name)] == ["finetune"]
+
+
 def test_the_figure_has_a_mark_for_each_method_within_its_axes(folder):
     """Work below 0 and accuracies above 100 % do not exist."""
     write(folder, {**runs(2), "Mine": track(0.80, epochs=0)}, seed=2)  # mean 0.93, deviation 0.11
