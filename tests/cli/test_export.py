@@ -107,13 +107,13 @@ def test_a_damaged_run_is_not_exported_from_its_folder_instead(run, tmp_path):
 
 def test_weights_are_exported_when_the_data_of_trusted_code_is_gone(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.py").write_text(
+    (tmp_path / "made_for_export.py").write_text(
         "import feduhb, pathlib, torch\ndef make():\n    pathlib.Path('data').read_text()\n"
         "    x, y = torch.ones(4, 2), torch.tensor([0, 1] * 2)\n"
         "    return feduhb.Federation({'a': (x, y)}, (x, y), torch.nn.Linear(2, 2))\n"
     )
     (tmp_path / "data").touch()
-    (tmp_path / "own.toml").write_text('[federation]\ndata = "mine.py:make"\n[train]\nrounds = 1\n')
+    (tmp_path / "own.toml").write_text('[federation]\ndata = "made_for_export.py:make"\n[train]\nrounds = 1\n')
     invoke("train", "own.toml", "--out", "run")
     (tmp_path / "data").unlink()
     ended = invoke("export", "run", "--out", "model.pt")
