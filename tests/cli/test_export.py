@@ -113,7 +113,9 @@ def test_weights_are_exported_when_the_data_of_trusted_code_is_gone(tmp_path, mo
         "    return feduhb.Federation({'a': (x, y)}, (x, y), torch.nn.Linear(2, 2))\n"
     )
     (tmp_path / "data").touch()
-    (tmp_path / "own.toml").write_text('[federation]\ndata = "made_for_export.py:make"\n[train]\nrounds = 1\n')
+    (tmp_path / "own.toml").write_text(
+        '[federation]\ndata = "made_for_export.py:make"\n[train]\nrounds = 1\n'
+    )
     invoke("train", "own.toml", "--out", "run")
     (tmp_path / "data").unlink()
     ended = invoke("export", "run", "--out", "model.pt")
