@@ -217,39 +217,6 @@ def test_a_round_of_leavers_only_leaves_the_model():
     assert states[4][1].moved > 0
 
 
-def test_a_round_is_estimated_once():
-    """`ask` and `tell` need the same estimates, in rounds 3 and 4."""
-    engine, history = recorded(5)
-    method = made(history)
-    state = method.init(START)
-    history.read_rounds.clear()
-    *_, _ = run(method, engine, REMAINING, state, rounds=5)
-    assert [t for t in history.read_rounds if t >= 3] == [3, 4]
-
-
-def test_what_was_estimated_for_one_state_is_not_taken_for_another():
-    """Asked in one state and told in others: the same as if each had never been asked."""
-    engine, history = recorded(8)
-    method = made(history)
-    states = [after(method, engine, rounds) for rounds in (3, 4, 5)]
-    one = states[0]
-    others = [
-        *states[1:], one._replace(params=one.params + 1), one._replace(s=one.s * 2), one._replace(y=one.y * 2),
-        one._replace(held=one.held - 1, limit=torch.tensor(1e9)), one._replace(limit=torch.tensor(1e-9)),
-    ]  # fmt: skip
-    for state in [*others, one, one]:
-        method.ask(one)
-        work = made(history).ask(state)
-        given = [] if work is None else list(engine.train(work, work.clients or (), state.step))
-        fresh = made(history).tell(state, given)
-        assert torch.equal(method.tell(state, given).params, fresh.params)
-        assert torch.equal(method.tell(state, given).params, fresh.params)
-    moved = one._replace(params=one.params.clone())
-    method.ask(moved)
-    moved.params.add_(1)
-    assert torch.equal(method.tell(moved, ()).params, made(history).tell(moved, ()).params)
-
-
 # --- what is abnormal ---
 
 

@@ -6,13 +6,12 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from feduhb.core.aggregate import RunningMean, weighted_mean
+from feduhb.core.aggregate import weighted_mean
 from feduhb.core.checks import check_whole, is_finite
 from feduhb.core.types import ClientId, Foreseen, History, Updates, Work
 from feduhb.errors import ConfigError
@@ -31,30 +30,6 @@ class Recovery(NamedTuple):
     s: Tensor  # [C, m, P] recovered minus original model, oldest first
     y: Tensor  # [C, m, P] recovered minus original update
     held: Tensor  # [C] number of pairs
-
-
-class Estimated(NamedTuple):
-    """What is estimated in a round: the weighted sum of the estimates that are not abnormal, and the clients of the others."""
-
-    state: Recovery  # on which alone the estimates depend
-    total: Tensor | None  # [P]; None if all are abnormal
-    weight: float
-    abnormal: tuple[ClientId, ...]
-
-    def is_of(self, state: Recovery) -> bool:
-        """Return whether this was estimated in such a state: the same round, model, limit and pairs."""
-        before = self.state
-        pairs = (
-            (before.limit, state.limit),
-            (before.s, state.s),
-            (before.y, state.y),
-            (before.held, state.held),
-        )
-        return (
-            before.step == state.step
-            and all(one is other for one, other in pairs)
-            and torch.equal(before.params, state.params)
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +95,12 @@ class FedRecover(ReplayMethod[Recovery]):
         """Return training for all clients in an exact round, else for the clients with abnormal estimates."""
         if self._is_exact(state.step):
             return Work(state.params, self.epochs)
-        self._last[:] = [self._estimate_round(state)]
-        abnormal = self._last[0].abnormal
+        abnormal = tuple(
+            client
+            for block in self._estimate(state)
+            for client, is_sound in zip(block.clients, self._judge(state, block), strict=True)
+            if not is_sound
+        )
         if not abnormal:
             return None
         return Work(state.params, self.epochs, abnormal, needed=len(abnormal) == len(self.clients))
@@ -135,21 +114,12 @@ class FedRecover(ReplayMethod[Recovery]):
         """Return the state after the mean of answers and estimates; an exact round adds to the pairs."""
         if self._is_exact(state.step):
             return self._tell_exactly(state, answers)
-        known = self._last.pop() if self._last else None
-        found = known if known is not None and known.is_of(state) else self._estimate_round(state)
-        mean = RunningMean()
-        mean.total, mean.weight = None if found.total is None else found.total.clone(), found.weight
-        for block in refuse_sums(answers, self.name):
-            mean.add(block)
-            del block
-        if mean.total is None:  # no remaining client has a stored update in this round or answered
+        updates = itertools.chain(self._list_sound_estimates(state), refuse_sums(answers, self.name))
+        first = next(updates, None)
+        if first is None:  # no remaining client has a stored update in this round or answered
             return state._replace(step=state.step + 1)
-        return state._replace(params=state.params - mean.finish(), step=state.step + 1)
-
-    @cached_property
-    def _last(self) -> list[Estimated]:
-        """What `ask` estimated last, for `tell` in the same state; in any other, `tell` estimates again."""
-        return []
+        mean = weighted_mean(itertools.chain([first], updates))
+        return state._replace(params=state.params - mean, step=state.step + 1)
 
     def _is_exact(self, step: int) -> bool:
         late = step - self.warmup + 1
@@ -186,16 +156,12 @@ class FedRecover(ReplayMethod[Recovery]):
                 values[:, part] = stored.values[:, part].double() + multiply(s, y, v, weights, part)
             yield Updates(stored.clients, values, stored.weights)
 
-    def _estimate_round(self, state: Recovery) -> Estimated:
-        """Return the sum of the estimates that are not abnormal, and the clients of the others."""
-        mean, abnormal = RunningMean(), list[ClientId]()
+    def _list_sound_estimates(self, state: Recovery) -> Iterator[Updates]:
+        """Yield the estimates that are not abnormal."""
         for block in self._estimate(state):
-            is_sound = self._judge(state, block)
-            if rows := list(itertools.compress(range(len(is_sound)), is_sound)):
-                mean.add(block.select(rows))
-            abnormal += [c for c, sound in zip(block.clients, is_sound, strict=True) if not sound]
-        before = state._replace(params=state.params.clone())
-        return Estimated(before, mean.total, mean.weight, tuple(abnormal))
+            rows = [i for i, is_sound in enumerate(self._judge(state, block)) if is_sound]
+            if rows:
+                yield block.select(rows)
 
     def _judge(self, state: Recovery, block: Updates) -> list[bool]:
         """Return for each estimate whether it is finite and has no entry beyond the limit."""

@@ -57,10 +57,11 @@ def study(
     First every candidate runs on the first data set with the first tuning seed, and the best, or all, on the rest. Then the command chooses a setting of each
     method and of each stop rule, and writes them with the reasons to FOLDER/chosen.json. Then the chosen ones run on other seeds, and only
     those are reported: first the runs for the criteria on rounds and stop rules, then FedEraser and FedRecover, with which every criterion
-    can be judged, then FedUHB, then the other methods. --dry-run estimates the minutes of each. FOLDER/README.md is the report on what is there, with three figures.
+    can be judged, then FedUHB, then the other methods. The chosen stop rule is judged on seeds of its own. With
+    several workers, what depends on no choice may begin before. --dry-run estimates the minutes of each part. FOLDER/README.md is the report on what is there, with three figures.
 
-    study has twelve federations of MNIST and CIFAR-10: about 90 minutes on one NVIDIA H200, and half of that with --workers 12 under
-    NVIDIA's multi-process service (MPS). study-quick is a rehearsal on 5,000 images in minutes on two
+    study has twelve federations of MNIST and CIFAR-10: more than an hour on one NVIDIA H200 (--dry-run estimates it), and about half of that
+    with --workers 12 under NVIDIA's multi-process service (MPS). study-quick is a rehearsal on 5,000 images in minutes on two
     cores. To write your own, copy one of those in the folder experiments/studies of the package feduhb_reproduction.
     """
     from feduhb_reproduction.reproduce import CellsError
